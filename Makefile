@@ -1,0 +1,103 @@
+# `make help` lists the targets. Everything made at run time lies in .ebbtide/ and .venv/.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3.11
+PORT ?= 8080
+
+export EBBTIDE_ROOT := $(CURDIR)
+export EBBTIDE_HOME := $(CURDIR)/.ebbtide
+export UV_COMPILE_BYTECODE := 1
+unexport VIRTUAL_ENV
+
+HOME_DIR := .ebbtide
+DONE := $(HOME_DIR)/done
+PY := .venv/bin/python
+UV := .venv/bin/uv
+WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
+OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
+
+RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties)
+READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
+
+.PHONY: help setup setup-test machine run test check lock sample up bench clean distclean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+setup: machine $(READY) ## Environment, jars, configuration and Airflow's database
+	@mkdir -p $(HOME_DIR)/lake $(HOME_DIR)/logs
+
+setup-test: setup $(DONE)/requirements-dev
+
+run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the report
+	@$(WITH_ENV) exec $(PY) -m ebbtide.orchestration.quickstart
+
+test: check ## Set up everything and run all checks and tests
+	@$(PY) -m pytest
+
+check: setup-test ## Format, lint, types and import contracts
+	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
+	@$(WITH_ENV) exec $(PY) -m ebbtide.orchestration.serve --port $(PORT)
+
+sample: setup-test ## Produce the sample log again, on a real broker
+	@$(PY) -m sample.make_sample
+
+bench: setup-test ## Measure
+	@$(PY) benchmarks/read_segments.py
+
+lock: | $(UV) ## Compile the requirements files again
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements.in -o requirements.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt
+
+clean: ## Remove the lake, Airflow's database and logs; environment and jars stay
+	rm -rf $(addprefix $(HOME_DIR)/,airflow lake logs spark-warehouse conf ebbtide.zip) $(DONE)/airflow
+
+distclean: ## Remove everything that make made
+	rm -rf $(HOME_DIR) .venv
+
+machine:
+	@conf/check_machine.sh $(PYTHON)
+
+$(UV): conf/bootstrap.txt | machine
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/pip install -q --require-hashes -r $< || $(OFFLINE)
+	@touch $@
+
+$(DONE)/requirements: requirements.txt pyproject.toml $(UV) | $(DONE)
+	@echo "setup: installing the environment"
+	@$(UV) pip install -q --require-hashes -r requirements.txt || $(OFFLINE)
+	@$(UV) pip install -q --no-deps -e . || $(OFFLINE)
+	@touch $@
+
+$(DONE)/requirements-dev: requirements-dev.txt $(DONE)/requirements
+	@echo "setup: installing what tests need"
+	@$(UV) pip install -q --require-hashes -r requirements-dev.txt || $(OFFLINE)
+	@touch $@
+
+$(DONE)/jars: $(wildcard conf/ivy/*) $(DONE)/requirements
+	@$(PY) conf/ivy/resolve_jars.py spark $(HOME_DIR)/jars
+	@touch $@
+
+$(HOME_DIR)/conf/%: conf/% conf/render.py $(DONE)/jars
+	@$(PY) conf/render.py $< $(HOME_DIR)/conf
+
+$(HOME_DIR)/ebbtide.zip: $(shell find src/ebbtide -name '*.py') conf/package.py $(DONE)/requirements
+	@$(PY) conf/package.py $@
+
+$(DONE)/airflow: $(DONE)/requirements $(HOME_DIR)/conf/airflow.env
+	@echo "setup: making Airflow's database"
+	@mkdir -p $(HOME_DIR)/logs
+	@$(WITH_ENV) airflow db migrate >$(HOME_DIR)/logs/airflow-db.log 2>&1 || { tail -5 $(HOME_DIR)/logs/airflow-db.log >&2; exit 1; }
+	@touch $@
+
+$(DONE):
+	@mkdir -p $@

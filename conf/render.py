@@ -1,0 +1,56 @@
+"""Fill in the ${...} of a template in conf/ and write it into a directory.
+
+Usage: render.py TEMPLATE TARGET_DIR. Names come from the environment; EBBTIDE_JARS is every jar
+in $EBBTIDE_HOME/jars. A name nobody set is an error, and so is a missing jar directory.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Render one template; 1 when a name is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("template", type=Path)
+    parser.add_argument("target", type=Path)
+    args = parser.parse_args(argv)
+    try:
+        text = render(args.template.read_text(), os.environ)
+    except KeyError as error:
+        print(f"render: {args.template} needs {error.args[0]}, which is not set", file=sys.stderr)
+        return 1
+    args.target.mkdir(parents=True, exist_ok=True)
+    write_private(args.target / args.template.name, text)
+    return 0
+
+
+def render(template: str, environment: Mapping[str, str]) -> str:
+    """The template with every name replaced; KeyError names the one that is missing."""
+    names = dict(environment)
+    if "${EBBTIDE_JARS}" in template:
+        names["EBBTIDE_JARS"] = ",".join(jars(Path(names["EBBTIDE_HOME"])))
+    return Template(template).substitute(names)
+
+
+def jars(home: Path) -> list[str]:
+    """Paths of the resolved jars, sorted, so that the same jars render the same file."""
+    found = sorted(str(path) for path in (home / "jars").glob("*.jar"))
+    if not found:
+        raise KeyError(f"EBBTIDE_JARS (no jar in {home / 'jars'}: run `make setup`)")
+    return found
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write for the owner only: a catalog's password may be in it."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

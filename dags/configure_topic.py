@@ -1,0 +1,75 @@
+"""Set a topic's retention configuration; every value is checked before anything changes.
+
+Names and ranges are Kafka's, and without an explicit limit nothing is ever removed. With
+`plan_only`, the task's log shows what the next night would remove and nothing is set. Every other
+property goes into the two lists: `kafka.*` are Kafka's configurations, `ebbtide.*` are ours.
+"""
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+JOB = "configure_topic"
+
+
+def lines(title: str, description: str, pattern: str) -> Param:
+    """A Param of any number of lines."""
+    return Param(
+        None,
+        type=["null", "array"],
+        items={"type": "string", "pattern": pattern},
+        title=title,
+        description=description,
+    )
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    tags=["ebbtide"],
+    doc_md=__doc__,
+    params={
+        "topic": Param(
+            "log.flights",
+            type="string",
+            pattern=r"^[^.]+\..+$",
+            title="Topic",
+            description="<cluster>.<topic>, as the lake names it.",
+        ),
+        "set": lines(
+            "Set",
+            "One NAME=VALUE a line, such as kafka.cleanup.policy=compact,delete.",
+            r"^(kafka|ebbtide)\.[^=\s]+=.*$",
+        ),
+        "unset": lines(
+            "Unset",
+            "One NAME a line: back to the default.",
+            r"^(kafka|ebbtide)\.[^=\s]+$",
+        ),
+        "plan_only": Param(
+            True,
+            type="boolean",
+            title="Plan only",
+            description="Show what would change and what the next night would remove.",
+        ),
+    },
+)
+def configure_topic() -> None:
+    chain(
+        EbbtideJobOperator(
+            task_id=JOB,
+            job=JOB,
+            topics=["{{ params.topic }}"],
+            options={"set": "--set", "unset": "--unset", "plan_only": "--plan-only"},
+        ),
+        verdict([JOB]),
+    )
+
+
+configure_topic()

@@ -1,0 +1,68 @@
+"""Delete the records of partitions below an offset, in the lake and in every replica.
+
+What Kafka's DeleteRecords does (KIP-107): the log start offset moves up, never down, and the
+answer is the low watermark, the least log start offset over all replicas. An offset of -1 means
+everything up to the high watermark. The records leave the tables at once, and the disk when
+`expire_snapshots` has passed the age that the table keeps snapshots for.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, chain, dag, get_current_context, task
+
+from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.outcome import delete_request
+
+JOB = "delete_records"
+
+
+@task(retries=0)
+def build_request() -> dict[str, Any]:
+    """The request as the job takes it."""
+    return delete_request(get_current_context()["params"])
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    tags=["ebbtide"],
+    doc_md=__doc__,
+    params={
+        "topic": Param(
+            None,
+            type=["null", "string"],
+            pattern=r"^[^.]+\..+$",
+            title="Topic",
+            description="<cluster>.<topic>; empty when the offsets below name several topics.",
+        ),
+        "offsets": Param(
+            {"0": 0},
+            type="object",
+            title="Offsets",
+            description='Offset by partition, {"0": 1200, "1": -1}; or the same by topic, '
+            '{"log.flights": {"0": 1200}}, when no topic is given.',
+        ),
+        "timeout_ms": Param(
+            30_000,
+            type="integer",
+            minimum=1,
+            maximum=3_600_000,
+            title="Timeout (ms)",
+            description="How long a replica may take before its partition answers -1.",
+        ),
+    },
+)
+def delete_records() -> None:
+    chain(
+        EbbtideJobOperator(task_id=JOB, job=JOB, request=build_request()),
+        publish_low_watermarks(JOB),
+        verdict([JOB]),
+    )
+
+
+delete_records()

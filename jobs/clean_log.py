@@ -1,0 +1,29 @@
+"""clean_log: one cleaner round on each log that is due for one (KIP-534)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics, to_ms
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import execute_clean, plan_clean
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = job_parser("clean_log", __doc__ or "").parse_args(argv)
+    spark = SparkSession.builder.appName("clean_log").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        plan = plan_clean(load(session, name), to_ms(args.now))
+        return plan.outcome() if args.plan_only else execute_clean(plan)
+
+    return run_topics(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""expire_segments: retention by size, wall clock and event time (KIP-870)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics, to_ms
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import finish_round
+from ebbtide.tables.stages.expire import execute_expire, plan_expire
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = job_parser("expire_segments", __doc__ or "").parse_args(argv)
+    spark = SparkSession.builder.appName("expire_segments").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        topic = load(session, name)
+        if args.plan_only:
+            return plan_expire(topic, to_ms(args.now)).outcome()
+        return execute_expire(plan_expire(finish_round(topic), to_ms(args.now)))
+
+    return run_topics(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

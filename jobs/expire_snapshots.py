@@ -1,0 +1,39 @@
+"""expire_snapshots: frees what no kept snapshot needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import finish_round
+from ebbtide.tables.stages.snapshots import (
+    execute_expire_snapshots,
+    expire_run_snapshots,
+    plan_expire_snapshots,
+)
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = job_parser("expire_snapshots", __doc__ or "").parse_args(argv)
+    spark = SparkSession.builder.appName("expire_snapshots").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        topic = load(session, name)
+        if args.plan_only:
+            return plan_expire_snapshots(topic)
+        return execute_expire_snapshots(finish_round(topic))
+
+    code = run_topics(spark, args, args.topic, work)
+    if not args.plan_only:
+        expire_run_snapshots(spark)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Kafka's log retention for logs kept in Apache Iceberg."""

@@ -1,0 +1,1 @@
+"""DataFrame to DataFrame: what the decisions look like on whole tables."""

@@ -1,0 +1,68 @@
+"""A record batch as the cleaner and retention see it: its header, nothing of its records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ebbtide.records.attributes import (
+    COMPRESSION_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    LOG_APPEND_TIME,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+)
+
+HEADER_BYTES = 61
+
+COMMIT = "COMMIT"
+ABORT = "ABORT"
+
+
+class Batch(NamedTuple):
+    """The header of one record batch; times in ms since the epoch, sizes in bytes."""
+
+    base_offset: int
+    last_offset: int
+    attributes: int = 0
+    base_timestamp_ms: int = NO_TIMESTAMP
+    max_timestamp_ms: int = NO_TIMESTAMP
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    record_count: int = 0
+    size_bytes: int = HEADER_BYTES
+    control_type: str | None = None
+    txn_first_offset: int | None = None
+    magic: int = 2
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after this batch."""
+        return self.last_offset + 1
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this holds a control record, such as a transaction marker."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether this was written in a transaction."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the broker's clock, not the producer's, stamped the records."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the records are compressed."""
+        return bool(self.attributes & COMPRESSION_MASK)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When the tombstones or the marker in this batch may go; None where not yet set."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON else None

@@ -1,0 +1,181 @@
+"""A topic's retention settings, read from its table's properties.
+
+Names, defaults and ranges are Kafka's (LogConfig); `ebbtide.*` is ours. One default differs,
+because an archive exists to keep: a rule whose setting is absent removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ebbtide.errors import ConfigurationError
+
+PREFIX = "kafka."
+MAX_LONG = 2**63 - 1
+MAX_INT = 2**31 - 1
+MIN_LONG = -(2**63)
+DAY_MS = 24 * 60 * 60 * 1000
+
+COMPACT = "compact"
+DELETE = "delete"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """Validated settings of one topic; None means that the rule is not set."""
+
+    cleanup_policy: frozenset[str] | None = None
+    delete_retention_ms: int = DAY_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = MAX_LONG
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    retention_max_eventtime_ms: int | None = None
+    segment_bytes: int = 1024**3
+    segment_ms: int = 7 * DAY_MS
+    max_message_bytes: int = 1024 * 1024 + 12
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_after_max_ms: int = 60 * 60 * 1000
+    producer_id_expiration_ms: int = DAY_MS
+    topic_id: str | None = None
+    is_enabled: bool = True
+    cleans_idle: bool = True
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether cleanup.policy holds `compact`."""
+        return self.cleanup_policy is not None and COMPACT in self.cleanup_policy
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether cleanup.policy holds `delete`."""
+        return self.cleanup_policy is not None and DELETE in self.cleanup_policy
+
+
+def parse_config(properties: Mapping[str, str]) -> TopicConfig:
+    """The settings among a table's properties; ConfigurationError names what is wrong."""
+    values: dict[str, Any] = {}
+    for name, text in properties.items():
+        if name in _SETTINGS:
+            field, parse = _SETTINGS[name]
+            values[field] = parse(name, text)
+        elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _WITHOUT_EFFECT:
+            raise ConfigurationError(
+                f"expected a topic configuration that Kafka knows, found {name}; "
+                f"known here: {', '.join(sorted(_SETTINGS))}"
+            )
+    config = TopicConfig(**values)
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise ConfigurationError(
+            "expected kafka.min.compaction.lag.ms <= kafka.max.compaction.lag.ms, found "
+            f"{config.min_compaction_lag_ms} > {config.max_compaction_lag_ms}"
+        )
+    return config
+
+
+def settings() -> list[str]:
+    """Names of all properties that configure a topic."""
+    return sorted(_SETTINGS)
+
+
+def _integer(minimum: int, maximum: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        try:
+            value = int(_digits(text))
+        except ValueError:
+            raise _refused(name, f"an integer in [{minimum}, {maximum}]", text) from None
+        if not minimum <= value <= maximum:
+            raise _refused(name, f"an integer in [{minimum}, {maximum}]", text)
+        return value
+
+    return parse
+
+
+def _ratio(name: str, text: str) -> float:
+    try:
+        value = float(_digits(text))
+    except ValueError:
+        raise _refused(name, "a number in [0, 1]", text) from None
+    if not 0 <= value <= 1:
+        raise _refused(name, "a number in [0, 1]", text)
+    return value
+
+
+def _digits(text: str) -> str:
+    """The text, unless it has what Python takes in a number and Kafka does not."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _boolean(name: str, text: str) -> bool:
+    return _choice({"true": True, "false": False})(name, text.strip().lower())
+
+
+def _choice(choices: Mapping[str, T]) -> Callable[[str, str], T]:
+    def parse(name: str, text: str) -> T:
+        if text not in choices:
+            raise _refused(name, f"one of {', '.join(choices)}", text)
+        return choices[text]
+
+    return parse
+
+
+def _policy(name: str, text: str) -> frozenset[str]:
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    policy = frozenset(parts)
+    if not policy <= {COMPACT, DELETE} or len(policy) < len(parts):
+        raise _refused(name, "compact, delete, both separated by a comma, or nothing", text)
+    return policy
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _refused(name: str, expected: str, text: str) -> ConfigurationError:
+    return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
+
+
+_SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "kafka.cleanup.policy": ("cleanup_policy", _policy),
+    "kafka.delete.retention.ms": ("delete_retention_ms", _integer(0, MAX_LONG)),
+    "kafka.min.cleanable.dirty.ratio": ("min_cleanable_dirty_ratio", _ratio),
+    "kafka.min.compaction.lag.ms": ("min_compaction_lag_ms", _integer(0, MAX_LONG)),
+    "kafka.max.compaction.lag.ms": ("max_compaction_lag_ms", _integer(1, MAX_LONG)),
+    "kafka.retention.ms": ("retention_ms", _integer(-1, MAX_LONG)),
+    "kafka.retention.bytes": ("retention_bytes", _integer(MIN_LONG, MAX_LONG)),
+    "kafka.retention.max.eventtime.ms": ("retention_max_eventtime_ms", _integer(-1, MAX_LONG)),
+    "kafka.segment.bytes": ("segment_bytes", _integer(1024**2, MAX_INT)),
+    "kafka.segment.ms": ("segment_ms", _integer(1, MAX_LONG)),
+    "kafka.max.message.bytes": ("max_message_bytes", _integer(0, MAX_INT)),
+    "kafka.message.timestamp.type": (
+        "message_timestamp_type",
+        _choice({"CreateTime": "CreateTime", "LogAppendTime": "LogAppendTime"}),
+    ),
+    "kafka.message.timestamp.after.max.ms": (
+        "message_timestamp_after_max_ms",
+        _integer(0, MAX_LONG),
+    ),
+    "kafka.producer.id.expiration.ms": ("producer_id_expiration_ms", _integer(1, MAX_INT)),
+    "kafka.topic.id": ("topic_id", _text),
+    "ebbtide.enabled": ("is_enabled", _boolean),
+    "ebbtide.clean.idle": ("cleans_idle", _boolean),
+}
+
+# Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.
+_WITHOUT_EFFECT = frozenset(
+    """
+    compression.type compression.gzip.level compression.lz4.level compression.zstd.level
+    file.delete.delay.ms flush.messages flush.ms index.interval.bytes
+    follower.replication.throttled.replicas leader.replication.throttled.replicas
+    local.retention.bytes local.retention.ms message.timestamp.before.max.ms min.insync.replicas
+    preallocate remote.log.copy.disable remote.log.delete.on.disable remote.storage.enable
+    segment.index.bytes segment.jitter.ms unclean.leader.election.enable topic
+    """.split()
+)

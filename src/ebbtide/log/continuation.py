@@ -1,0 +1,83 @@
+"""Whether a source continues the log that a table holds, and how far it may be taken.
+
+All checks are on batch headers; offsets ascend always, and a gap needs a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ebbtide.errors import ForeignLogError, OffsetGapError
+from ebbtide.records.attributes import DELETE_HORIZON
+
+
+class SourceBatch(NamedTuple):
+    """What tells one record batch from another."""
+
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    attributes: int
+    record_count: int
+    crc: int | None  # None once a round has rewritten the batch
+
+
+class Held(NamedTuple):
+    """Where the table's copy of a partition ends; no batch where all of them have gone."""
+
+    log_end_offset: int
+    last_batch: SourceBatch | None
+
+
+def check_continuation(
+    where: str, held: Held, source: Sequence[SourceBatch], *, source_start: int, is_compacted: bool
+) -> None:
+    """ForeignLogError unless `source` is the log whose first part the table holds."""
+    source_end = source[-1].last_offset + 1 if source else source_start
+    if source_end < held.log_end_offset:
+        raise ForeignLogError(
+            f"expected {where} to reach offset {held.log_end_offset}, which the table holds, found "
+            f"its end at {source_end}: the source was truncated, or is another log; ingest it "
+            "under another cluster name, or drop the table to begin anew"
+        )
+    last = held.last_batch
+    if last is None or last.last_offset < source_start:
+        return
+    same = next((batch for batch in source if batch.base_offset == last.base_offset), None)
+    if same is None and is_compacted:
+        return  # the source's own cleaner may have removed it
+    if same is None or not _is_same(last, same):
+        found = "none there" if same is None else _described(same)
+        raise ForeignLogError(
+            f"expected {where} to hold the batch {_described(last)}, the last that the table "
+            f"holds, found {found}: the source was truncated and written anew, or is another log; "
+            "ingest it under another cluster name, or drop the table to begin anew"
+        )
+
+
+def _is_same(held: SourceBatch, found: SourceBatch) -> bool:
+    if (held.last_offset, held.leader_epoch) != (found.last_offset, found.leader_epoch):
+        return False
+    is_rewritten = (
+        held.crc is None
+        or found.record_count != held.record_count
+        or (found.attributes ^ held.attributes) & DELETE_HORIZON
+    )
+    return bool(is_rewritten) or held.crc == found.crc
+
+
+def _described(batch: SourceBatch) -> str:
+    crc = "rewritten" if batch.crc is None else f"CRC {batch.crc:#010x}"
+    return f"[{batch.base_offset}, {batch.last_offset}] of leader epoch {batch.leader_epoch}, {crc}"
+
+
+def check_no_gap(where: str, expected_offset: int, found_offset: int, *, is_allowed: bool) -> None:
+    """OffsetGapError where offsets are missing and neither the policy nor the user explains it."""
+    if found_offset > expected_offset and not is_allowed:
+        raise OffsetGapError(
+            f"expected offset {expected_offset} in {where}, found {found_offset}: "
+            f"{found_offset - expected_offset} offsets are missing, and cleanup.policy does not "
+            "hold compact; set kafka.cleanup.policy with configure_topic if the topic is "
+            "compacted, or run once with --accept-gap"
+        )

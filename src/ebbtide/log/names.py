@@ -1,0 +1,71 @@
+"""Topics by name: `<cluster>.<topic>`, and the tables that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ebbtide.errors import RequestError
+
+CATALOG = "lake"
+BATCHES_SUFFIX = "_batches"
+COMMITTED_SUFFIX = "__committed"
+OWN_NAMESPACE = "ebbtide"
+
+
+class TopicName(NamedTuple):
+    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may."""
+
+    cluster: str
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{self.cluster}.{self.topic}"
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Split at the first dot."""
+        cluster, dot, topic = text.partition(".")
+        if not (cluster and dot and topic):
+            raise RequestError(f"expected <cluster>.<topic>, found {text!r}")
+        return cls.checked(cluster, topic)
+
+    @classmethod
+    def checked(cls, cluster: str, topic: str) -> TopicName:
+        """A name that can be told from a view's and from our own tables."""
+        if "." in cluster or cluster == OWN_NAMESPACE or cluster.endswith(BATCHES_SUFFIX):
+            raise RequestError(
+                f"expected a cluster name without a dot, other than {OWN_NAMESPACE!r} and not "
+                f"ending in {BATCHES_SUFFIX!r}, found {cluster!r}; give the cluster another name"
+            )
+        if topic.endswith(COMMITTED_SUFFIX):
+            raise RequestError(
+                f"expected a topic name that does not end like a view's ({COMMITTED_SUFFIX}), "
+                f"found {topic!r}"
+            )
+        return cls(cluster, topic)
+
+    @property
+    def records_table(self) -> str:
+        """SQL identifier of the records table."""
+        return quoted(CATALOG, self.cluster, self.topic)
+
+    @property
+    def batches_table(self) -> str:
+        """SQL identifier of the record batch table."""
+        return quoted(CATALOG, self.cluster + BATCHES_SUFFIX, self.topic)
+
+    @property
+    def committed_view(self) -> str:
+        """SQL identifier of the read_committed view."""
+        return quoted(CATALOG, self.cluster, self.topic + COMMITTED_SUFFIX)
+
+
+def quoted(*parts: str) -> str:
+    """A SQL identifier whose parts may hold any character."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
+def quoted_list(names: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(repr(name) for name in names)

@@ -1,0 +1,147 @@
+"""Which segments retention removes, by which rule, and where the log then starts.
+
+Kafka: UnifiedLog.deleteOldSegments and deletableSegments; event time: KIP-870.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from ebbtide.log.config import TopicConfig
+from ebbtide.log.segments import Segment
+
+
+class Rule(StrEnum):
+    """Why a segment goes, in the order in which the rules are asked."""
+
+    LOG_START_OFFSET = "log_start_offset"
+    SIZE = "size"
+    TIME = "time"
+    EVENT_TIME = "event_time"
+
+
+class Expiry(NamedTuple):
+    """Segments to remove, oldest first, and the state of the log without them."""
+
+    removed: list[tuple[Segment, Rule]]
+    kept: list[Segment]
+    log_start_offset: int
+
+
+class Offsets(NamedTuple):
+    """Where a log starts and ends, and what may be removed from it."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+
+
+# Asked with a segment and its successor's base offset (None for the active one).
+Condition = Callable[[Segment, int | None], bool]
+
+
+def expire(
+    segments: Sequence[Segment],
+    offsets: Offsets,
+    config: TopicConfig,
+    *,
+    now_ms: int,
+    max_event_time_ms: int,
+) -> Expiry:
+    """What retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
+
+    A rule whose setting is absent removes nothing. If the active segment goes too, an empty one
+    takes its place at the log end offset, modified `now_ms`, as Kafka rolls one.
+    """
+    expiry = Expiry([], list(segments), offsets.log_start_offset)
+    expiry = _apply(expiry, Rule.LOG_START_OFFSET, _is_below_log_start(expiry), offsets, now_ms)
+    if not config.is_deleted:
+        return expiry
+    size_limit = config.retention_bytes
+    if size_limit is not None and size_limit >= 0:
+        expiry = _apply(expiry, Rule.SIZE, _is_over_size(expiry, size_limit), offsets, now_ms)
+    for rule, condition in _time_conditions(config, now_ms, max_event_time_ms):
+        expiry = _apply(expiry, rule, condition, offsets, now_ms)
+    return expiry
+
+
+def _time_conditions(
+    config: TopicConfig, now_ms: int, max_event_time_ms: int
+) -> list[tuple[Rule, Condition]]:
+    conditions: list[tuple[Rule, Condition]] = []
+    event_limit_ms = config.retention_max_eventtime_ms
+    by_event_time = event_limit_ms is not None and event_limit_ms >= 0
+    limit_ms = config.retention_ms
+    if limit_ms is not None and limit_ms >= 0:
+        condition = _is_older(now_ms, limit_ms, by_append_time=by_event_time)
+        conditions.append((Rule.TIME, condition))
+    if event_limit_ms is not None and by_event_time:
+        conditions.append((Rule.EVENT_TIME, _is_event_older(max_event_time_ms, event_limit_ms)))
+    return conditions
+
+
+def _apply(
+    expiry: Expiry, rule: Rule, condition: Condition, offsets: Offsets, now_ms: int
+) -> Expiry:
+    kept = expiry.kept
+    gone = 0
+    for i, segment in enumerate(kept):
+        following = kept[i + 1].base_offset if i + 1 < len(kept) else None
+        upper = offsets.log_end_offset if following is None else following
+        is_last_and_empty = following is None and segment.size_bytes == 0
+        if is_last_and_empty or offsets.high_watermark < upper or not condition(segment, following):
+            break
+        gone += 1
+    if not gone:
+        return expiry
+    removed, remaining = kept[:gone], kept[gone:]
+    if not remaining:
+        remaining = [Segment(offsets.log_end_offset, now_ms)]
+    return Expiry(
+        [*expiry.removed, *((segment, rule) for segment in removed)],
+        remaining,
+        max(expiry.log_start_offset, remaining[0].base_offset),
+    )
+
+
+def _is_below_log_start(expiry: Expiry) -> Condition:
+    return lambda _, following: following is not None and following <= expiry.log_start_offset
+
+
+def _is_over_size(expiry: Expiry, limit_bytes: int) -> Condition:
+    excess = sum(segment.size_bytes for segment in expiry.kept) - limit_bytes
+
+    def condition(segment: Segment, _following: int | None) -> bool:
+        nonlocal excess
+        if excess < segment.size_bytes:
+            return False
+        excess -= segment.size_bytes
+        return True
+
+    return condition
+
+
+def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
+    """Strictly older than the limit; with event time set, by when the log received it."""
+
+    def condition(segment: Segment, _following: int | None) -> bool:
+        newest_ms = segment.max_append_time_ms if by_append_time else segment.largest_timestamp_ms
+        return now_ms - newest_ms > limit_ms
+
+    return condition
+
+
+def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
+    """Strictly further behind the partition's max event time than the limit (KIP-870).
+
+    An empty segment is behind too, so that one left by the cleaner keeps no other.
+    """
+
+    def condition(segment: Segment, _following: int | None) -> bool:
+        newest_ms = segment.max_event_time_ms
+        is_behind = newest_ms >= 0 and max_event_time_ms - newest_ms > limit_ms
+        return is_behind or segment.size_bytes == 0
+
+    return condition

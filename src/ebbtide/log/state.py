@@ -1,0 +1,130 @@
+"""What a topic's table remembers of each partition, as table properties."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ebbtide.errors import ConfigurationError, EbbtideError
+from ebbtide.log.names import quoted_list
+
+PREFIX = "ebbtide.state."
+ROUND = "ebbtide.round"
+NEVER = -1
+
+
+class StateError(EbbtideError):
+    """A state that moves where it must not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition's offsets, clocks and logical segments; the last segment is active.
+
+    `log_end_offset` is the high watermark too: only what is below the source's is taken.
+    `next_clean_ms` is when a round may have something to do although nothing arrives after
+    `cleaned_end_offset`; NEVER where nothing waits.
+    """
+
+    log_start_offset: int
+    log_end_offset: int
+    first_dirty_offset: int
+    first_unmarked_offset: int
+    segments: tuple[tuple[int, int], ...]  # (base offset, modified ms)
+    max_event_time_ms: int = NEVER
+    cleaned_at_ms: int = NEVER
+    cleaned_end_offset: int = NEVER
+    next_clean_ms: int = 0
+
+    @property
+    def active_segment(self) -> int:
+        """Base offset of the segment that still grows."""
+        return self.segments[-1][0]
+
+    def is_clean_at(self, now_ms: int) -> bool:
+        """Whether a round at `now_ms` would find nothing to do."""
+        is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
+        return self.cleaned_end_offset == self.log_end_offset and is_waiting
+
+    def moved(self, **changes: object) -> PartitionState:
+        """This state with `changes`; refuses one that moves backwards."""
+        after = replace(self, **changes)  # type: ignore[arg-type]
+        for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
+            if getattr(after, name) < getattr(self, name):
+                raise StateError(
+                    f"expected {name} to stay at or above {getattr(self, name)}, "
+                    f"found a change to {getattr(after, name)}"
+                )
+        return after
+
+
+_INTEGERS = (
+    "log_start_offset",
+    "log_end_offset",
+    "first_dirty_offset",
+    "first_unmarked_offset",
+    "max_event_time_ms",
+    "cleaned_at_ms",
+    "cleaned_end_offset",
+    "next_clean_ms",
+)
+
+
+def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
+    """The table properties that hold `state`."""
+    key = f"{PREFIX}{partition}."
+    properties = {key + name.replace("_", "-"): str(getattr(state, name)) for name in _INTEGERS}
+    return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
+
+
+def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
+    """The state of every partition among a table's properties."""
+    partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
+    return {partition: _parse_state(partition, properties) for partition in sorted(partitions)}
+
+
+def _partition(name: str) -> int:
+    partition = name.removeprefix(PREFIX).split(".")[0]
+    if not (partition.isascii() and partition.isdigit()):
+        raise ConfigurationError(
+            f"expected a partition's number after {PREFIX}, found {name}; remove the property"
+        )
+    return int(partition)
+
+
+def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionState:
+    key = f"{PREFIX}{partition}."
+    names = [key + name.replace("_", "-") for name in _INTEGERS] + [key + "segments"]
+    missing = [name for name in names if name not in properties]
+    if missing:
+        raise ConfigurationError(
+            f"expected the whole state of partition {partition}, found it without "
+            f"{quoted_list(missing)}; restore the property from an older table metadata"
+        )
+    integers = {name: _integer(properties, key + name.replace("_", "-")) for name in _INTEGERS}
+    return PartitionState(**integers, segments=_segments(properties, key + "segments"))
+
+
+def _integer(properties: Mapping[str, str], name: str) -> int:
+    try:
+        return int(properties[name])
+    except ValueError:
+        raise _unreadable(properties, name, "an integer") from None
+
+
+def _segments(properties: Mapping[str, str], name: str) -> tuple[tuple[int, int], ...]:
+    try:
+        segments = tuple((int(base), int(ms)) for base, ms in json.loads(properties[name]))
+    except (TypeError, ValueError):
+        segments = ()
+    if not segments:
+        raise _unreadable(properties, name, "one or more [base offset, modified ms]")
+    return segments
+
+
+def _unreadable(properties: Mapping[str, str], name: str, expected: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"expected {expected} in {name}, found {properties[name]!r}; "
+        "restore the property from an older table metadata"
+    )

@@ -1,0 +1,96 @@
+"""Which data is aborted and which markers have outlived their data.
+
+Kafka: CleanedTransactionMetadata, TransactionIndex, ProducerStateManager (last stable offset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ebbtide.log.batches import ABORT, COMMIT, Batch
+
+
+class AbortedTransaction(NamedTuple):
+    """One entry of Kafka's transaction index; `last_offset` is the marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+def aborted_transactions(
+    batches: Iterable[Batch], log_start_offset: int = 0
+) -> list[AbortedTransaction]:
+    """The aborted transactions that have data, by first offset; read the log to its end.
+
+    A marker below the log start offset says nothing any more (LocalLog.collectAbortedTransactions),
+    nor does one that a round has emptied: its data went before it.
+    """
+    return sorted(
+        (
+            AbortedTransaction(batch.producer_id, batch.txn_first_offset, batch.base_offset)
+            for batch in batches
+            if batch.control_type == ABORT
+            and batch.txn_first_offset is not None
+            and batch.record_count > 0
+            and batch.base_offset >= log_start_offset
+        ),
+        key=lambda aborted: aborted.first_offset,
+    )
+
+
+class TransactionReader:
+    """Follows transactions through a log that is read batch by batch in offset order."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._upcoming = sorted(aborted, key=lambda a: a.first_offset, reverse=True)
+        self._aborting: dict[int, bool] = {}  # producer id -> whether a batch was seen
+        self._committing: set[int] = set()
+
+    def read_data(self, batch: Batch) -> bool:
+        """Whether the data batch belongs to an aborted transaction."""
+        self._start_until(batch.last_offset)
+        if not batch.is_transactional:
+            return False
+        if batch.producer_id in self._aborting:
+            self._aborting[batch.producer_id] = True
+            return True
+        self._committing.add(batch.producer_id)
+        return False
+
+    def read_marker(self, batch: Batch) -> bool:
+        """Whether no batch of the control batch's transaction was met, so that it may go."""
+        self._start_until(batch.last_offset)
+        if batch.record_count == 0:  # emptied by an earlier round
+            return True
+        if batch.control_type == ABORT:
+            return not self._aborting.pop(batch.producer_id, False)
+        if batch.control_type == COMMIT:
+            has_data = batch.producer_id in self._committing
+            self._committing.discard(batch.producer_id)
+            return not has_data
+        return False
+
+    def _start_until(self, offset: int) -> None:
+        while self._upcoming and self._upcoming[-1].first_offset <= offset:
+            self._aborting.setdefault(self._upcoming.pop().producer_id, False)
+
+
+class OpenTransactions:
+    """First offset of each producer's undecided transaction, as a log is appended to."""
+
+    def __init__(self, first_offsets: dict[int, int] | None = None) -> None:
+        self.first_offsets = dict(first_offsets or {})
+
+    def append(self, batch: Batch) -> int | None:
+        """Follow one more batch; for a marker, the first offset of the data that it decides."""
+        if batch.is_control:
+            return self.first_offsets.pop(batch.producer_id, None)
+        if batch.is_transactional:
+            self.first_offsets.setdefault(batch.producer_id, batch.base_offset)
+        return None
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The offset below which every transaction is decided."""
+        return min(self.first_offsets.values(), default=high_watermark)

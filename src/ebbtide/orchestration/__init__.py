@@ -1,0 +1,1 @@
+"""Airflow: the operator, XCom, the report and the page. Knows no Spark."""

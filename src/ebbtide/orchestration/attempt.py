@@ -1,0 +1,91 @@
+"""One attempt of a task: which run it belongs to and what time it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ebbtide.errors import RequestError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Identity and clock of one attempt; `now` is the same for every task of a DAG run."""
+
+    run_id: str
+    dag: str
+    task: str
+    now: datetime
+    is_retry: bool
+
+    @property
+    def now_ms(self) -> int:
+        """`now` in milliseconds since the epoch, as Kafka keeps times."""
+        return int(self.now.timestamp() * 1000)
+
+    def options(self) -> list[str]:
+        """The arguments every job takes."""
+        now = self.now.isoformat(timespec="milliseconds")
+        return ["--now", now, "--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
+
+
+def attempt_of(context: Context) -> Attempt:
+    """The attempt that Airflow's context describes."""
+    ti, dag_run = context["ti"], context["dag_run"]
+    params: Mapping[str, Any] = context["params"]
+    now = run_now(params, dag_run.run_after, wall_clock=datetime.now(UTC))
+    first_try = ti.max_tries - (ti.task.retries or 0) + 1
+    return Attempt(
+        run_id=dag_run.run_id,
+        dag=ti.dag_id,
+        task=ti.task_id,
+        now=now,
+        is_retry=ti.try_number > first_try,
+    )
+
+
+def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:
+    """The Param `now`, else `run_after`, in UTC and never later than the wall clock.
+
+    Acting early would remove what its owner was promised to keep until then.
+    """
+    given = params.get("now")
+    now = _parsed(given) if given else run_after
+    if now > wall_clock and not params.get("allow_future_now"):
+        raise RequestError(
+            f"expected a now at or before the wall clock, {wall_clock:%Y-%m-%dT%H:%M:%SZ}, found "
+            f"{now.isoformat(timespec='seconds')}: leave `now` empty or choose an earlier time"
+        )
+    return now.astimezone(UTC)
+
+
+def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
+    """Job arguments for Params: true is a bare option, a list repeats it, null and false none."""
+    arguments: list[str] = []
+    for name, option in options.items():
+        value = params.get(name)
+        if value is True:
+            arguments.append(option)
+        elif value is not None and value is not False:
+            for one in _values(value):
+                arguments += [option, str(one)]
+    return arguments
+
+
+def _values(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _parsed(text: str) -> datetime:
+    try:
+        now = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise RequestError(f"expected `now` as ISO 8601, found {text!r}") from error
+    if now.tzinfo is None:
+        raise RequestError(f"expected a `now` with a time zone, found {text!r}")
+    return now

@@ -1,0 +1,144 @@
+"""The tasks around the stages: choose topics, publish low watermarks, judge the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Asset, AssetAlias, TriggerRule, XComArg, get_current_context, task
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.log.names import TopicName
+from ebbtide.orchestration.attempt import attempt_of
+from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.outcome import first_failures
+from ebbtide.orchestration.stages import LowWatermark, grouped
+from ebbtide.tables.reader import Lake, newest, open_lake
+
+TOPICS = AssetAlias("ebbtide")
+GROUP_TOPICS = "group_topics"
+FAILED = {"failed", "upstream_failed"}
+
+
+def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
+    """The stage `job` as mapped tasks, one a group, run also when another group failed before."""
+    rule = TriggerRule.ALL_DONE if "after" in kwargs else TriggerRule.ALL_SUCCESS
+    return EbbtideJobOperator.partial(
+        task_id=job,
+        job=job,
+        trigger_rule=rule,
+        map_index_template="{{ task.label }}",
+        **kwargs,
+    ).expand(topics=groups)
+
+
+@task(task_id=GROUP_TOPICS)
+def group_topics() -> list[list[str]]:
+    """The topics of the Param, else all that are enabled, in groups of topics_per_application."""
+    context = get_current_context()
+    params = context["params"]
+    try:
+        attempt_of(context)  # a clock that cannot be fails here once, not in every stage
+    except RequestError as error:
+        raise AirflowFailException(str(error)) from error
+    with open_lake() as lake:
+        names = chosen_topics(lake, params.get("topics"))
+    print(f"ebbtide: {len(names)} topics: {', '.join(names) or 'nothing was ingested yet'}")
+    return grouped(names, params["topics_per_application"])
+
+
+def chosen_topics(lake: Lake, asked: Sequence[str] | None) -> list[str]:
+    """The topics to work on: those asked for must exist; disabled and empty ones are left out."""
+    known = lake.topic_names()
+    unknown = sorted(set(asked or ()) - set(known))
+    if unknown:
+        raise AirflowFailException(
+            f"expected topics that have a table, found {', '.join(unknown)}; "
+            f"the lake holds {', '.join(known) or 'no topic'}"
+        )
+    return [name for name in (sorted(set(asked)) if asked else known) if _takes_part(lake, name)]
+
+
+def _takes_part(lake: Lake, name: str) -> bool:
+    try:
+        topic = lake.topic(name)
+        is_enabled, has_partitions = topic.config.is_enabled, bool(topic.partitions)
+    except ConfigurationError:
+        return True  # the jobs meet the same error and write it down
+    if not is_enabled:
+        print(f"ebbtide: {name}: left out, ebbtide.enabled is false")
+    elif not has_partitions:
+        print(f"ebbtide: {name}: left out, it has no partition yet")
+    return is_enabled and has_partitions
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
+def publish_low_watermarks(last_stage: str) -> None:
+    """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
+
+    A task of its own, because Airflow drops the events of a task that fails, as verdict may.
+    """
+    context = get_current_context()
+    for topic, watermarks in by_topic(_answers(context, last_stage)).items():
+        events = context["outlet_events"][TOPICS]
+        events.add(topic_asset(topic), extra={"low_watermarks": {**watermarks}})
+        print(f"ebbtide: {topic}: low watermarks {watermarks}")
+
+
+@task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
+def verdict(stages: Sequence[str], groups: str | None = None) -> None:
+    """Print the run's report, and fail naming topic, stage and cause of whatever failed."""
+    from ebbtide.orchestration.report import render_run
+
+    context = get_current_context()
+    run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
+    handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
+    with open_lake() as lake:
+        runs = [run for run in lake.runs(run_id=run_id, dag=dag) if run.task in stages]
+        print(render_run(lake, run_id, runs))
+    topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
+    failures = first_failures(topics, handed_on, newest(runs))
+    lines = [f"{f.topic} failed in {f.stage}: {f.cause}" for f in failures]
+    lines = lines or _failed_tasks(context, stages)
+    if lines:
+        raise AirflowFailException("\n".join(lines))
+
+
+def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
+    """Low watermarks by topic and partition; partitions as text, as JSON has them."""
+    found: dict[str, dict[str, int]] = {}
+    for answer in answers:
+        found.setdefault(answer["topic"], {})[str(answer["partition"])] = answer["low_watermark"]
+    return found
+
+
+def topic_asset(name: str) -> Asset:
+    """The asset of a topic, ebbtide://lake/<cluster>/<topic>."""
+    cluster, topic = TopicName.parse(name)
+    return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
+
+
+def _failed_tasks(context: Any, stages: Sequence[str]) -> list[str]:
+    """Stages that failed before they knew of any topic."""
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(stages), run_ids=[ti.run_id])
+    return [
+        f"{task_id} failed before it reached a topic; its log says why"
+        for task_id, state in sorted(states.get(ti.run_id, {}).items())
+        if state in FAILED
+    ]
+
+
+def _grouped_topics(context: Any, groups: str) -> list[str]:
+    found = context["ti"].xcom_pull(task_ids=groups)
+    if found is None:
+        raise AirflowFailException(f"{groups} failed, so no topic was worked on; its log says why")
+    return [name for group in found for name in group]
+
+
+def _answers(context: Any, stage: str) -> list[LowWatermark]:
+    """What a stage handed on, over all its mapped tasks."""
+    pulled = context["ti"].xcom_pull(task_ids=[stage])
+    return [answer for answers in pulled for answer in answers or ()]

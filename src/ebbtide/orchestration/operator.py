@@ -1,0 +1,196 @@
+"""The operator that runs one of our jobs by spark-submit and answers from `runs`."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+)
+
+from ebbtide.errors import EbbtideError
+from ebbtide.orchestration.attempt import Attempt, attempt_of, options_of_params
+from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
+from ebbtide.orchestration.settings import paths
+from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
+from ebbtide.tables.reader import Lake, Run, newest, open_lake
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+LABELLED_TOPICS = 3
+BAD_ARGUMENTS = 2
+
+
+class EbbtideJobOperator(SparkSubmitOperator):
+    """Run `jobs/<job>.py` for topics; returns log start offset and low watermark by partition.
+
+    `topics` None leaves the choice to the job. `after` names the stage whose healthy topics go
+    on. `request_from` names the stage whose log start offsets become the request.
+    `options` maps Params to options of the job.
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "topics",
+        "request",
+    )
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        topics: Sequence[str] | None = None,
+        after: str | None = None,
+        request: Mapping[str, Any] | None = None,
+        request_from: str | None = None,
+        options: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=f"ebbtide {job}", **kwargs)
+        self.job = job
+        self.topics = topics
+        self.after = after
+        self.request = request
+        self.request_from = request_from
+        self.options = options
+
+    @property
+    def label(self) -> str:
+        """The topics, short enough to name a mapped task."""
+        names = list(self.topics or ())
+        rest = len(names) - LABELLED_TOPICS
+        return ", ".join(names[:LABELLED_TOPICS]) + (f" and {rest} more" if rest > 0 else "")
+
+    def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
+        """Run what is left to do of this task in this DAG run, and answer for all of it."""
+        try:
+            return self._execute(context, attempt_of(context))
+        except EbbtideError as error:
+            if error.transient:
+                raise
+            raise AirflowFailException(f"{self.job}: {error}") from error
+
+    def _execute(self, context: Context, attempt: Attempt) -> list[LowWatermark]:
+        topics = self._healthy(context, attempt)
+        with open_lake() as lake:
+            before = attempts(lake, attempt)
+            left = None if topics is None else unfinished(topics, before, attempt.is_retry)
+            answers = self._answer_from_state(lake, left or [], attempt)
+        answered = {answer["topic"] for answer in answers}
+        to_run = None if left is None else [topic for topic in left if topic not in answered]
+        for topic in set(topics or ()) - set(left or ()):
+            self.log.info("ebbtide: %s: %s: settled in an earlier try", self.job, topic)
+        problem = self._submit(context, attempt, to_run) if to_run != [] else None
+        with open_lake() as lake:
+            outcome = Outcome.of(topics, answers, attempts(lake, attempt), problem)
+        return self._settle(context, outcome)
+
+    def _healthy(self, context: Context, attempt: Attempt) -> list[str] | None:
+        """The topics that the stage before handed on; None when the job chooses itself."""
+        if self.topics is None or self.after is None:
+            return None if self.topics is None else list(self.topics)
+        ti = context["ti"]
+        handed_on = ti.xcom_pull(task_ids=self.after, map_indexes=ti.map_index) or []
+        with open_lake() as lake:
+            succeeded = {
+                topic
+                for (topic, _), run in newest(
+                    lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=self.after)
+                ).items()
+                if run.succeeded
+            }
+        healthy = succeeded | {answer["topic"] for answer in handed_on}
+        for topic in self.topics:
+            if topic not in healthy:
+                self.log.warning("ebbtide: %s: %s failed before, left out", self.job, topic)
+        if not healthy.intersection(self.topics):
+            raise AirflowSkipException(f"{self.job}: no topic of this group is healthy any more")
+        return [topic for topic in self.topics if topic in healthy]
+
+    def _answer_from_state(
+        self, lake: Lake, topics: Sequence[str], attempt: Attempt
+    ) -> list[LowWatermark]:
+        """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
+        answers: list[LowWatermark] = []
+        for name in topics if self.request is None else ():
+            try:
+                topic = lake.topic(name)
+                reason = nothing_to_do(self.job, topic, attempt.now_ms)
+            except EbbtideError:
+                continue  # the job meets the same error and writes it down
+            if reason:
+                self.log.info("ebbtide: %s: %s: nothing to do, %s", self.job, name, reason)
+                answers += low_watermarks_of_state(topic)
+        if answers and len({answer["topic"] for answer in answers}) == len(topics):
+            self.log.info("ebbtide: %s: Spark is not started", self.job)
+        return answers
+
+    def _submit(self, context: Context, attempt: Attempt, topics: list[str] | None) -> str | None:
+        """Run the job; what spark-submit said last if it failed, else None."""
+        self._require_spark_connection()
+        self._prepare(context, attempt, topics)
+        self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
+        started = time.monotonic()
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
+                raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
+            return str(error)
+        finally:
+            seconds = time.monotonic() - started
+            self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
+        return None
+
+    def _prepare(self, context: Context, attempt: Attempt, topics: list[str] | None) -> None:
+        """Fill in what spark-submit gets: here and not in Jinja, which does not render twice."""
+        where = paths()
+        self.application = str(where.jobs / f"{self.job}.py")
+        self.py_files = str(where.package_zip)
+        what = [argument for topic in topics or () for argument in ("--topic", topic)]
+        if self.request is not None:
+            what = ["--request", json.dumps(self.request)]
+        elif self.request_from is not None:
+            ti = context["ti"]
+            offsets = ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
+            what = ["--request", json.dumps(request_of(offsets, topics or ()))]
+        options = options_of_params(context["params"], self.options or {})
+        self.application_args = [*options, *what, *attempt.options()]
+
+    def _require_spark_connection(self) -> None:
+        """Refuse a connection that Airflow would silently turn into YARN."""
+        try:
+            connection = BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException:
+            connection = None
+        if connection is None or connection.conn_type != "spark" or not connection.host:
+            raise AirflowFailException(
+                f"expected connection {self._conn_id} of type spark with a host, found "
+                f"{'none' if connection is None else repr(connection.conn_type or '')}; set "
+                f"AIRFLOW_CONN_{self._conn_id.upper()}='"
+                '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
+            )
+
+    def _settle(self, context: Context, outcome: Outcome) -> list[LowWatermark]:
+        """Hand on what is healthy; raise for the rest, terminally only when no retry can help."""
+        if not outcome.failures:
+            return outcome.answers
+        context["ti"].xcom_push(key="return_value", value=outcome.answers)
+        message = f"{self.job}: " + "\n".join(outcome.failures)
+        raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
+
+
+def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:
+    """The newest attempt by topic of this task in this DAG run."""
+    runs = lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
+    return {run.topic: run for run in runs}

@@ -1,0 +1,141 @@
+"""What became of each topic of a task, and of each stage of a run; plain Python on `runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from ebbtide.errors import RequestError
+from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_run
+from ebbtide.tables.reader import Run
+
+REQUEST_TIMEOUT_MS = 30_000
+LONGEST_CAUSE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task hands on, one line for each topic that failed, and whether a retry can help."""
+
+    answers: list[LowWatermark]
+    failures: list[str]
+    can_retry: bool
+
+    @classmethod
+    def of(
+        cls,
+        topics: Sequence[str] | None,
+        answers: Sequence[LowWatermark],
+        runs: Mapping[str, Run],
+        problem: str | None,
+    ) -> Self:
+        """Judge by the rows in `runs`; `problem` is what a failed spark-submit said last."""
+        asked = list(topics) if topics is not None else sorted(runs)
+        answered = {answer["topic"] for answer in answers}
+        open_ones = [topic for topic in asked if topic not in answered]
+        rows = [runs[topic] for topic in open_ones if topic in runs]
+        failed = [run for run in rows if not run.succeeded]
+        is_unexplained = len(rows) < len(open_ones)
+        if problem is not None and topics is None and not failed:
+            is_unexplained = True
+        failures = [f"{run.topic}: {cause_of(run)}" for run in failed]
+        failures += [f"{topic}: {cause_of(None)}" for topic in open_ones if topic not in runs]
+        if is_unexplained and problem is not None:
+            failures.append(problem)
+        done = [answer for run in rows if run.succeeded for answer in low_watermarks_of_run(run)]
+        can_retry = is_unexplained or any(run.is_transient for run in failed)
+        return cls([*answers, *done], failures, can_retry)
+
+
+class Failure(NamedTuple):
+    """The first stage that a topic did not pass, and why."""
+
+    topic: str
+    stage: str
+    cause: str
+
+
+def cause_of(run: Run | None) -> str:
+    """Why an attempt failed, in one line."""
+    if run is None or run.succeeded:
+        return "spark-submit ended before the job wrote a row in runs; its task's log says more"
+    return f"{run.error_class or 'error'}: {first_line(run.error or 'no message')}"
+
+
+def first_line(message: str) -> str:
+    """What a message says before its stack trace; py4j puts Java's own words on the second line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    is_from_java = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
+    line = lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
+    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"
+
+
+def unfinished(topics: Iterable[str], runs: Mapping[str, Run], is_retry: bool) -> list[str]:
+    """The topics this try must run: not those that succeeded in this DAG run already.
+
+    Airflow's own retry also leaves out terminal failures; a task cleared by hand tries them again.
+    """
+    left = []
+    for topic in topics:
+        run = runs.get(topic)
+        if run is not None and (run.succeeded or (is_retry and not run.is_transient)):
+            continue
+        left.append(topic)
+    return left
+
+
+def first_failures(
+    topics: Iterable[str],
+    handed_on: Mapping[str, set[str]],
+    runs: Mapping[tuple[str, str | None], Run],
+) -> list[Failure]:
+    """For each topic that some stage did not hand on, the first such stage; stages in order."""
+    failures = []
+    for topic in topics:
+        for stage, healthy in handed_on.items():
+            if topic not in healthy:
+                failures.append(Failure(topic, stage, cause_of(runs.get((topic, stage)))))
+                break
+    return failures
+
+
+def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[str, Any]:
+    """A DeleteRecords request up to the log start offsets in `answers`, for `topics` only."""
+    wanted: dict[str, list[dict[str, int]]] = {topic: [] for topic in topics}
+    for answer in answers:
+        if answer["topic"] in wanted:
+            wanted[answer["topic"]].append(
+                {"partition": answer["partition"], "offset": answer["log_start_offset"]}
+            )
+    return {
+        "topics": [{"topic": topic, "partitions": offsets} for topic, offsets in wanted.items()],
+        "timeout_ms": REQUEST_TIMEOUT_MS,
+    }
+
+
+def delete_request(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The DeleteRecords request of a form: offsets by partition of its topic, or by topic."""
+    topic, offsets = params["topic"], params["offsets"]
+    by_topic = {topic: offsets} if topic else offsets
+    if not by_topic or not all(isinstance(wanted, Mapping) for wanted in by_topic.values()):
+        raise RequestError(
+            'expected a topic and offsets by partition, {"0": 1200}, or no topic and offsets by '
+            f"topic and partition, found topic {topic!r} and offsets {offsets!r}"
+        )
+    return {
+        "topics": [
+            {"topic": name, "partitions": [_partition(*pair) for pair in wanted.items()]}
+            for name, wanted in by_topic.items()
+        ],
+        "timeout_ms": params["timeout_ms"],
+    }
+
+
+def _partition(partition: str, offset: Any) -> dict[str, int]:
+    if not partition.isdecimal() or type(offset) is not int or offset < -1:
+        raise RequestError(
+            f"expected a partition's number and an offset of -1 or more, found "
+            f"{partition!r}: {offset!r}"
+        )
+    return {"partition": int(partition), "offset": offset}

@@ -1,0 +1,218 @@
+"""What `make run` does: the sample log, two nights of the real DAG, and the reports.
+
+The nights follow from the log's own last append and not from today, so they may lie in the
+future of a freshly made sample; only here is that allowed, because the lake is a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from ebbtide.orchestration.report import render_run
+from ebbtide.orchestration.settings import Paths, paths
+from ebbtide.orchestration.text import aligned, seconds
+from ebbtide.tables.reader import open_lake
+
+CLUSTER = "log"
+DAG = "nightly_retention"
+HOUR_OF_NIGHT = 1
+LAST_LINES = 25
+
+STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+)")
+ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
+SAID = re.compile(
+    r"ebbtide: (\S+): (started for .*|nothing to do.*|Spark is not started|.*: nothing .*)"
+)
+RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
+
+
+class StepError(Exception):
+    """A step that failed; the message is what to show."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints each step as it ends and keeps what it took."""
+
+    taken: list[tuple[str, float]] = field(default_factory=list)
+
+    def ended(self, step: str, started: float, note: str = "") -> None:
+        """One line for a step that began at `started` on the monotonic clock."""
+        took = time.monotonic() - started
+        self.taken.append((step, took))
+        print(f"  {step:<42}{took:>7.1f} s   {note}".rstrip(), flush=True)
+
+
+def main() -> int:
+    """Run everything; 1 when a step failed."""
+    where = paths()
+    where.logs.mkdir(parents=True, exist_ok=True)
+    progress = Progress()
+    begun = time.monotonic()
+    try:
+        run_ids = run_sample(where, progress)
+    except StepError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    print_reports(run_ids)
+    print_times(progress, time.monotonic() - begun)
+    return 0
+
+
+def run_sample(where: Paths, progress: Progress) -> list[str]:
+    """Ingest and both nights; the DAG runs' ids."""
+    source = where.root / "sample" / "log"
+    last_append = last_append_of(source / "ebbtide-manifest.json")
+    print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
+    ingest(where, source, last_append, progress)
+    run_ids = []
+    for number, now in enumerate(nights_after(last_append), start=1):
+        print(f"night {number}, now = {now:%F %T} UTC")
+        run_ids.append(run_night(where, number, now, progress))
+    return run_ids
+
+
+def last_append_of(manifest: Path) -> datetime:
+    """When the broker that wrote the log last appended to it."""
+    if not manifest.exists():
+        raise StepError(f"expected the sample's {manifest.name}, found none in {manifest.parent}")
+    last_append_ms = json.loads(manifest.read_text())["last_append_ms"]
+    return datetime.fromtimestamp(last_append_ms / 1000, UTC)
+
+
+def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
+    """The first 01:00 UTC at or after the last append, and the one a day later."""
+    first = last_append.replace(hour=HOUR_OF_NIGHT, minute=0, second=0, microsecond=0)
+    if first < last_append:
+        first += timedelta(days=1)
+    return first, first + timedelta(days=1)
+
+
+def ingest(where: Paths, source: Path, now: datetime, progress: Progress) -> None:
+    """Bring the sample into the lake by the job itself."""
+    started = time.monotonic()
+    command = [
+        *("spark-submit", "--name", "ebbtide ingest_segments", "--py-files"),
+        *(str(where.package_zip), str(where.jobs / "ingest_segments.py")),
+        *("--source", str(source), "--cluster", CLUSTER, "--now", now.isoformat()),
+        *("--run-id", f"quickstart__{datetime.now(UTC).isoformat()}", "--task", "ingest_segments"),
+    ]
+    for _ in lines_of(command, where.logs / "ingest.log", on_failure=failed_topics_in):
+        pass
+    progress.ended("ingest_segments", started)
+
+
+def run_night(where: Paths, number: int, now: datetime, progress: Progress) -> str:
+    """One run of the DAG as `airflow dags test` runs it; its run id."""
+    conf = {"now": now.isoformat(), "allow_future_now": now > datetime.now(UTC)}
+    command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
+    log = where.logs / f"night-{number}.log"
+    watch = Watch(f"night {number}", progress)
+    for line in lines_of(command, log, on_failure=cause_in):
+        watch.see(line)
+    watch.finish()
+    return watch.run_id
+
+
+@dataclass(slots=True)
+class Watch:
+    """Turns the output of `airflow dags test` into one line a task."""
+
+    night: str
+    progress: Progress
+    run_id: str = ""
+    has_begun: bool = False
+    started: float = field(default_factory=time.monotonic)
+    notes: list[str] = field(default_factory=list)
+
+    def see(self, line: str) -> None:
+        """Take in one line of output."""
+        if not self.run_id and (found := RUN_ID.search(line)):
+            self.run_id = found[1]
+        if STARTING.search(line) and not self.has_begun:
+            self.has_begun = True
+            self._lap("Airflow, start")
+        elif found := SAID.search(line):
+            self.notes.append(found[2].split("  ")[0].rstrip())
+        elif found := ENDING.search(line):
+            self._lap(found[1])
+
+    def finish(self) -> None:
+        """The time between the last task and the process's end."""
+        self._lap("Airflow, end")
+
+    def _lap(self, what: str) -> None:
+        self.progress.ended(f"{self.night}  {what}", self.started, "; ".join(self.notes))
+        self.started = time.monotonic()
+        self.notes.clear()
+
+
+def lines_of(
+    command: Sequence[str], log: Path, on_failure: Callable[[str], str] | None = None
+) -> Iterator[str]:
+    """Run a command, pass on its output line by line and keep all of it in `log`."""
+    with log.open("w") as full, start(command) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            full.write(line)
+            full.flush()
+            yield line
+    if process.returncode:
+        text = log.read_text()
+        cause = (on_failure(text) if on_failure else "") or last_lines(text)
+        raise StepError(f"{cause}\n{command[0]} ended with {process.returncode}; all of it: {log}")
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """The command with both outputs in one."""
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+
+
+def cause_in(text: str) -> str:
+    """What verdict said, if it came that far."""
+    found = re.findall(r"^.*? failed (?:in|before) .*$", text, flags=re.MULTILINE)
+    return "\n".join(dict.fromkeys(line.strip() for line in found))
+
+
+def failed_topics_in(text: str) -> str:
+    """The line that a job ends with for each topic that failed, and Java's own words after it."""
+    found = re.findall(r"^ingest_segments \S+: \w*Error: .*(?:\n: .*)?", text, flags=re.MULTILINE)
+    return "\n".join(found)
+
+
+def last_lines(text: str) -> str:
+    """The end of an output."""
+    return "\n".join(text.splitlines()[-LAST_LINES:])
+
+
+def print_reports(run_ids: Sequence[str]) -> None:
+    """The report of each night."""
+    with open_lake() as lake:
+        for number, run_id in enumerate(run_ids, start=1):
+            runs = lake.runs(run_id=run_id)
+            print(f"\n== night {number} ==\n{render_run(lake, run_id, runs)}")
+
+
+def print_times(progress: Progress, total: float) -> None:
+    """Where the time went, longest first."""
+    longest = sorted(progress.taken, key=lambda step: -step[1])
+    rows = [[step, seconds(took), f"{100 * took / total:.0f} %"] for step, took in longest[:8]]
+    rows.append(["all of it", seconds(total), ""])
+    print(f"\n== where the time went ==\n{aligned(['step', 'seconds', 'share'], rows)}")
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

@@ -1,0 +1,171 @@
+"""The report of a run: what each partition lost and kept, and where the seconds went.
+
+`python -m ebbtide.orchestration.report [--run-id ID]`; without an id, the newest run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ebbtide.errors import EbbtideError
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.text import aligned, moment, number, seconds, size
+from ebbtide.tables.reader import Lake, Run, open_lake
+
+PARTITION_HEADER = (
+    "topic",
+    "part",
+    "records\nbefore",
+    "records\nafter",
+    "bytes\nbefore",
+    "bytes\nafter",
+    "super-\nseded",
+    "aborted",
+    "tombst.\nkept",
+    "tombst.\nremoved",
+    "next horizon\ndue (UTC)",
+    "segments\nexpired",
+    "log start\noffset",
+    "low\nwatermark",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a partition holds at this moment; known only while no later run has touched it."""
+
+    records: int | None = None
+    size_bytes: int | None = None
+    next_horizon_ms: int | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the report of one run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-id", help="as Airflow names it; default: the newest")
+    args = parser.parse_args(argv)
+    with open_lake() as lake:
+        runs = lake.runs(run_id=args.run_id) if args.run_id else lake.runs()
+        run_id = args.run_id or (runs[-1].run_id if runs else "")
+        print(render_run(lake, run_id, [run for run in runs if run.run_id == run_id]))
+
+
+def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
+    """The report of one run from its rows, and from the lake where no row says a number."""
+    if not runs:
+        return f"run {run_id or '(none)'}: nothing to do, no job was started"
+    topics = sorted({run.topic for run in runs})
+    now = {topic: partitions_now(lake, topic, run_id) for topic in topics}
+    return "\n".join(
+        [
+            f"run {run_id}  now {runs[0].now:%Y-%m-%d %H:%M:%S} UTC",
+            *([] if any(map(changed, runs)) else [NOTHING_CHANGED]),
+            "",
+            partition_table(runs, now),
+            "",
+            topic_table(runs),
+            *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
+        ]
+    )
+
+
+NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
+
+
+def changed(run: Run) -> bool:
+    """Whether an attempt committed or removed anything."""
+    return bool(run.snapshot_ids or run.rows_removed or run.files_removed or run.bytes_removed)
+
+
+def failed(runs: Iterable[Run]) -> list[Run]:
+    """The newest attempt of each topic and task that did not succeed in the end."""
+    return [run for run in {(r.topic, r.task): r for r in runs}.values() if not run.succeeded]
+
+
+def partitions_now(lake: Lake, topic: str, run_id: str) -> dict[int, Now]:
+    """What the topic's partitions hold now; nothing when a later run has touched them."""
+    history = lake.runs(topic=topic)
+    if history and history[-1].run_id != run_id:
+        return {}
+    try:
+        totals = lake.batch_totals(lake.topic(topic))
+        rows = lake.live_rows(topic)
+    except EbbtideError:
+        return {}
+    return {
+        partition: Now(rows.get(partition, 0), total.size_bytes, total.next_horizon_ms)
+        for partition, total in totals.items()
+    }
+
+
+def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -> str:
+    """One line for each topic and partition."""
+    rows = []
+    for topic in sorted({run.topic for run in runs}):
+        said = {run.job: run.partitions for run in runs if run.topic == topic and run.succeeded}
+        partitions = sorted({p for result in said.values() for p in result})
+        for partition in partitions:
+            by_job = {job: result[partition] for job, result in said.items() if partition in result}
+            cells = _partition_cells(by_job, now.get(topic, {}).get(partition, Now()))
+            rows.append([topic, str(partition), *cells])
+    return aligned(PARTITION_HEADER, rows)
+
+
+def topic_table(runs: Sequence[Run]) -> str:
+    """One line a topic: bytes freed on disk, and seconds of each stage that needed Spark."""
+    tasks = list(dict.fromkeys(run.task or run.job for run in runs))
+    header = ("topic", "freed\non disk", "files\nremoved", *(f"{task}\nseconds" for task in tasks))
+    rows = []
+    for topic in sorted({run.topic for run in runs}):
+        own = {run.task or run.job: run for run in runs if run.topic == topic}
+        freed = [run.topic_result for run in own.values() if "bytes_freed" in run.topic_result]
+        rows.append(
+            [
+                topic,
+                size(sum(said["bytes_freed"] for said in freed)),
+                number(sum(said.get("files_removed", 0) for said in freed)),
+                *(seconds(_seconds(own.get(task))) for task in tasks),
+            ]
+        )
+    return aligned(header, rows)
+
+
+def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[str]:
+    clean = by_job.get("clean_log", {})
+    expired = by_job.get("expire_segments", {})
+    newest = list(by_job.values())[-1]
+    records = _before_after("records", clean, expired, now.records)
+    log_bytes = _before_after("bytes", clean, expired, now.size_bytes)
+    return [
+        *map(number, records),
+        *map(number, log_bytes),
+        number(clean.get("superseded")),
+        number(clean.get("aborted")),
+        number(clean.get("tombstones_kept")),
+        number(clean.get("tombstones_removed")),
+        moment(clean.get("next_horizon_ms", now.next_horizon_ms)),
+        number(expired.get("segments_expired")),
+        number(newest.get("log_start_offset")),
+        number(newest.get("low_watermark")),
+    ]
+
+
+def _before_after(
+    what: str, clean: Mapping[str, Any], expired: Mapping[str, Any], now: int | None
+) -> tuple[int | None, int | None]:
+    """Before and after the run: the cleaner's own counts, else what is there now."""
+    removed: int = expired.get(f"{what}_removed", 0)
+    if f"{what}_before" in clean:
+        return clean[f"{what}_before"], clean[f"{what}_after"] - removed
+    return (None, None) if now is None else (now + removed, now)
+
+
+def _seconds(run: Run | None) -> float | None:
+    return None if run is None else (run.ended - run.started).total_seconds()
+
+
+if __name__ == "__main__":
+    main()

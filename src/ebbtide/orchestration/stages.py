@@ -1,0 +1,102 @@
+"""Which stages a topic needs tonight, decided from its state alone.
+
+Starting Spark costs over ten seconds, so a stage whose state shows nothing to do is answered
+here. Whatever is not certain counts as work: a job that finds nothing is only slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from ebbtide.tables.reader import Run, Topic
+
+NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
+
+
+class LowWatermark(TypedDict):
+    """All that XCom carries of a partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    low_watermark: int
+
+
+def nothing_to_do(job: str, topic: Topic, now_ms: int) -> str | None:
+    """Why `job` has no work on the topic at `now_ms`; None when it has or may have."""
+    if job == "mark_tombstones":
+        return _nothing_to_mark(topic)
+    if job == "clean_log":
+        return _nothing_to_clean(topic, now_ms)
+    if job == "expire_segments":
+        return _nothing_to_expire(topic)
+    if job == "delete_records":
+        return _nothing_to_truncate(topic)
+    return None
+
+
+def low_watermarks_of_state(topic: Topic) -> list[LowWatermark]:
+    """What a stage without work answers: with one replica the low watermark is the log start."""
+    return [
+        LowWatermark(
+            topic=topic.name,
+            partition=partition,
+            log_start_offset=state.log_start_offset,
+            low_watermark=state.log_start_offset,
+        )
+        for partition, state in topic.partitions.items()
+    ]
+
+
+def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
+    """What a job's row in `runs` answers."""
+    return [
+        LowWatermark(
+            topic=run.topic,
+            partition=partition,
+            log_start_offset=said["log_start_offset"],
+            low_watermark=said["low_watermark"],
+        )
+        for partition, said in sorted(run.partitions.items())
+    ]
+
+
+def grouped(names: Sequence[str], size: int) -> list[list[str]]:
+    """The names in groups of at most `size`: one Spark application serves a group."""
+    return [list(names[start : start + size]) for start in range(0, len(names), size)]
+
+
+def _nothing_to_mark(topic: Topic) -> str | None:
+    states = topic.partitions.values()
+    if any(state.first_unmarked_offset < state.log_end_offset for state in states):
+        return None
+    return "every record up to the log end offset is judged already"
+
+
+def _nothing_to_clean(topic: Topic, now_ms: int) -> str | None:
+    if not topic.config.is_compacted:
+        return "cleanup.policy has no compact"
+    if not topic.config.is_enabled:
+        return "ebbtide.enabled is false"
+    if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
+        return "cleaned up to the log end offset, and no delete horizon is due"
+    return None
+
+
+def _nothing_to_expire(topic: Topic) -> str | None:
+    config = topic.config
+    limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
+    if any(limit is not None and limit >= 0 for limit in limits):
+        return None
+    if any(s.log_start_offset > s.segments[0][0] for s in topic.partitions.values()):
+        return None
+    return "no retention limit is set"
+
+
+def _nothing_to_truncate(topic: Topic) -> str | None:
+    if not topic.config.is_deleted:
+        return "cleanup.policy has no delete"
+    if not topic.has_replicas:
+        return "ebbtide.replicas names no other copy"
+    return None

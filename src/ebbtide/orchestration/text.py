@@ -1,0 +1,60 @@
+"""Plain text for terminals and task logs: aligned columns, readable numbers and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+WIDTH = 160
+NOTHING = "-"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> str:
+    """A table whose first column reads from the left and the others from the right.
+
+    A header may have several lines; the first column is cut where the table would pass `width`.
+    """
+    heads = [title.split("\n") for title in header]
+    depth = max(len(head) for head in heads)
+    lines = [[""] * (depth - len(head)) + head for head in heads]
+    table = [[column[level] for column in lines] for level in range(depth)]
+    table += [list(row) for row in rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    widths[0] = min(widths[0], max(8, width - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    text = [_line(row, widths) for row in table]
+    return "\n".join([*text[:depth], _line(["-" * w for w in widths], widths), *text[depth:]])
+
+
+def number(value: int | None) -> str:
+    """Digits in groups of three."""
+    return NOTHING if value is None else f"{value:,}"
+
+
+def moment(ms: int | None) -> str:
+    """A time in UTC to the minute; Kafka's -1 is none."""
+    if ms is None or ms < 0:
+        return NOTHING
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds to a tenth."""
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def size(value_bytes: int | None) -> str:
+    """Bytes in the unit a person would choose."""
+    if value_bytes is None:
+        return NOTHING
+    found, unit = float(value_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if abs(found) < 1000:
+            break
+        found, unit = found / 1000, larger
+    return f"{found:.0f} {unit}" if unit == "B" else f"{found:.1f} {unit}"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
+    rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+    return "  ".join([first.ljust(widths[0]), *rest]).rstrip()

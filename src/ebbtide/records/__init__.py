@@ -1,0 +1,1 @@
+"""Bytes to batches and records, and back; knows neither Spark nor Airflow."""

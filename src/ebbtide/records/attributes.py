@@ -1,0 +1,17 @@
+"""The bits of a record batch's attributes, and what stands for a header field that is not there.
+
+Source: Kafka's `DefaultRecordBatch` and `RecordBatch`.
+"""
+
+COMPRESSION_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+# While it is set, the base timestamp is the delete horizon (KIP-534).
+DELETE_HORIZON = 0x40
+
+NO_TIMESTAMP = -1
+NO_LEADER_EPOCH = -1
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1

@@ -1,0 +1,191 @@
+"""Messages of magic 0 and 1, the formats before Kafka 0.11: one message is one batch.
+
+A compressed message is a wrapper whose value is a set of messages.
+Source: Kafka's `LegacyRecord` and `AbstractLegacyRecordBatch`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from ebbtide.records.attributes import (
+    COMPRESSION_MASK,
+    LOG_APPEND_TIME,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+)
+from ebbtide.records.batch import LOG_OVERHEAD_BYTES, BatchRow
+from ebbtide.records.compression import Codec, decompress
+
+OFFSET_AND_SIZE = struct.Struct(">qi")
+# CRC, magic, attributes.
+PREFIX = struct.Struct(">IbB")
+MAGIC_START = 4
+TIMESTAMP = struct.Struct(">q")
+LENGTH = struct.Struct(">i")
+
+
+class MalformedMessageError(ValueError):
+    """Bytes that are no message."""
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(expected, found)
+        self.expected = expected
+        self.found = found
+
+
+class Message(NamedTuple):
+    """One message as its own bytes say."""
+
+    offset: int
+    crc: int
+    magic: int
+    attributes: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class LegacyRecord(NamedTuple):
+    """One record, with the offset and the times that Kafka's reader gives it."""
+
+    offset: int
+    timestamp_ms: int
+    producer_timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+def read_message(data: bytes | memoryview) -> Message:
+    """Return the message that `data`, from its offset field on, holds; its CRC is checked."""
+    offset, _ = OFFSET_AND_SIZE.unpack_from(data)
+    body = memoryview(data)[LOG_OVERHEAD_BYTES:]
+    try:
+        crc, magic, attributes = PREFIX.unpack_from(body)
+        found = zlib.crc32(body[MAGIC_START:])
+        if found != crc:
+            raise MalformedMessageError(f"CRC-32 {crc:#010x}", f"{found:#010x}")
+        if magic not in (0, 1):
+            raise MalformedMessageError("magic 0 or 1", f"{magic}")
+        position = PREFIX.size
+        timestamp_ms = NO_TIMESTAMP
+        if magic == 1:
+            (timestamp_ms,) = TIMESTAMP.unpack_from(body, position)
+            position += TIMESTAMP.size
+        key, position = _read_bytes(body, position)
+        value, _ = _read_bytes(body, position)
+    except struct.error as short:
+        raise MalformedMessageError("a whole message", f"{len(body)} bytes") from short
+    return Message(offset, crc, magic, attributes, timestamp_ms, key, value)
+
+
+def _read_bytes(body: memoryview, position: int) -> tuple[bytes | None, int]:
+    (length,) = LENGTH.unpack_from(body, position)
+    position += LENGTH.size
+    if length < 0:
+        return None, position
+    if length > len(body) - position:
+        raise MalformedMessageError(f"{length} bytes of key or value", f"{len(body) - position}")
+    return bytes(body[position : position + length]), position + length
+
+
+def read_legacy_records(wrapper: Message) -> list[LegacyRecord]:
+    """Return the records of a message: itself, or those it wraps."""
+    is_append_time = wrapper.magic == 1 and bool(wrapper.attributes & LOG_APPEND_TIME)
+    if not wrapper.attributes & COMPRESSION_MASK:
+        own_ms = NO_TIMESTAMP if is_append_time else wrapper.timestamp_ms
+        return [
+            LegacyRecord(wrapper.offset, wrapper.timestamp_ms, own_ms, wrapper.key, wrapper.value)
+        ]
+    inner = _unwrap(wrapper)
+    shift = _offset_shift(wrapper, inner)
+    records = [
+        LegacyRecord(
+            message.offset + shift,
+            wrapper.timestamp_ms if is_append_time and message.magic == 1 else message.timestamp_ms,
+            message.timestamp_ms,
+            message.key,
+            message.value,
+        )
+        for message in inner
+    ]
+    _check_offsets(wrapper, records)
+    return records
+
+
+def _check_offsets(wrapper: Message, records: list[LegacyRecord]) -> None:
+    offsets = [record.offset for record in records]
+    if offsets[-1] > wrapper.offset:
+        raise MalformedMessageError(f"offsets up to {wrapper.offset}", f"{offsets[-1]}")
+    for earlier, later in pairwise(offsets):
+        if later <= earlier:
+            raise MalformedMessageError(f"an offset above {earlier}", f"{later}")
+
+
+def _unwrap(wrapper: Message) -> list[Message]:
+    codec = wrapper.attributes & COMPRESSION_MASK
+    if codec not in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4):
+        raise MalformedMessageError("codec none, gzip, snappy or lz4", f"codec {codec}")
+    if wrapper.value is None:
+        raise MalformedMessageError("compressed messages", "a null value")
+    messages = list(_read_set(decompress(codec, wrapper.value, magic=wrapper.magic)))
+    if not messages:
+        raise MalformedMessageError("compressed messages", "none")
+    if any(message.attributes & COMPRESSION_MASK for message in messages):
+        raise MalformedMessageError("one layer of compression", "two")
+    return messages
+
+
+def _read_set(data: bytes) -> Iterator[Message]:
+    view = memoryview(data)
+    position = 0
+    # Kafka too stops at a message that the set's end cuts off: producers of old wrote such sets.
+    while len(data) - position >= LOG_OVERHEAD_BYTES:
+        _, length = OFFSET_AND_SIZE.unpack_from(data, position)
+        end = position + LOG_OVERHEAD_BYTES + length
+        if length < PREFIX.size:
+            raise MalformedMessageError("the length of a message", f"{length}")
+        if end > len(data):
+            return
+        yield read_message(view[position:end])
+        position = end
+
+
+def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
+    """What to add to the inner offsets: those of magic 1 count from the set's first record."""
+    if wrapper.magic == 0 or wrapper.offset == 0:
+        return 0
+    shift = wrapper.offset - inner[-1].offset
+    if shift < 0:
+        raise MalformedMessageError(
+            f"a last offset of {wrapper.offset} in a compressed set", f"{inner[-1].offset}"
+        )
+    return shift
+
+
+def legacy_row(position: int, message: Message, size_bytes: int) -> BatchRow:
+    """Return the row of a message as a batch; magic 0 and 1 know no base timestamp."""
+    records = read_legacy_records(message)
+    return BatchRow(
+        position=position,
+        base_offset=records[0].offset,
+        last_offset=message.offset,
+        leader_epoch=NO_LEADER_EPOCH,
+        magic=message.magic,
+        attributes=message.attributes,
+        base_timestamp_ms=NO_TIMESTAMP,
+        max_timestamp_ms=message.timestamp_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        record_count=len(records),
+        size_bytes=size_bytes,
+        crc=message.crc,
+    )

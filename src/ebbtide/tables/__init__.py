@@ -1,0 +1,1 @@
+"""Iceberg tables: schema, state, commits, runs. The only package that writes."""

@@ -1,0 +1,137 @@
+"""What all jobs share: their arguments, one thread a topic, a row in `runs` for each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.log.names import TopicName
+from ebbtide.tables.runs import Attempt, Outcome, append_run
+from ebbtide.tables.schema import create_runs
+
+TOPICS_AT_ONCE = 4
+ATTEMPTS_ON_CONFLICT = 3
+EXIT_FAILED = 1
+EXIT_TRANSIENT = 75  # sysexits' EX_TEMPFAIL
+
+# A job's work on one topic, in a session of its own.
+Work = Callable[[SparkSession, TopicName], Outcome]
+
+
+def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
+    """The arguments that every job takes."""
+    parser = argparse.ArgumentParser(prog=job, description=description)
+    parser.set_defaults(job=job)
+    if has_topics:
+        parser.add_argument(
+            "--topic",
+            action="append",
+            required=True,
+            type=TopicName.parse,
+            metavar="CLUSTER.TOPIC",
+            help="a topic to work on; repeat for more",
+        )
+    parser.add_argument(
+        "--now",
+        required=True,
+        type=parse_now,
+        metavar="ISO8601",
+        help="the only clock of the run, such as 2026-11-22T01:00:00+00:00",
+    )
+    parser.add_argument("--run-id", required=True, help="names the run in lake.ebbtide.runs")
+    parser.add_argument("--dag", help="the Airflow DAG that asked")
+    parser.add_argument("--task", help="the Airflow task that asked")
+    parser.add_argument(
+        "--plan-only", action="store_true", help="print what would be done, and change nothing"
+    )
+    return parser
+
+
+def parse_now(text: str) -> datetime:
+    """An ISO 8601 time with its zone."""
+    now = datetime.fromisoformat(text)
+    if now.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"expected a time with its zone, found {text!r}")
+    return now.astimezone(UTC)
+
+
+def to_ms(moment: datetime) -> int:
+    """Milliseconds since the epoch, exactly."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    return whole * 1000 + moment.microsecond // 1000
+
+
+def run_topics(
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+) -> int:
+    """Do the work on each topic; one that fails does not stop the others. The exit code."""
+    if not args.plan_only:
+        create_runs(spark)
+    with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
+        errors = list(pool.map(lambda topic: _run_topic(spark, args, topic, work), topics))
+    return exit_code(errors)
+
+
+def exit_code(errors: Iterable[BaseException | None]) -> int:
+    """0 when all is well; EXIT_TRANSIENT when running again can help every failure."""
+    failures = [error for error in errors if error is not None]
+    if not failures:
+        return 0
+    if all(getattr(error, "transient", False) for error in failures):
+        return EXIT_TRANSIENT
+    return EXIT_FAILED
+
+
+def _run_topic(
+    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: Work
+) -> BaseException | None:
+    session = spark.newSession()
+    started = datetime.now(UTC)
+    outcome, error = _attempt(session, args.job, topic, work)
+    ended = datetime.now(UTC)
+    seconds = round((ended - started).total_seconds(), 1)
+    outcome.topic["seconds"] = seconds
+    attempt = Attempt(
+        run_id=args.run_id,
+        dag=args.dag,
+        task=args.task,
+        job=args.job,
+        topic=topic,
+        started=started,
+        ended=ended,
+        now=args.now,
+    )
+    if args.plan_only:
+        print(f"{args.job} {topic} would do: {outcome.to_json()}", flush=True)
+    else:
+        append_run(session, attempt, outcome, error)
+    if error is None:
+        print(f"{args.job} {topic}: done in {seconds} s", flush=True)
+    else:
+        print(f"{args.job} {topic}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return error
+
+
+def _attempt(
+    session: SparkSession, job: str, topic: TopicName, work: Work
+) -> tuple[Outcome, BaseException | None]:
+    """Work, and work again where another writer was faster; every other error is the result."""
+    for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
+        try:
+            outcome = work(session, topic)
+            return outcome, outcome.error
+        except CommitConflictError as error:
+            if attempt == ATTEMPTS_ON_CONFLICT:
+                return Outcome(), error
+            print(f"{job} {topic}: {error} (attempt {attempt})", file=sys.stderr, flush=True)
+            time.sleep(attempt)
+        except Exception as error:  # one topic's failure is not another's
+            return Outcome(), error
+    raise AssertionError("unreachable")

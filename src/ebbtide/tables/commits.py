@@ -1,0 +1,88 @@
+"""Every commit that ebbtide makes passes here under its name, in the order that makes it safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+
+T = TypeVar("T")
+
+SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
+# Iceberg retries the second itself; both mean: read the table again and decide anew.
+_CONFLICTS = (
+    "org.apache.iceberg.exceptions.ValidationException",
+    "org.apache.iceberg.exceptions.CommitFailedException",
+    "org.apache.iceberg.exceptions.CommitStateUnknownException",
+)
+
+
+class Step(StrEnum):
+    """The commit points. A job may be killed before any of them and be run again."""
+
+    CREATE_TOPIC = "create_topic"
+    CONFIGURE_TOPIC = "configure_topic"
+    INGEST_RECORDS = "ingest_records"
+    INGEST_BATCHES = "ingest_batches"
+    INGEST_STATE = "ingest_state"
+    MARK_RECORDS = "mark_records"
+    MARK_STATE = "mark_state"
+    ROUND_STARTED = "round_started"
+    ROUND_RECORDS = "round_records"
+    ROUND_BATCHES = "round_batches"
+    ROUND_STATE = "round_state"
+    LOG_START_OFFSET = "log_start_offset"
+    TRUNCATE_RECORD_SEGMENTS = "truncate_record_segments"
+    TRUNCATE_RECORDS = "truncate_records"
+    TRUNCATE_BATCHES = "truncate_batches"
+    REWRITE_FILES = "rewrite_files"
+    EXPIRE_SNAPSHOTS = "expire_snapshots"
+    RUN_ROW = "run_row"
+
+
+def before_commit(step: Step) -> None:
+    """Called before each commit; tests replace it to stop a job there."""
+
+
+def commit(step: Step, action: Callable[[], T]) -> T:
+    """Run the commit; a lost race becomes CommitConflictError, which a retry can help."""
+    before_commit(step)
+    try:
+        return action()
+    except Exception as error:
+        if conflict := conflict_of(error):
+            raise CommitConflictError(
+                f"expected to commit {step}, found that another writer moved the table: "
+                f"{conflict}; run the job again"
+            ) from error
+        raise
+
+
+def conflict_of(error: BaseException) -> str | None:
+    """The message of the lost race behind a Java error; None for any other error."""
+    if not isinstance(error, Py4JJavaError):
+        return None
+    cause: Any = error.java_exception
+    while cause is not None:
+        if cause.getClass().getName() in _CONFLICTS:
+            return str(cause.getMessage())
+        cause = cause.getCause()
+    return None
+
+
+@contextmanager
+def snapshot_properties(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """Put `properties` in the summary of each snapshot that this session's SQL commits."""
+    for name, value in properties.items():
+        spark.conf.set(SNAPSHOT_PROPERTY + name, value)
+    try:
+        yield
+    finally:
+        for name in properties:
+            spark.conf.unset(SNAPSHOT_PROPERTY + name)

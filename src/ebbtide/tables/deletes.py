@@ -1,0 +1,42 @@
+"""The two ways in which rows leave: whole segments as metadata, single rows as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ebbtide.tables.commits import Step, commit, snapshot_properties
+from ebbtide.tables.topics import java_table
+
+
+def delete_segments(
+    spark: SparkSession,
+    table: str,
+    segments: Mapping[int, Sequence[int]],
+    step: Step,
+    properties: Mapping[str, str],
+) -> None:
+    """Drop whole physical segments, {partition: segments}, as one metadata commit."""
+    jvm: Any = spark._jvm
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    # `in`, `or` and `and` are words of Python, so these Java methods are asked for by name.
+    matches = expressions.alwaysFalse()
+    for partition, bases in segments.items():
+        in_segments = getattr(expressions, "in")("segment", [jvm.java.lang.Long(b) for b in bases])
+        in_partition = expressions.equal("partition", partition)
+        both = getattr(expressions, "and")(in_partition, in_segments)
+        matches = getattr(expressions, "or")(matches, both)
+    delete = java_table(spark, table).newDelete().deleteFromRowFilter(matches)
+    for name, value in properties.items():
+        delete = delete.set(name, value)
+    commit(step, delete.commit)
+
+
+def delete_rows(
+    spark: SparkSession, table: str, condition: str, step: Step, properties: Mapping[str, str]
+) -> None:
+    """Run `DELETE FROM table WHERE condition`; segment bounds in it must be literals."""
+    with snapshot_properties(spark, properties):
+        commit(step, lambda: spark.sql(f"DELETE FROM {table} WHERE {condition}"))

@@ -1,0 +1,339 @@
+"""What the lake says, read through pyiceberg: seconds instead of a Spark session, and no writing.
+
+The catalog is the one Spark uses, taken from the same spark-defaults.conf: a second place to
+configure it would one day name another catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ebbtide.errors import ConfigurationError, UnknownTopicError
+from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName
+from ebbtide.log.state import PREFIX as STATE_PREFIX
+from ebbtide.log.state import PartitionState, parse_states
+from ebbtide.records.attributes import DELETE_HORIZON
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Table
+
+RUNS = (OWN_NAMESPACE, "runs")
+CATALOG_PREFIX = f"spark.sql.catalog.{CATALOG}."
+
+
+class BatchTotals(NamedTuple):
+    """Bytes of a partition's batches, and the earliest delete horizon that any of them holds."""
+
+    size_bytes: int
+    next_horizon_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as its records table's properties describe it."""
+
+    name: str
+    properties: Mapping[str, str]
+
+    @property
+    def config(self) -> TopicConfig:
+        """The validated configuration; ConfigurationError where a property is wrong."""
+        return parse_config(self.properties)
+
+    @property
+    def partitions(self) -> dict[int, PartitionState]:
+        """The state of each partition."""
+        return parse_states(self.properties)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a delete must also reach copies of the log."""
+        return bool(self.properties.get("ebbtide.replicas", "").strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt of a job on a topic, a row of lake.ebbtide.runs; times are UTC."""
+
+    run_id: str
+    dag: str | None
+    task: str | None
+    job: str
+    topic: str
+    started: datetime
+    ended: datetime
+    now: datetime
+    status: str
+    error: str | None
+    error_class: str | None
+    is_transient: bool
+    result: Mapping[str, Any]
+    rows_removed: int
+    files_removed: int
+    bytes_removed: int
+    snapshot_ids: tuple[int, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether this attempt did what it was asked to."""
+        return self.status == "succeeded"
+
+    @property
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """What the job says about each partition."""
+        return {int(p): said for p, said in self.result.get("partitions", {}).items()}
+
+    @property
+    def topic_result(self) -> Mapping[str, Any]:
+        """What the job says about the topic as a whole."""
+        said: Mapping[str, Any] = self.result.get("topic", {})
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """The tables of one catalog; without a catalog, an empty lake."""
+
+    catalog: SqlCatalog | None
+
+    def topic_names(self) -> list[str]:
+        """`<cluster>.<topic>` of every table that is a topic, sorted."""
+        if self.catalog is None:
+            return []
+        names = []
+        for cluster, *rest in self.catalog.list_namespaces():
+            if rest or cluster == OWN_NAMESPACE or cluster.endswith(BATCHES_SUFFIX):
+                continue
+            tables = (self.catalog.load_table(found) for found in self.catalog.list_tables(cluster))
+            names += [f"{cluster}.{_topic_of(table)}" for table in tables if _is_topic(table)]
+        return sorted(names)
+
+    def topic(self, name: str) -> Topic:
+        """Configuration and state of one topic."""
+        return Topic(name, self.records(name).properties)
+
+    def records(self, name: str) -> Table:
+        """The records table of a topic."""
+        return self._table(name, "")
+
+    def batches(self, name: str) -> Table:
+        """The batches table of a topic."""
+        return self._table(name, BATCHES_SUFFIX)
+
+    def runs(self, **equals: str | Sequence[str]) -> list[Run]:
+        """Rows of `runs` whose columns equal what is given (any of several), oldest first."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        if self.catalog is None:
+            return []
+        try:
+            table = self.catalog.load_table(RUNS)
+        except NoSuchTableError:
+            return []
+        rows = table.scan(row_filter=_all_equal(equals)).to_arrow().to_pylist()
+        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+
+    def batch_totals(self, topic: Topic) -> dict[int, BatchTotals]:
+        """What the batch headers of each partition add up to, at or after its log start.
+
+        A delete horizon stands in the place of a batch's base timestamp.
+        """
+        import pyarrow.compute as pc
+
+        columns = ("partition", "last_offset", "attributes", "base_timestamp_ms", "size_bytes")
+        rows = self.batches(topic.name).scan(selected_fields=columns).to_arrow()
+        has_horizon = pc.not_equal(pc.bit_wise_and(rows["attributes"], DELETE_HORIZON), 0)
+        horizons_ms = pc.if_else(has_horizon, rows["base_timestamp_ms"], None)
+        rows = rows.append_column("horizon_ms", horizons_ms)
+        totals = {}
+        for partition, state in topic.partitions.items():
+            is_held = pc.field("last_offset") >= state.log_start_offset
+            own = rows.filter((pc.field("partition") == partition) & is_held)
+            totals[partition] = BatchTotals(
+                pc.sum(own["size_bytes"]).as_py() or 0, pc.min(own["horizon_ms"]).as_py()
+            )
+        return totals
+
+    def live_rows(self, name: str) -> dict[int, int]:
+        """Exact live rows of the records table by partition, from manifests alone."""
+        return live_rows(self.records(name))
+
+    def _table(self, name: str, suffix: str) -> Table:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        cluster, topic = TopicName.parse(name)
+        if self.catalog is None:
+            raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
+        try:
+            return self.catalog.load_table((cluster + suffix, topic))
+        except NoSuchTableError:
+            pass  # some catalogs refuse Kafka's names; `kafka.topic` then holds the true one
+        try:
+            return self._renamed_table(self.catalog, TopicName(cluster, topic), suffix)
+        except NoSuchNamespaceError:
+            raise self._unknown(name) from None
+
+    def _renamed_table(self, catalog: SqlCatalog, name: TopicName, suffix: str) -> Table:
+        for identifier in catalog.list_tables(name.cluster):
+            if _topic_of(catalog.load_table(identifier)) == name.topic:
+                return catalog.load_table((name.cluster + suffix, identifier[-1]))
+        raise self._unknown(str(name))
+
+    def _unknown(self, name: str) -> UnknownTopicError:
+        known = ", ".join(self.topic_names()) or "no topic"
+        return UnknownTopicError(
+            f"expected a table for topic {name}, found none; the lake holds {known}"
+        )
+
+
+def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
+    """The last attempt of each (topic, task), given attempts oldest first."""
+    return {(run.topic, run.task): run for run in runs}
+
+
+@contextmanager
+def open_lake(defaults: Path | None = None) -> Iterator[Lake]:
+    """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
+    settings = catalog_settings(read_defaults(defaults or _defaults_path()))
+    file = settings["uri"].removeprefix("sqlite:///")
+    if settings["uri"].startswith("sqlite:") and not Path(file).exists():
+        yield Lake(None)
+        return
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import inspect
+
+    catalog = SqlCatalog(CATALOG, **settings, init_catalog_tables="false")
+    try:
+        yield Lake(catalog if inspect(catalog.engine).has_table("iceberg_tables") else None)
+    finally:
+        catalog.engine.dispose()
+
+
+def read_defaults(path: Path) -> dict[str, str]:
+    """The settings of a spark-defaults.conf."""
+    if not path.exists():
+        raise ConfigurationError(
+            f"expected Spark's settings in {path}, found no file: `make setup`"
+        )
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {pair[0]: pair[1].strip() if len(pair) == 2 else "" for pair in pairs}
+
+
+def catalog_settings(defaults: Mapping[str, str]) -> dict[str, str]:
+    """What pyiceberg needs to open the catalog Spark calls `lake`; S3 keys go on as they are."""
+    ours = {
+        key.removeprefix(CATALOG_PREFIX): value
+        for key, value in defaults.items()
+        if key.startswith(CATALOG_PREFIX)
+    }
+    if "uri" not in ours:
+        raise ConfigurationError(f"expected {CATALOG_PREFIX}uri in Spark's settings, found none")
+    passed_on = {k: v for k, v in ours.items() if k.startswith(("s3.", "client."))}
+    return {"uri": _sqlalchemy_uri(ours), "warehouse": ours.get("warehouse", ""), **passed_on}
+
+
+def _sqlalchemy_uri(ours: Mapping[str, str]) -> str:
+    from sqlalchemy.engine import make_url
+
+    uri = ours["uri"]
+    if uri.startswith("jdbc:sqlite:"):
+        return f"sqlite:///{uri.removeprefix('jdbc:sqlite:').partition('?')[0]}"
+    if uri.startswith("jdbc:postgresql://"):
+        url = make_url(uri.removeprefix("jdbc:").replace("postgresql", "postgresql+psycopg2", 1))
+        url = url.set(username=ours.get("jdbc.user"), password=ours.get("jdbc.password"))
+        return url.render_as_string(hide_password=False)
+    raise ConfigurationError(
+        f"expected {CATALOG_PREFIX}uri to start with jdbc:sqlite: or jdbc:postgresql://, "
+        f"found {uri.partition('?')[0]!r}"
+    )
+
+
+def _defaults_path() -> Path:
+    directory = os.environ.get("SPARK_CONF_DIR")
+    if not directory:
+        raise ConfigurationError(
+            "expected SPARK_CONF_DIR to name the rendered conf, found it unset"
+        )
+    return Path(directory) / "spark-defaults.conf"
+
+
+def _is_topic(table: Table) -> bool:
+    return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
+
+
+def _topic_of(table: Table) -> str:
+    return table.properties.get("kafka.topic", table.name()[-1])
+
+
+def _all_equal(equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
+    from pyiceberg import expressions
+
+    is_in: Any = expressions.In
+    found: BooleanExpression = expressions.AlwaysTrue()
+    for column, value in equals.items():
+        found = expressions.And(found, is_in(column, [value] if isinstance(value, str) else value))
+    return found
+
+
+def _run(row: dict[str, Any]) -> Run:
+    return Run(
+        **{
+            **row,
+            "result": json.loads(row["result"] or "{}"),
+            "snapshot_ids": tuple(row["snapshot_ids"] or ()),
+        }
+    )
+
+
+def live_rows(table: Table) -> dict[int, int]:
+    """Rows of each partition that a scan would return, counted from manifests.
+
+    Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
+    only for the file it names, which needs manifests read with the v3 schema.
+    """
+    from pyiceberg.manifest import DataFileContent
+
+    snapshot = table.current_snapshot()
+    files: dict[str, tuple[int, int]] = {}
+    deleted: dict[str, int] = {}
+    for manifest in snapshot.manifests(table.io) if snapshot else ():
+        for file in _live_files(table, manifest.manifest_path):
+            if file.content == DataFileContent.DATA:
+                files[file.file_path] = (file.partition[0], file.record_count)
+            else:
+                deleted[_referenced_data_file(file)] = file.record_count
+    rows: dict[int, int] = {}
+    for path, (partition, count) in files.items():
+        rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
+    return rows
+
+
+def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
+    from pyiceberg import manifest as m
+    from pyiceberg.avro.file import AvroFile
+
+    types: Any = {-1: m.ManifestEntry, 2: m.DataFile}
+    enums: Any = {0: m.ManifestEntryStatus, 101: m.FileFormat, 134: m.DataFileContent}
+    schema = m.MANIFEST_ENTRY_SCHEMAS[3]
+    source = table.io.new_input(manifest_path)
+    with AvroFile[Any](source, schema, read_types=types, read_enums=enums) as entries:
+        for entry in entries:
+            if entry.status != m.ManifestEntryStatus.DELETED:
+                yield entry.data_file
+
+
+def _referenced_data_file(vector: Any) -> str:
+    """pyiceberg 0.12 reads the v3 fields but has no names for them; this one is third from last."""
+    path: str = vector._data[-3]
+    return path

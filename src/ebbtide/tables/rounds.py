@@ -1,0 +1,90 @@
+"""A cleaner round as it is written down before it starts, so that a killed one is finished.
+
+A round pins the snapshots it reads. Its plan is a function of those and of the round alone, so
+whoever finds it computes the same plan and only leaves out the commits already in the history.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.log.state import ROUND
+from ebbtide.tables.commits import Step
+from ebbtide.tables.topics import Changes, Topic, compare_and_set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRound:
+    """The part of a round that one partition sees; offsets are half-open bounds."""
+
+    log_start_offset: int
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    is_idle: bool
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """The records that the round judges."""
+        return self.log_start_offset, self.first_uncleanable_offset
+
+    @property
+    def dirty(self) -> tuple[int, int]:
+        """The records whose keys supersede; none in an idle round."""
+        first = self.first_uncleanable_offset if self.is_idle else self.first_dirty_offset
+        return first, self.first_uncleanable_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningRound:
+    """One round on one topic; times in ms since the epoch."""
+
+    id: str
+    now_ms: int
+    delete_retention_ms: int
+    producer_id_expiration_ms: int
+    segment_bytes: int
+    records_snapshot: int
+    batches_snapshot: int
+    partitions: dict[int, PartitionRound]
+
+    def to_json(self) -> str:
+        """The value of the property `ebbtide.round`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> CleaningRound:
+        """The round that a property holds."""
+        values = json.loads(text)
+        partitions = {
+            int(p): PartitionRound(**part) for p, part in values.pop("partitions").items()
+        }
+        return cls(**values, partitions=partitions)
+
+
+def new_round_id() -> str:
+    """An id that no other round has."""
+    return uuid.uuid4().hex
+
+
+def open_round(topic: Topic) -> CleaningRound | None:
+    """The round in flight on the topic, if any."""
+    text = topic.properties.get(ROUND)
+    return None if text is None else CleaningRound.parse(text)
+
+
+def start_round(topic: Topic, this_round: CleaningRound) -> None:
+    """Write the round down; CommitConflictError where another one was first."""
+
+    def change(current: Topic) -> Changes | None:
+        found = current.properties.get(ROUND)
+        if found is not None and found != this_round.to_json():
+            raise CommitConflictError(
+                f"expected no cleaner round on {topic.name}, found one in flight; "
+                "run the job again to finish it"
+            )
+        return {ROUND: this_round.to_json()}
+
+    compare_and_set(topic, Step.ROUND_STARTED, change)

@@ -1,0 +1,168 @@
+"""The tables: their columns, partitioning and settings."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName, quoted
+
+_NAMESPACES = Lock()
+
+RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
+
+RECORD_COLUMNS = """
+    `partition` INT NOT NULL,
+    offset BIGINT NOT NULL,
+    segment BIGINT NOT NULL COMMENT 'base offset of the source file; physical, never changes',
+    batch BIGINT NOT NULL COMMENT 'base offset of the record batch',
+    timestamp TIMESTAMP COMMENT 'as Kafka stores it; null when Kafka says -1',
+    event_time TIMESTAMP COMMENT 'the time KIP-870 judges by',
+    append_time TIMESTAMP COMMENT 'when the log received it, or an upper bound',
+    key BINARY,
+    value BINARY,
+    headers ARRAY<STRUCT<key: STRING, value: BINARY>>,
+    attributes INT COMMENT 'the attributes byte of the record itself',
+    is_tombstone BOOLEAN NOT NULL,
+    tombstone_by STRING COMMENT 'null_value or flag; null when not a tombstone',
+    size_bytes INT COMMENT 'key, value and headers as v2 encodes them'
+"""
+
+BATCH_COLUMNS = """
+    `partition` INT NOT NULL,
+    base_offset BIGINT NOT NULL,
+    last_offset BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    leader_epoch INT,
+    magic INT,
+    attributes INT COMMENT 'bit 6 = delete horizon (KIP-534)',
+    base_timestamp_ms BIGINT COMMENT 'the delete horizon while bit 6 is set',
+    max_timestamp_ms BIGINT,
+    max_event_time_ms BIGINT COMMENT 'future ones clamped; -1 when none',
+    append_time_ms BIGINT,
+    producer_id BIGINT,
+    producer_epoch INT,
+    base_sequence INT,
+    record_count INT,
+    size_bytes INT,
+    crc BIGINT COMMENT 'as read; null once a round rewrote the batch',
+    control_type STRING,
+    control_key BINARY,
+    control_value BINARY,
+    txn_first_offset BIGINT COMMENT 'on a marker with data: where its transaction starts'
+"""
+
+RUN_COLUMNS = """
+    run_id STRING, dag STRING, task STRING, job STRING, topic STRING,
+    started TIMESTAMP, ended TIMESTAMP, now TIMESTAMP,
+    status STRING, error STRING, error_class STRING, is_transient BOOLEAN,
+    result STRING COMMENT 'JSON: per partition and for the topic',
+    rows_removed BIGINT, files_removed BIGINT, bytes_removed BIGINT,
+    snapshot_ids ARRAY<BIGINT>
+"""
+
+# Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
+_COMMON = {
+    "format-version": "3",
+    "commit.retry.num-retries": "20",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "2000",
+    "write.metadata.compression-codec": "gzip",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.delete.isolation-level": "snapshot",
+    "write.update.isolation-level": "snapshot",
+    "write.merge.isolation-level": "snapshot",
+    "history.expire.max-snapshot-age-ms": str(5 * 24 * 60 * 60 * 1000),
+}
+_RECORDS = _COMMON | {
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    "write.distribution-mode": "none",
+    "write.delete.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    # Bounds of offset and timestamp decide deletes; these three only cost metadata.
+    "write.metadata.metrics.column.key": "none",
+    "write.metadata.metrics.column.value": "none",
+    "write.metadata.metrics.column.headers": "none",
+}
+_BATCHES = _COMMON | {
+    "write.delete.mode": "copy-on-write",
+    "write.update.mode": "copy-on-write",
+    "write.merge.mode": "copy-on-write",
+    "write.metadata.metrics.column.control_key": "none",
+    "write.metadata.metrics.column.control_value": "none",
+}
+
+
+def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
+    """Create a topic's two tables and its view where they do not exist."""
+    for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
+        _create_namespace(spark, namespace)
+    _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
+    settings = _RECORDS | properties
+    _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
+    spark.sql(committed_view_sql(name))
+
+
+def create_runs(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.runs` where it does not exist."""
+    _create_namespace(spark, OWN_NAMESPACE)
+    _create(spark, RUNS_TABLE, RUN_COLUMNS, _COMMON, "days(started)")
+
+
+def _create_namespace(spark: SparkSession, namespace: str) -> None:
+    # Topics are created in threads, and the JDBC catalog checks and inserts in two steps.
+    with _NAMESPACES:
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {quoted(CATALOG, namespace)}")
+
+
+def _create(
+    spark: SparkSession, table: str, columns: str, properties: dict[str, str], partitioning: str
+) -> None:
+    listed = ", ".join(f"'{_escaped(k)}' = '{_escaped(v)}'" for k, v in properties.items())
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING iceberg "
+        f"PARTITIONED BY ({partitioning}) TBLPROPERTIES ({listed})"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def committed_view_sql(name: TopicName) -> str:
+    """The view that shows what a read_committed consumer gets.
+
+    Below the first undecided transaction, and not in an aborted one; both from batch rows.
+    """
+    return f"""
+        CREATE VIEW IF NOT EXISTS {name.committed_view} AS
+        WITH data AS (
+            SELECT `partition`, base_offset, producer_id FROM {name.batches_table}
+            WHERE (attributes & 16) != 0 AND (attributes & 32) = 0
+        ), marker AS (
+            SELECT `partition`, base_offset, producer_id, control_type, txn_first_offset
+            FROM {name.batches_table} WHERE control_type IN ('COMMIT', 'ABORT')
+        ), aborted AS (
+            SELECT data.`partition`, data.base_offset FROM data JOIN marker
+            ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
+            AND data.base_offset >= marker.txn_first_offset
+            AND data.base_offset < marker.base_offset
+            WHERE marker.control_type = 'ABORT'
+        ), undecided AS (
+            SELECT data.`partition`, min(data.base_offset) AS first_offset
+            FROM data LEFT ANTI JOIN marker
+            ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
+            AND marker.base_offset > data.base_offset
+            GROUP BY data.`partition`
+        )
+        SELECT record.* FROM {name.records_table} AS record
+        LEFT ANTI JOIN aborted
+            ON record.`partition` = aborted.`partition` AND record.batch = aborted.base_offset
+        LEFT ANTI JOIN undecided
+            ON record.`partition` = undecided.`partition`
+            AND record.offset >= undecided.first_offset
+    """

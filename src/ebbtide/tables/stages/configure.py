@@ -1,0 +1,76 @@
+"""configure_topic: settings are checked, and their effect is shown, before they are set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.log.config import parse_config, settings
+from ebbtide.log.names import quoted_list
+from ebbtide.log.state import PREFIX, ROUND
+from ebbtide.tables.commits import Step
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import plan_clean
+from ebbtide.tables.stages.expire import plan_expire
+from ebbtide.tables.topics import Changes, Topic, compare_and_set
+
+# Iceberg's own setting that decides when a deletion is off the disk.
+ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePlan:
+    """The settings to change, and what the next run would remove with them."""
+
+    topic: Topic
+    changes: Changes
+    effect: dict[int, dict[str, Any]]
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome(topic={"changes": dict(self.changes)})
+        for partition, state in self.topic.partitions.items():
+            outcome.partitions[partition] = {
+                "log_start_offset": state.log_start_offset,
+                "low_watermark": state.log_start_offset,
+                "log_end_offset": state.log_end_offset,
+                "next_run": self.effect[partition],
+            }
+        return outcome
+
+
+def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan:
+    """Check the changes and work out what a run at `now_ms` would then remove."""
+    _check_names(changes)
+    properties = _changed(topic.properties, changes)
+    parse_config(properties)
+    changed = Topic(topic.spark, topic.name, properties)
+    cleaned = plan_clean(changed, now_ms).outcome().partitions
+    expired = plan_expire(changed, now_ms).outcome().partitions
+    effect = {p: {"clean_log": cleaned[p], "expire_segments": expired[p]} for p in cleaned}
+    return ConfigurePlan(topic, changes, effect)
+
+
+def _check_names(changes: Changes) -> None:
+    known = {*settings(), *ICEBERG_SETTINGS}
+    for name, value in changes.items():
+        is_kafka = name.startswith("kafka.")  # parse_config tells these apart
+        if name.startswith(PREFIX) or name == ROUND or not (is_kafka or name in known):
+            raise ConfigurationError(
+                f"expected one of {quoted_list(sorted(known))}, found {name!r}"
+            )
+        if name in ICEBERG_SETTINGS and value is not None and not value.isdigit():
+            raise ConfigurationError(f"expected milliseconds for {name}, found {value!r}")
+
+
+def _changed(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+    merged: dict[str, str | None] = {**properties, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def execute_configure(plan: ConfigurePlan) -> Outcome:
+    """Set the properties."""
+    compare_and_set(plan.topic, Step.CONFIGURE_TOPIC, lambda _: plan.changes)
+    return plan.outcome()

@@ -1,0 +1,110 @@
+"""delete_records: a DeleteRecords request on one topic of this catalog (KIP-107)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ebbtide.errors import RequestError
+from ebbtide.log.delete_records import Answer, ErrorCode, answer, refused, topic_error
+from ebbtide.log.state import to_properties
+from ebbtide.tables.commits import Step
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.truncate import truncate_below_start
+from ebbtide.tables.topics import Changes, Topic, compare_and_set
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePlan:
+    """The answer that each partition named in the request gets."""
+
+    topic: Topic
+    now_ms: int
+    requested: Mapping[int, int]
+    answers: dict[int, Answer]
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome()
+        for partition, reply in self.answers.items():
+            state = self.topic.partitions.get(partition)
+            outcome.partitions[partition] = {
+                "log_start_offset": reply.log_start_offset,
+                "low_watermark": reply.low_watermark,
+                "log_end_offset": -1 if state is None else state.log_end_offset,
+                "requested_offset": self.requested[partition],
+                "error_code": int(reply.error),
+                "error_name": reply.error.name,
+            }
+        outcome.error = _refusal(str(self.topic.name), self.answers)
+        return outcome
+
+
+def _refusal(topic: str, answers: Mapping[int, Answer]) -> RequestError | None:
+    """What the run fails with, once the other partitions are done."""
+    refusals = [
+        f"{topic} partition {p}: {reply.error.name}"
+        for p, reply in sorted(answers.items())
+        if reply.error is not ErrorCode.NONE
+    ]
+    return RequestError("; ".join(refusals)) if refusals else None
+
+
+def answer_unknown_topic(requested: Mapping[int, int]) -> Outcome:
+    """The outcome for a topic that has no tables."""
+    unknown = refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    outcome = Outcome(error=_refusal("unknown topic", dict.fromkeys(requested, unknown)))
+    for partition, offset in requested.items():
+        outcome.partitions[partition] = {
+            "log_start_offset": -1,
+            "low_watermark": unknown.low_watermark,
+            "log_end_offset": -1,
+            "requested_offset": offset,
+            "error_code": int(unknown.error),
+            "error_name": unknown.error.name,
+        }
+    return outcome
+
+
+def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:
+    """Answer a request of {partition: offset}; -1 stands for the high watermark."""
+    if "ebbtide.replicas" in topic.properties:
+        raise RequestError(
+            f"expected {topic.name} to have one replica, found ebbtide.replicas = "
+            f"{topic.properties['ebbtide.replicas']!r}; more than one is not covered yet"
+        )
+    error = topic_error(topic.name.topic, topic.config)
+    answers = {p: _answer(topic, p, offset, error) for p, offset in requested.items()}
+    return DeletePlan(topic, now_ms, requested, answers)
+
+
+def _answer(topic: Topic, partition: int, offset: int, error: ErrorCode) -> Answer:
+    state = topic.partitions.get(partition)
+    if state is None:
+        return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if error is not ErrorCode.NONE:
+        return refused(error, state.log_start_offset)
+    return answer(
+        offset, log_start_offset=state.log_start_offset, high_watermark=state.log_end_offset
+    )
+
+
+def execute_delete(plan: DeletePlan) -> Outcome:
+    """Move the log start offsets, then remove the records below them."""
+    outcome = plan.outcome()
+    moved = {p: a.log_start_offset for p, a in plan.answers.items() if a.error is ErrorCode.NONE}
+    if moved:
+        compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _raise(current, moved))
+        truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+        outcome.rows_removed, outcome.files_removed = truncation.rows, truncation.files
+        outcome.bytes_removed = truncation.bytes
+    return outcome
+
+
+def _raise(current: Topic, moved: Mapping[int, int]) -> Changes:
+    changes: dict[str, str | None] = {}
+    for partition, offset in moved.items():
+        state = current.partitions[partition]
+        if offset > state.log_start_offset:
+            changes |= to_properties(partition, state.moved(log_start_offset=offset))
+    return changes

@@ -1,0 +1,167 @@
+"""expire_snapshots: what no kept snapshot needs leaves the disk.
+
+A row that was deleted stays in its file until the file is rewritten, and on the disk until the
+last snapshot with that file expires. Snapshots are stamped by the machine that commits them, so
+their age is taken on its clock, not on `--now`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.log.state import PartitionState
+from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.schema import RUNS_TABLE
+from ebbtide.tables.topics import Topic, java_table
+
+MAX_AGE = "history.expire.max-snapshot-age-ms"
+DEFAULT_MAX_AGE_MS = 5 * 24 * 60 * 60 * 1000
+# A file is rewritten once this share of its rows is deleted, and this many files a run at most.
+DELETED_SHARE = 0.3
+FILES_A_RUN = 1000
+
+
+class Disk(NamedTuple):
+    """The data and delete files that a table's snapshots need."""
+
+    files: int
+    bytes: int
+
+
+def plan_expire_snapshots(topic: Topic) -> Outcome:
+    """What the tables hold now; how much of it is freed shows only when it is done."""
+    outcome = _outcome(topic)
+    tables = (topic.name.records_table, topic.name.batches_table)
+    disks = [_disk(topic.spark, table) for table in tables]
+    outcome.topic |= {
+        "files": sum(disk.files for disk in disks),
+        "bytes": sum(disk.bytes for disk in disks),
+    }
+    return outcome
+
+
+def _outcome(topic: Topic) -> Outcome:
+    outcome = Outcome()
+    for partition, state in topic.partitions.items():
+        outcome.partitions[partition] = {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": state.log_start_offset,
+            "log_end_offset": state.log_end_offset,
+        }
+    return outcome
+
+
+def execute_expire_snapshots(topic: Topic) -> Outcome:
+    """Rewrite the files too full of deletions, then expire the snapshots past their age."""
+    outcome = _outcome(topic)
+    spark, name = topic.spark, topic.name
+    before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
+    rewritten = _rewrite(topic)
+    expired = _expire(spark, name.cluster, name.topic, name.records_table)
+    expired += _expire(spark, name.cluster + "_batches", name.topic, name.batches_table)
+    after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
+    freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
+    outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
+    outcome.bytes_removed = max(0, freed)
+    outcome.topic |= {
+        "bytes_freed": freed,
+        "bytes_kept": sum(disk.bytes for disk in after),
+        "files_removed": outcome.files_removed,
+        "files_rewritten": rewritten,
+        "snapshots_expired": expired,
+        "max_snapshot_age_ms": _max_age_ms(spark, name.records_table),
+    }
+    return outcome
+
+
+def expire_run_snapshots(spark: SparkSession) -> None:
+    """The same for `lake.ebbtide.runs`, whose rows stay."""
+    _expire(spark, OWN_NAMESPACE, "runs", RUNS_TABLE)
+
+
+def _disk(spark: SparkSession, table: str) -> Disk:
+    row = spark.sql(
+        f"SELECT count(*) AS files, coalesce(sum(bytes), 0) AS bytes FROM ("
+        f"SELECT file_path, max(file_size_in_bytes) AS bytes FROM {table}.all_files "
+        f"GROUP BY file_path)"
+    ).first()
+    assert row is not None
+    return Disk(row["files"], row["bytes"])
+
+
+def _rewrite(topic: Topic) -> int:
+    """Rewrite closed segments' files whose deleted share is too large; how many."""
+    closed = " or ".join(
+        f"(partition = {partition} and segment < {state.active_segment})"
+        for partition, state in topic.partitions.items()
+        if _has_closed(state)
+    )
+    if not closed:
+        return 0
+    options = {
+        "delete-ratio-threshold": DELETED_SHARE,
+        "delete-file-threshold": 2**31 - 1,
+        "min-file-size-bytes": 0,
+        "max-file-size-bytes": 2**62,
+        "min-input-files": 2**31 - 1,
+        "max-files-to-rewrite": FILES_A_RUN,
+        "remove-dangling-deletes": "true",
+    }
+    listed = ", ".join(f"'{name}', '{value}'" for name, value in options.items())
+    result = commit(
+        Step.REWRITE_FILES,
+        lambda: _call(
+            topic.spark,
+            f"rewrite_data_files(table => '{_identifier(topic.name)}', where => '{closed}', "
+            f"options => map({listed}))",
+        ),
+    )
+    return int(result["rewritten_data_files_count"])
+
+
+def _has_closed(state: PartitionState) -> bool:
+    return len(state.segments) > 1
+
+
+def _expire(spark: SparkSession, namespace: str, table: str, identifier: str) -> int:
+    """Expire the snapshots past their age and delete their files; how many snapshots."""
+    max_age_ms = _max_age_ms(spark, identifier)
+    older_than = datetime.fromtimestamp((time.time() * 1000 - max_age_ms) / 1000, UTC)
+    before = _snapshots(spark, identifier)
+    commit(
+        Step.EXPIRE_SNAPSHOTS,
+        lambda: _call(
+            spark,
+            f"expire_snapshots(table => '{_escaped(quoted(namespace, table))}', "
+            f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)",
+        ),
+    )
+    return before - _snapshots(spark, identifier)
+
+
+def _max_age_ms(spark: SparkSession, table: str) -> int:
+    properties = java_table(spark, table).properties()
+    return int(properties.get(MAX_AGE) or DEFAULT_MAX_AGE_MS)
+
+
+def _snapshots(spark: SparkSession, table: str) -> int:
+    return int(spark.sql(f"SELECT * FROM {table}.snapshots").count())
+
+
+def _identifier(name: TopicName) -> str:
+    return _escaped(quoted(name.cluster, name.topic))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _call(spark: SparkSession, procedure: str) -> dict[str, Any]:
+    row = spark.sql(f"CALL {CATALOG}.system.{procedure}").first()
+    return {} if row is None else row.asDict()

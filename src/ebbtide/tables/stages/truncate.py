@@ -1,0 +1,152 @@
+"""Moving the log start offset, and removing what then lies below it.
+
+The order makes it safe: log start offset first, then records, then batches. Every run removes
+whatever still lies below, so a killed one is finished by the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.log.producers import last_records
+from ebbtide.records.attributes import NO_PRODUCER_ID
+from ebbtide.tables.batches import read_batches
+from ebbtide.tables.commits import Step
+from ebbtide.tables.deletes import delete_rows, delete_segments
+from ebbtide.tables.topics import Topic, current_snapshot, load
+
+Ids = list[int]
+
+
+@dataclass(slots=True)
+class Truncation:
+    """What lies below the log start offsets, by how it leaves; {partition: segments}."""
+
+    whole: dict[int, Ids] = field(default_factory=dict)
+    astride: dict[int, Ids] = field(default_factory=dict)
+    batches_whole: dict[int, Ids] = field(default_factory=dict)
+    batches_single: dict[int, Ids] = field(default_factory=dict)  # base offsets
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[int]]:
+    """Remove what lies below each log start offset; what went and the snapshots that did it."""
+    current = load(topic.spark, topic.name)
+    found = _find(current, now_ms)
+    name, spark = current.name, current.spark
+    snapshots = []
+    if found.whole:
+        delete_segments(spark, name.records_table, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
+        snapshots.append(current_snapshot(spark, name.records_table))
+    if found.astride:
+        condition = _below_start(current, found.astride)
+        delete_rows(spark, name.records_table, condition, Step.TRUNCATE_RECORDS, {})
+        snapshots.append(current_snapshot(spark, name.records_table))
+    if found.batches_whole:
+        delete_segments(spark, name.batches_table, found.batches_whole, Step.TRUNCATE_BATCHES, {})
+        snapshots.append(current_snapshot(spark, name.batches_table))
+    if found.batches_single:
+        condition = " OR ".join(
+            f"(`partition` = {p} AND base_offset IN ({', '.join(map(str, offsets))}))"
+            for p, offsets in found.batches_single.items()
+        )
+        delete_rows(spark, name.batches_table, condition, Step.TRUNCATE_BATCHES, {})
+        snapshots.append(current_snapshot(spark, name.batches_table))
+    return found, [snapshot for snapshot in snapshots if snapshot is not None]
+
+
+def _find(topic: Topic, now_ms: int) -> Truncation:
+    found = Truncation()
+    states = topic.partitions
+    for row in _files(topic).collect():
+        state = states.get(row["partition"])
+        if state is None or row["first_offset"] >= state.log_start_offset:
+            continue
+        if row["last_offset"] < state.log_start_offset:
+            found.whole.setdefault(row["partition"], []).append(row["segment"])
+            found.files += row["files"]
+            found.rows += row["rows"]
+            found.bytes += row["bytes"]
+        else:
+            found.astride.setdefault(row["partition"], []).append(row["segment"])
+    if found.astride:
+        _count_astride(topic, found)
+    _find_batches(topic, found, now_ms)
+    return found
+
+
+def _files(topic: Topic) -> DataFrame:
+    """One row a physical segment of the records table, from its manifests alone."""
+    return topic.spark.sql(
+        f"""
+        SELECT partition.`partition` AS `partition`, partition.segment AS segment,
+            min(readable_metrics.offset.lower_bound) AS first_offset,
+            max(readable_metrics.offset.upper_bound) AS last_offset,
+            count(*) AS files, sum(record_count) AS rows, sum(file_size_in_bytes) AS bytes
+        FROM {topic.name.records_table}.data_files GROUP BY 1, 2
+        """
+    )
+
+
+def _count_astride(topic: Topic, found: Truncation) -> None:
+    """Count the rows to be removed one by one; a partition without any is left out."""
+    rows = (
+        topic.spark.table(topic.name.records_table)
+        .where(_below_start(topic, found.astride))
+        .groupBy("partition")
+        .count()
+        .collect()
+    )
+    counts = {row["partition"]: row["count"] for row in rows}
+    found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
+    found.rows += sum(counts.values())
+
+
+def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
+    states = topic.partitions
+    return " OR ".join(
+        f"(`partition` = {p} AND segment IN ({', '.join(map(str, bases))}) "
+        f"AND offset < {states[p].log_start_offset})"
+        for p, bases in segments.items()
+    )
+
+
+def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
+    """Batch rows before the first logical segment, but for what a live producer still needs."""
+    first_bases = {p: state.segments[0][0] for p, state in topic.partitions.items()}
+    batches = topic.spark.table(topic.name.batches_table)
+    gone = F.lit(False)
+    for partition, base in first_bases.items():
+        gone = gone | ((F.col("partition") == partition) & (F.col("segment") < base))
+    columns = ("partition", "segment", "base_offset", "producer_id")
+    rows = batches.where(gone).select(*columns).collect()
+    producers = {row["partition"] for row in rows if row["producer_id"] != NO_PRODUCER_ID}
+    logs = read_batches(batches, producers) if producers else {}
+    expiration_ms = topic.config.producer_id_expiration_ms
+    kept = {
+        (partition, batch.base_offset)
+        for partition, log in logs.items()
+        for last in [last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)]
+        for batch in log
+        if not batch.is_control
+        and batch.producer_id in last
+        and last[batch.producer_id].is_in(batch)
+    }
+    holding = {
+        (row["partition"], row["segment"])
+        for row in rows
+        if (row["partition"], row["base_offset"]) in kept
+    }
+    for row in rows:
+        partition, segment, offset = row["partition"], row["segment"], row["base_offset"]
+        if (partition, segment) not in holding:
+            segments = found.batches_whole.setdefault(partition, [])
+            if segment not in segments:
+                segments.append(segment)
+        elif (partition, offset) not in kept:
+            found.batches_single.setdefault(partition, []).append(offset)

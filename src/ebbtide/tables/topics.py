@@ -1,0 +1,118 @@
+"""A topic's tables: finding them, their configuration and state, and compare-and-set on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, UnknownTopicError
+from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.names import TopicName
+from ebbtide.log.state import PartitionState, parse_states
+from ebbtide.tables.commits import Step, commit
+
+# A property set to None is removed.
+Changes = Mapping[str, str | None]
+CAS_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as its table's properties stood when they were read."""
+
+    spark: SparkSession
+    name: TopicName
+    properties: Mapping[str, str]
+
+    @property
+    def config(self) -> TopicConfig:
+        """The validated configuration; ConfigurationError where a property is wrong."""
+        return parse_config(self.properties)
+
+    @property
+    def partitions(self) -> dict[int, PartitionState]:
+        """The state of each partition."""
+        return parse_states(self.properties)
+
+
+def exists(spark: SparkSession, name: TopicName) -> bool:
+    """Whether the topic has its tables."""
+    tables = (name.records_table, name.batches_table)
+    return all(bool(spark.catalog.tableExists(table)) for table in tables)
+
+
+def load(spark: SparkSession, name: TopicName) -> Topic:
+    """The topic as it is now; UnknownTopicError where it has no tables."""
+    if not exists(spark, name):
+        raise UnknownTopicError(
+            f"expected the table {name.records_table}, found none; ingest the topic first"
+        )
+    table = java_table(spark, name.records_table)
+    return Topic(spark, name, dict(table.properties()))
+
+
+def java_table(spark: SparkSession, table: str) -> Any:
+    """Iceberg's own table object, freshly loaded."""
+    jvm = spark._jvm
+    assert jvm is not None
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, table)
+
+
+def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+    """Apply `change` to the properties as they are at the moment of the commit.
+
+    `change` sees the newest properties and checks its rule on them; it is asked again when
+    another writer was faster, and returns None when nothing is left to do.
+    """
+    for _ in range(CAS_ATTEMPTS):
+        operations = java_table(topic.spark, topic.name.records_table).operations()
+        base = operations.current()
+        current = Topic(topic.spark, topic.name, dict(base.properties()))
+        changes = change(current)
+        if not changes or _is_applied(current.properties, changes):
+            return current
+        try:
+            commit(step, lambda ops=operations, base=base, c=changes: _replace(ops, base, c))  # type: ignore[misc]
+        except CommitConflictError:
+            continue
+        return load(topic.spark, topic.name)
+    raise CommitConflictError(
+        f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
+        "found another writer faster each time; run the job again when it is done"
+    )
+
+
+def _is_applied(properties: Mapping[str, str], changes: Changes) -> bool:
+    return all(properties.get(name) == value for name, value in changes.items())
+
+
+def _replace(operations: Any, base: Any, changes: Changes) -> None:
+    properties = base.properties()
+    merged = dict(properties)
+    for name, value in changes.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = value
+    operations.commit(base, base.replaceProperties(merged))
+
+
+def current_snapshot(spark: SparkSession, table: str) -> int | None:
+    """Id of the table's current snapshot; None for a table without data."""
+    snapshot = java_table(spark, table).currentSnapshot()
+    return None if snapshot is None else int(snapshot.snapshotId())
+
+
+def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
+    """The newest snapshot in the table's history whose summary holds `name` = `value`."""
+    loaded = java_table(spark, table)
+    snapshot = loaded.currentSnapshot()
+    while snapshot is not None:
+        if snapshot.summary().get(name) == value:
+            return int(snapshot.snapshotId())
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else loaded.snapshot(parent)
+    return None

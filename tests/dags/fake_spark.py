@@ -1,0 +1,84 @@
+"""A spark-submit that writes what a job would write to `runs`, and can fail as jobs fail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ebbtide.errors import EbbtideError
+from tests.lake_sandbox import LakeSandbox, partition_result
+
+
+@dataclass
+class Submitted:
+    """One command as it reached spark-submit."""
+
+    job: str
+    topics: list[str]
+    options: argparse.Namespace
+
+
+@dataclass
+class FakeSpark:
+    """`failures` holds, by (job, topic), what each next attempt raises; None succeeds."""
+
+    lake: LakeSandbox
+    failures: dict[tuple[str, str], list[EbbtideError | None]] = field(default_factory=dict)
+    dies_in: dict[str, int] = field(default_factory=dict)
+    submitted: list[Submitted] = field(default_factory=list)
+
+    def submit(self, hook: Any, application: str) -> None:
+        """What SparkSubmitHook.submit does in client mode."""
+        from airflow.sdk.exceptions import AirflowException
+
+        command = hook._build_spark_submit_command(application)
+        job = hook._name.removeprefix("ebbtide ")
+        options = parse(hook._application_args)
+        topics = topics_in(options)
+        self.submitted.append(Submitted(job, topics, options))
+        if self.dies_in.get(job, 0):
+            self.dies_in[job] -= 1
+            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")
+        errors = [self._attempt(job, topic, options) for topic in topics]
+        if any(errors):
+            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 1.")
+
+    def _attempt(self, job: str, topic: str, options: argparse.Namespace) -> EbbtideError | None:
+        planned = self.failures.get((job, topic), [])
+        error = planned.pop(0) if planned else None
+        result = partition_result(log_start_offset=5, low_watermark=5)
+        self.lake.run(
+            topic,
+            job,
+            run_id=options.run_id,
+            dag=options.dag,
+            task=options.task,
+            now=datetime.fromisoformat(options.now),
+            ended=datetime.now(UTC),
+            error=error,
+            partitions={} if error else {0: result},
+        )
+        return error
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of any job."""
+    parser = argparse.ArgumentParser()
+    for option in ("--topic", "--set", "--unset"):
+        parser.add_argument(option, action="append", default=[])
+    for option in ("--now", "--run-id", "--dag", "--task", "--source", "--cluster", "--request"):
+        parser.add_argument(option)
+    for option in ("--accept-gap", "--plan-only"):
+        parser.add_argument(option, action="store_true")
+    return parser.parse_args(arguments)
+
+
+def topics_in(options: argparse.Namespace) -> list[str]:
+    """The topics a command names; an ingest without any finds log.found in its source."""
+    if options.request:
+        return [asked["topic"] for asked in json.loads(options.request)["topics"]]
+    return options.topic or ["log.found"]

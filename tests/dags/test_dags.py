@@ -1,0 +1,109 @@
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.airflow_env import ROOT
+from tests.dags.runs import dag_bag
+
+DAGS = ["configure_topic", "delete_records", "ingest_segments", "nightly_retention"]
+
+
+@pytest.fixture(scope="module")
+def dags() -> dict[str, Any]:
+    bag = dag_bag()
+    assert bag.import_errors == {}
+    return dict(bag.dags)
+
+
+def test_each_file_is_one_dag_of_its_name(dags: dict[str, Any]) -> None:
+    assert sorted(dags) == DAGS == sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
+
+
+@pytest.mark.parametrize("dag_id", DAGS)
+def test_every_dag_keeps_the_house_rules(dags: dict[str, Any], dag_id: str) -> None:
+    dag = dags[dag_id]
+    source = (ROOT / "dags" / f"{dag_id}.py").read_text()
+    assert len(source.splitlines()) <= 100
+    assert dag.doc_md.strip() == source.split('"""')[1].strip()
+    assert dag.max_active_runs == 1
+    assert not dag.catchup
+    assert dag.deadline is None
+    assert [task.task_id for task in dag.leaves] == ["verdict"]
+
+
+@pytest.mark.parametrize("dag_id", DAGS)
+def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
+    params = dags[dag_id].params
+    for name in params:
+        param = params.get_param(name)
+        assert param.schema["title"], name
+        assert param.schema["type"], name
+        assert param.description.endswith("."), name
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "schedule"),
+    [
+        ("configure_topic", None),
+        ("delete_records", None),
+        ("ingest_segments", None),
+        ("nightly_retention", "0 2 * * *"),
+    ],
+)
+def test_schedules(dags: dict[str, Any], dag_id: str, schedule: str | None) -> None:
+    assert dags[dag_id].schedule == schedule
+
+
+def test_the_night_in_order(dags: dict[str, Any]) -> None:
+    dag = dags["nightly_retention"]
+    order = [task.task_id for task in dag.topological_sort()]
+    assert order == [
+        "group_topics",
+        "mark_tombstones",
+        "clean_log",
+        "expire_segments",
+        "delete_records",
+        "expire_snapshots",
+        "publish_low_watermarks",
+        "verdict",
+    ]
+    stages = [dag.get_task(task_id) for task_id in order[2:]]
+    assert {stage.trigger_rule for stage in stages} == {"all_done"}
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "conf"),
+    [
+        ("nightly_retention", {"topics_per_application": 0}),
+        ("nightly_retention", {"topics": ["no-cluster"]}),
+        ("nightly_retention", {"topics": []}),
+        ("ingest_segments", {"source": ""}),
+        ("ingest_segments", {"cluster": "a.b"}),
+        ("configure_topic", {"set": ["spark.master=local"]}),
+        ("configure_topic", {"unset": ["kafka.retention.ms=1"]}),
+        ("delete_records", {"timeout_ms": 0}),
+        ("delete_records", {"topic": "no-cluster"}),
+    ],
+)
+def test_a_param_out_of_bounds_is_refused(
+    dags: dict[str, Any], dag_id: str, conf: dict[str, Any]
+) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    ((name, value),) = conf.items()
+    with pytest.raises(ParamValidationError):
+        dags[dag_id].params.get_param(name).resolve(value)
+
+
+def test_parsing_imports_nothing_heavy() -> None:
+    """Airflow parses the files every few seconds; each of these costs a second or more."""
+    code = (
+        "import sys; before = set(sys.modules);"
+        "import ebbtide.orchestration.handover;"
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}"
+        " & {'pyspark', 'pyiceberg', 'pyarrow', 'pandas'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"

@@ -1,0 +1,200 @@
+"""A real single-node Kafka broker (KRaft) from jars, on free loopback ports."""
+
+import base64
+import os
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+JVM_OPTIONS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.logFile=System.out",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)
+
+
+class BrokerError(Exception):
+    """The broker did not start or stop; the message ends with the tail of its log."""
+
+
+class KafkaBroker:
+    """A broker that runs between `start` and `stop`; its directory can be started again.
+
+    `overrides` are entries of server.properties, e.g. `**{"log.cleaner.enable": "false"}`.
+    """
+
+    def __init__(self, jars_dir: Path, work_dir: Path, **overrides: str) -> None:
+        self.jars_dir = jars_dir.absolute()
+        self.work_dir = work_dir.absolute()
+        self.overrides = overrides
+        self.log_dir = self.work_dir / "logs"
+        self.bootstrap_servers = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def output(self) -> Path:
+        """Where the broker's own log goes."""
+        return self.work_dir / "broker.log"
+
+    def start(self) -> None:
+        """Format the directory if it is new, start, and return once the broker answers."""
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        broker_port, controller_port = free_ports(2)
+        properties = self.work_dir / "server.properties"
+        settings = server_settings(self.log_dir, broker_port, controller_port) | self.overrides
+        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        if not (self.log_dir / "meta.properties").exists():
+            self._format(properties)
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                java_command(self.jars_dir, "kafka.Kafka", str(properties)),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.bootstrap_servers = f"127.0.0.1:{broker_port}"
+        try:
+            self._wait_until_served(broker_port)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ask the broker to shut down cleanly and wait; kill it if it does not."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise BrokerError(
+                f"the broker did not stop within {STOP_SECONDS:.0f} s and was killed"
+                f"{self._log_tail()}"
+            ) from None
+
+    def _format(self, properties: Path) -> None:
+        arguments = ("format", "-t", random_cluster_id(), "-c", str(properties))
+        done = subprocess.run(
+            java_command(self.jars_dir, "kafka.tools.StorageTool", *arguments),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise BrokerError(f"formatting {self.log_dir} failed: {done.stdout}{done.stderr}")
+
+    def _wait_until_served(self, port: int) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not accepts_connections(port):
+            self._check_alive(deadline)
+            time.sleep(0.1)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        while True:
+            try:
+                if admin.list_topics(timeout=2).brokers:
+                    return
+            except KafkaException:
+                self._check_alive(deadline)
+
+    def _check_alive(self, deadline: float) -> None:
+        status = self._process.poll() if self._process else None
+        if status is not None:
+            raise BrokerError(f"the broker ended with status {status}{self._log_tail()}")
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"the broker did not answer within {START_SECONDS:.0f} s{self._log_tail()}"
+            )
+
+    def _log_tail(self, lines: int = 30) -> str:
+        tail = self.output.read_text(errors="replace").splitlines()[-lines:]
+        return "\n".join([f"; the end of {self.output}:", *tail])
+
+
+def server_settings(log_dir: Path, broker_port: int, controller_port: int) -> dict[str, str]:
+    """server.properties of one node that is broker and controller, everything replicated once."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": (
+            f"PLAINTEXT://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}"
+        ),
+        "log.dirs": str(log_dir),
+        "auto.create.topics.enable": "false",
+        "num.partitions": "1",
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # The default would reserve 128 MiB of a small heap.
+        "log.cleaner.dedupe.buffer.size": str(10 * 1024 * 1024),
+    }
+
+
+def java_command(jars_dir: Path, main_class: str, *arguments: str) -> list[str]:
+    """The command line of `main_class`"""
+    return [java_tool("java"), *JVM_OPTIONS, "-cp", f"{jars_dir}/*", main_class, *arguments]
+
+
+def java_tool(name: str) -> str:
+    """`java` or `javac` of JAVA_HOME, else of PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", name)) if home else name
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether something listens on the loopback port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def random_cluster_id() -> str:
+    """A random id as Kafka writes them, without a leading dash: that would read as an option."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text

@@ -1,0 +1,146 @@
+"""A lake of its own for one test: real tables written by real Spark, a rendered conf to read it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebbtide.errors import EbbtideError
+from ebbtide.log.names import CATALOG, TopicName
+from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.tables.reader import CATALOG_PREFIX, read_defaults
+from ebbtide.tables.runs import Attempt, Outcome, append_run
+from ebbtide.tables.schema import create_runs, create_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+JARS = ROOT / ".ebbtide" / "jars"
+MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class LakeSandbox:
+    """An EBBTIDE_HOME whose Spark session and rendered conf name the same new catalog."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        (home / "lake").mkdir(parents=True)
+        (home / "jars").symlink_to(JARS)
+        for template in ("spark-defaults.conf", "log4j2.properties"):
+            self._run("conf/render.py", f"conf/{template}", str(home / "conf"))
+        self.session = self._session()
+
+    def package(self) -> None:
+        """Build the zip that spark-submit takes."""
+        self._run("conf/package.py", str(self.home / "ebbtide.zip"))
+
+    def environment(self) -> dict[str, str]:
+        """What points everything here."""
+        return {
+            "EBBTIDE_HOME": str(self.home),
+            "EBBTIDE_ROOT": str(ROOT),
+            "SPARK_CONF_DIR": str(self.home / "conf"),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+
+    def topic(
+        self,
+        name: str,
+        states: Mapping[int, PartitionState] | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic's tables with a configuration and a state."""
+        properties = dict(config or {"kafka.cleanup.policy": "compact"})
+        for partition, state in (states if states is not None else {0: state_of()}).items():
+            properties |= to_properties(partition, state)
+        create_topic(self.session, TopicName.parse(name), properties)
+
+    def batches(self, name: str, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        """Add batches: (partition, offset, attributes, base timestamp in ms), 100 bytes each."""
+        values = ", ".join(
+            f"({partition}, {offset}, {offset}, 0, {attributes}, {base_ms}, 100)"
+            for partition, offset, attributes, base_ms in rows
+        )
+        self.session.sql(
+            f"INSERT INTO {TopicName.parse(name).batches_table} (`partition`, base_offset, "
+            f"last_offset, segment, attributes, base_timestamp_ms, size_bytes) VALUES {values}"
+        )
+
+    def records(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
+        """Add records: (partition, offset)."""
+        values = ", ".join(f"({partition}, {offset}, 0, 0, false)" for partition, offset in rows)
+        self.session.sql(
+            f"INSERT INTO {TopicName.parse(name).records_table} "
+            f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
+        )
+
+    def run(self, topic: str, job: str, **given: Any) -> None:
+        """Append a row to `runs`; `partitions`, `error`, `now` and totals as given."""
+        now = given.pop("now", MIDNIGHT)
+        error: EbbtideError | None = given.pop("error", None)
+        attempt = Attempt(
+            run_id=given.pop("run_id", "run-1"),
+            dag=given.pop("dag", "nightly_retention"),
+            task=given.pop("task", job),
+            job=job,
+            topic=TopicName.parse(topic),
+            started=given.pop("started", now),
+            ended=given.pop("ended", now),
+            now=now,
+        )
+        create_runs(self.session)
+        append_run(self.session, attempt, Outcome(**given), error)
+
+    def _session(self) -> SparkSession:
+        session = any_session(self.home).newSession()
+        for key, value in read_defaults(self.home / "conf" / "spark-defaults.conf").items():
+            if key.startswith((CATALOG_PREFIX, f"spark.sql.catalog.{CATALOG}")):
+                session.conf.set(key, value)
+        return session
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={"EBBTIDE_HOME": str(self.home), "PATH": "/usr/bin"},
+            check=True,
+        )
+
+
+def any_session(home: Path) -> SparkSession:
+    """The process's session if there is one; a process can only have one Spark."""
+    from pyspark.sql import SparkSession
+
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        return found
+    builder = SparkSession.builder.appName("tests")
+    for key, value in read_defaults(home / "conf" / "spark-defaults.conf").items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def state_of(**changes: Any) -> PartitionState:
+    """A partition of 100 offsets that is marked, cleaned and waits for nothing."""
+    return PartitionState(
+        **{
+            "log_start_offset": 0,
+            "log_end_offset": 100,
+            "first_dirty_offset": 100,
+            "first_unmarked_offset": 100,
+            "segments": ((0, 0), (100, 0)),
+            "cleaned_end_offset": 100,
+            "next_clean_ms": -1,
+            **changes,
+        }
+    )
+
+
+def partition_result(**said: Any) -> dict[str, Any]:
+    """What every job says about a partition, and more if given."""
+    return {"log_start_offset": 0, "low_watermark": 0, "log_end_offset": 100, **said}

@@ -1,0 +1,124 @@
+"""Kafka's segment files, written from batches and read back as a `Log`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ebbtide.log.batches import ABORT, COMMIT, Batch
+from ebbtide.log.state import PartitionState
+from ebbtide.log.transactions import OpenTransactions
+from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
+from ebbtide.records.segment import read_records, segment_base_offset, walk_segment
+from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from tests.log.plain_cleaner import Log
+
+MAX_BATCH_BYTES = 1 << 20
+MARKER_TYPES = {ABORT: 0, COMMIT: 1}
+
+Segments = Mapping[int, Sequence[bytes]]
+
+
+def data_batch(
+    offset: int,
+    *records: tuple[str | None, str | None],
+    at_ms: int,
+    codec: int = 0,
+    **fields: Any,
+) -> bytes:
+    """A data batch with (key, value) at consecutive offsets, one millisecond apart."""
+    written = [
+        Record(offset + i, at_ms + i, key and key.encode(), value and value.encode())
+        for i, (key, value) in enumerate((k, v) for k, v in records)
+    ]
+    written = [
+        record._replace(
+            key=b"" if key == "" else record.key, value=b"" if value == "" else record.value
+        )
+        for record, (key, value) in zip(written, records, strict=True)
+    ]
+    return write_batch(BatchFields(**fields), written, codec)
+
+
+def transactional(offset: int, key: str, *, producer: int, at_ms: int, epoch: int = 0) -> bytes:
+    """A batch of one record in a transaction."""
+    return data_batch(
+        offset,
+        (key, "v"),
+        at_ms=at_ms,
+        attributes=TRANSACTIONAL,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=0,
+    )
+
+
+def marker(offset: int, kind: str, *, producer: int, at_ms: int, epoch: int = 0) -> bytes:
+    """A transaction marker, by a coordinator of epoch 0."""
+    key = b"\0\0" + MARKER_TYPES[kind].to_bytes(2, "big")
+    fields = BatchFields(
+        attributes=TRANSACTIONAL | CONTROL, producer_id=producer, producer_epoch=epoch
+    )
+    return write_batch(fields, [Record(offset, at_ms, key, bytes(6))])
+
+
+def write_log(directory: Path, segments: Segments) -> Path:
+    """A directory with the segment files of these base offsets."""
+    directory.mkdir(parents=True)
+    for base_offset, batches in segments.items():
+        (directory / f"{base_offset:020d}.log").write_bytes(b"".join(batches))
+    return directory
+
+
+def read_log(directory: Path, modified_ms: int, *, log_start_offset: int = 0) -> Log:
+    """All of a partition's directory; every file was last modified at `modified_ms`."""
+    batches: list[Batch] = []
+    records: dict[int, list[Record]] = {}
+    transactions = OpenTransactions()
+    paths = [str(path) for path in sorted(directory.glob("*.log"))]
+    for path in paths:
+        walk = walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
+        for row in walk.batches.to_pylist():
+            batch = batch_of(row)
+            batches.append(batch._replace(txn_first_offset=transactions.append(batch)))
+            records[batch.base_offset] = control_records(row)
+        for chunk in read_records(path, 0, walk.valid_bytes):
+            for row in chunk.to_pylist():
+                records[row["batch"]].append(record_of(row))
+    bases = [segment_base_offset(path) for path in paths]
+    log_end_offset = max([bases[-1], *(batch.next_offset for batch in batches)])
+    state = PartitionState(
+        log_start_offset=log_start_offset,
+        log_end_offset=log_end_offset,
+        first_dirty_offset=log_start_offset,
+        first_unmarked_offset=log_end_offset,
+        segments=tuple((base, modified_ms) for base in bases),
+    )
+    return Log(batches=tuple(batches), records=records, state=state)
+
+
+def batch_of(row: Mapping[str, Any]) -> Batch:
+    """A walked row as a header."""
+    return Batch(**{name: row[name] for name in Batch._fields if name in row})
+
+
+def control_records(row: Mapping[str, Any]) -> list[Record]:
+    """The record of a control batch that is not emptied."""
+    if row["control_type"] is None:
+        return []
+    at_ms = row["max_timestamp_ms"]
+    return [Record(row["base_offset"], at_ms, row["control_key"], row["control_value"])]
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """A decoded row as the writer takes it."""
+    at = row["timestamp"]
+    return Record(
+        row["offset"],
+        -1 if at is None else round(at.timestamp() * 1000),
+        row["key"],
+        row["value"],
+        tuple((header["key"].encode(), header["value"]) for header in row["headers"]),
+        row["attributes"],
+    )

@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.conftest import kafka_jars as kafka_jars
+from tests.lake_sandbox import LakeSandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> LakeSandbox:
+    """A lake that the tests of one file share; each takes a cluster of its own."""
+    return LakeSandbox(tmp_path_factory.mktemp("lake") / "home")
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> str:
+    """A cluster name of the test's own."""
+    return "".join(c if c.isalnum() else "_" for c in request.node.name.lower())[-60:]
+
+
+@pytest.fixture(scope="session")
+def sample() -> Path:
+    """The committed sample log."""
+    return Path(__file__).resolve().parents[2] / "sample" / "log"

@@ -1,0 +1,62 @@
+"""The stages of a night, called as the jobs call them, without Airflow."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.records.log_directory import list_log_directory, read_manifest
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
+from ebbtide.tables.stages.expire import execute_expire, plan_expire
+from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.topics import load
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+def at(now_ms: int) -> datetime:
+    return datetime.fromtimestamp(now_ms / 1000, UTC)
+
+
+def source_of(directory: Path, now_ms: int, *, accept_gap: bool = False) -> Source:
+    uri = str(directory)
+    return Source(list_log_directory(uri), read_manifest(uri), at(now_ms), accept_gap)
+
+
+def ingest(
+    spark: SparkSession, name: str, directory: Path, now_ms: int, *, accept_gap: bool = False
+) -> Outcome:
+    """Ingest one topic; raises what a job would report."""
+    source = source_of(directory, now_ms, accept_gap=accept_gap)
+    outcome = ingest_topic(spark, TopicName.parse(name), source)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def mark(spark: SparkSession, name: str) -> Outcome:
+    return execute_mark(plan_mark(load(spark, TopicName.parse(name))))
+
+
+def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:
+    return execute_clean(plan_clean(load(spark, TopicName.parse(name)), now_ms))
+
+
+def expire(spark: SparkSession, name: str, now_ms: int) -> Outcome:
+    topic = finish_round(load(spark, TopicName.parse(name)))
+    return execute_expire(plan_expire(topic, now_ms))
+
+
+def night(spark: SparkSession, name: str, now_ms: int) -> dict[str, Outcome]:
+    """Mark, clean and expire, in the order of the DAG."""
+    return {
+        "mark_tombstones": mark(spark, name),
+        "clean_log": clean(spark, name, now_ms),
+        "expire_segments": expire(spark, name, now_ms),
+    }
