@@ -43,6 +43,8 @@ class FakeSpark:
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")
+        if options.plan_only:
+            return
         errors = [self._attempt(job, topic, options) for topic in topics]
         if any(errors):
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 1.")

@@ -57,12 +57,29 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
     assert not submitted.options.plan_only
 
 
+def test_a_plan_changes_nothing_and_leaves_no_row(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a")
+    run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
+    assert run.state == "success"
+    assert spark_submit.submitted[0].options.plan_only
+
+
+def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    spark_submit.dies_in["configure_topic"] = 3
+    run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=soon"])
+    assert run.state == "failed"
+    assert len(spark_submit.submitted) == 1
+
+
 def test_a_refused_configuration_is_not_tried_again(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
     lake.topic("log.a")
     spark_submit.failures["configure_topic", "log.a"] = [ConfigurationError("expected x, found y")]
-    run = run_dag("configure_topic", topic="log.a")
+    run = run_dag("configure_topic", topic="log.a", plan_only=False)
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 1
 

@@ -29,16 +29,15 @@ def data_batch(
 ) -> bytes:
     """A data batch with (key, value) at consecutive offsets, one millisecond apart."""
     written = [
-        Record(offset + i, at_ms + i, key and key.encode(), value and value.encode())
-        for i, (key, value) in enumerate((k, v) for k, v in records)
-    ]
-    written = [
-        record._replace(
-            key=b"" if key == "" else record.key, value=b"" if value == "" else record.value
-        )
-        for record, (key, value) in zip(written, records, strict=True)
+        Record(offset + i, at_ms + i, encoded(key), encoded(value))
+        for i, (key, value) in enumerate(records)
     ]
     return write_batch(BatchFields(**fields), written, codec)
+
+
+def encoded(text: str | None) -> bytes | None:
+    """UTF-8, null kept."""
+    return None if text is None else text.encode()
 
 
 def transactional(offset: int, key: str, *, producer: int, at_ms: int, epoch: int = 0) -> bytes:

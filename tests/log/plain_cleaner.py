@@ -1,8 +1,8 @@
-"""One cleaner round in plain Python: what `ebbtide.log` decides, done to a log in memory."""
+"""Cleaner rounds and retention in plain Python: `ebbtide.log` decides, a log in memory changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ebbtide.log.batches import HEADER_BYTES, Batch
@@ -16,7 +16,8 @@ from ebbtide.log.cleaning import (
     rewrite,
 )
 from ebbtide.log.config import TopicConfig
-from ebbtide.log.producers import last_records
+from ebbtide.log.producers import LastRecord, last_records
+from ebbtide.log.retention import Offsets, expire
 from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
 from ebbtide.log.state import PartitionState
 from ebbtide.log.transactions import OpenTransactions
@@ -27,7 +28,8 @@ from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 class Log:
     """One partition: headers in offset order, and each batch's records by its base offset.
 
-    A control batch's record is among them.
+    A control batch's record is among them. Below the first segment are the batches of which only
+    the producer is remembered.
     """
 
     batches: tuple[Batch, ...]
@@ -35,11 +37,23 @@ class Log:
     state: PartitionState
 
 
+def in_segments(log: Log) -> list[Batch]:
+    """The batches that are still there."""
+    first_segment = log.state.segments[0][0]
+    return [batch for batch in log.batches if batch.base_offset >= first_segment]
+
+
+def producers_of(log: Log, config: TopicConfig, now_ms: int) -> dict[int, LastRecord]:
+    """What the log remembers of its producers at `now_ms`."""
+    expiration_ms = config.producer_id_expiration_ms
+    return last_records(log.batches, now_ms=now_ms, expiration_ms=expiration_ms)
+
+
 def segments_of(log: Log) -> list[Segment]:
     """The logical segments with what their batches add up to."""
     bases = [base for base, _ in log.state.segments]
     contents: dict[int, list[Batch]] = {base: [] for base in bases}
-    for batch in log.batches:
+    for batch in in_segments(log):
         contents[segment_of(bases, batch.base_offset)].append(batch)
     return [
         Segment(
@@ -74,38 +88,74 @@ def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) 
     An idle round supersedes nothing and leaves the first dirty offset where it is.
     """
     offered = offer(log, config, now_ms)
-    bound = offered.first_uncleanable_offset
+    bound, first_dirty = offered.first_uncleanable_offset, offered.first_dirty_offset
     this_round = Round(now_ms, config.delete_retention_ms, bound, log.state.log_start_offset)
-    producers = last_records(
-        log.batches, now_ms=now_ms, expiration_ms=config.producer_id_expiration_ms
+    producers = producers_of(log, config, now_ms)
+    verdicts = list(judge(in_segments(log), this_round, producers))
+    latest = {} if is_idle else latest_offsets(log, verdicts, first_dirty)
+    segments = merged(segments_of(log), bound, config.segment_bytes)
+    state = replace(
+        log.state,
+        first_dirty_offset=first_dirty if is_idle else bound,
+        segments=tuple((segment.base_offset, segment.modified_ms) for segment in segments),
+        cleaned_at_ms=now_ms,
     )
-    verdicts = list(judge(log.batches, this_round, producers))
-    latest = {} if is_idle else latest_offsets(log, verdicts, offered.first_dirty_offset)
-    batches: list[Batch] = []
+    return swept(replace(log, state=state), verdicts, latest, this_round)
+
+
+def swept(
+    log: Log,
+    verdicts: Iterable[tuple[Batch, Verdict]],
+    latest: Mapping[bytes | None, int],
+    this_round: Round,
+) -> Log:
+    """The log with the judged batches written anew or gone."""
+    batches = {batch.base_offset: batch for batch in log.batches}
     records = dict(log.records)
     for batch, verdict in verdicts:
         before = records.pop(batch.base_offset)
-        survivors = list(surviving(batch, verdict, before, latest, now_ms=now_ms))
+        survivors = list(surviving(batch, verdict, before, latest, now_ms=this_round.now_ms))
         after = rewritten(batch, verdict, before, survivors, this_round=this_round)
-        if after is not None:
-            batches.append(after)
+        if after is None:
+            del batches[batch.base_offset]
+        else:
+            batches[batch.base_offset] = after
             records[batch.base_offset] = survivors
-    segments = merged(segments_of(log), bound, config.segment_bytes)
-    return Log(
-        batches=(*batches, *log.batches[len(verdicts) :]),
-        records=records,
-        state=replace(
-            log.state,
-            first_dirty_offset=offered.first_dirty_offset if is_idle else bound,
-            segments=tuple((segment.base_offset, segment.modified_ms) for segment in segments),
-            cleaned_at_ms=now_ms,
-        ),
+    return replace(log, batches=tuple(batches.values()), records=records)
+
+
+def retain(log: Log, config: TopicConfig, now_ms: int) -> Log:
+    """The log after retention at `now_ms`; all of it is below the high watermark."""
+    state = log.state
+    expiry = expire(
+        segments_of(log),
+        Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
+        config,
+        now_ms=now_ms,
+        max_event_time_ms=state.max_event_time_ms,
     )
+    kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+    producers = producers_of(log, config, now_ms)
+    return Log(
+        batches=tuple(
+            batch
+            for batch in log.batches
+            if batch.base_offset >= kept[0][0] or is_remembered(batch, producers)
+        ),
+        records=log.records,
+        state=state.moved(log_start_offset=expiry.log_start_offset, segments=kept),
+    )
+
+
+def is_remembered(batch: Batch, producers: Mapping[int, LastRecord]) -> bool:
+    """Whether the batch is the newest data of a producer that has not expired."""
+    last = producers.get(batch.producer_id)
+    return last is not None and not batch.is_control and last.is_in(batch)
 
 
 def latest_offsets(
     log: Log, verdicts: Sequence[tuple[Batch, Verdict]], first_dirty_offset: int
-) -> dict[bytes, int]:
+) -> dict[bytes | None, int]:
     """The offset map: where each key was written last in the dirty part, aborted data left out."""
     return {
         record.key: record.offset
@@ -120,7 +170,7 @@ def surviving(
     batch: Batch,
     verdict: Verdict,
     records: Sequence[Record],
-    latest: Mapping[bytes, int],
+    latest: Mapping[bytes | None, int],
     *,
     now_ms: int,
 ) -> Iterator[Record]:
@@ -128,7 +178,7 @@ def surviving(
     for record in records:
         is_kept = batch.is_control or is_retained(
             has_key=record.key is not None,
-            is_latest=record.offset >= latest.get(record.key or b"", -1),
+            is_latest=record.offset >= latest.get(record.key, -1),
             is_tombstone=record.value is None,
             is_past_batch_horizon=is_past_horizon(batch, now_ms),
         )

@@ -1,7 +1,10 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ebbtide.tables import commits
+from ebbtide.tables.commits import Step
 from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.lake_sandbox import LakeSandbox
 
@@ -22,3 +25,22 @@ def cluster(request: pytest.FixtureRequest) -> str:
 def sample() -> Path:
     """The committed sample log."""
     return Path(__file__).resolve().parents[2] / "sample" / "log"
+
+
+class KilledError(Exception):
+    """Stands for a process that ends at a commit point."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
+    """Steps at which the next commit raises, once each."""
+    steps: list[Step] = []
+
+    def before_commit(step: Step) -> None:
+        if step in steps:
+            steps.remove(step)
+            raise KilledError(step)
+
+    monkeypatch.setattr(commits, "before_commit", before_commit)
+    yield steps
+    assert not steps, "the job never came to this commit point"

@@ -23,6 +23,11 @@ class View(NamedTuple):
     batches: list[dict[str, Any]]
 
 
+def offsets(view: View) -> list[int]:
+    """The offsets of the records that are left."""
+    return [record[0] for record in view.records]
+
+
 def view_of_table(spark: SparkSession, name: TopicName, partition: int) -> View:
     """What the tables hold of a partition."""
     state = load(spark, name).partitions[partition]

@@ -27,10 +27,8 @@ class Deletion:
         out = f"{self.rows:,} records left the table on {_day(self.out_of_table)}"
         if self.is_off_disk:
             return f"{out} and the disk by {_day(self.off_disk)}."
-        return (
-            f"{out}; their bytes leave the disk with the first expire_snapshots "
-            f"after {_day(self.off_disk)}, when no kept snapshot needs them."
-        )
+        due = _day(self.off_disk)
+        return f"{out}; their bytes leave the disk with the first expire_snapshots after {due}."
 
 
 def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:

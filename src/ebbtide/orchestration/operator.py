@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 LABELLED_TOPICS = 3
+# Exit codes of every job.
 BAD_ARGUMENTS = 2
+TRY_AGAIN = 75
 
 
 class EbbtideJobOperator(SparkSubmitOperator):
@@ -91,6 +93,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         for topic in set(topics or ()) - set(left or ()):
             self.log.info("ebbtide: %s: %s: settled in an earlier try", self.job, topic)
         problem = self._submit(context, attempt, to_run) if to_run != [] else None
+        if context["params"].get("plan_only"):
+            return self._settle_plan(problem)
         with open_lake() as lake:
             outcome = Outcome.of(topics, answers, attempts(lake, attempt), problem)
         return self._settle(context, outcome)
@@ -161,11 +165,22 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if self.request is not None:
             what = ["--request", json.dumps(self.request)]
         elif self.request_from is not None:
-            ti = context["ti"]
-            offsets = ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
+            offsets = self._offsets(context, topics or ())
             what = ["--request", json.dumps(request_of(offsets, topics or ()))]
         options = options_of_params(context["params"], self.options or {})
         self.application_args = [*options, *what, *attempt.options()]
+
+    def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
+        """What the stage `request_from` handed on; from state where its task died before that."""
+        ti = context["ti"]
+        found: list[LowWatermark] = (
+            ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
+        )
+        missing = set(topics) - {answer["topic"] for answer in found}
+        with open_lake() as lake:
+            for name in sorted(missing):
+                found += low_watermarks_of_state(lake.topic(name))
+        return found
 
     def _require_spark_connection(self) -> None:
         """Refuse a connection that Airflow would silently turn into YARN."""
@@ -188,6 +203,13 @@ class EbbtideJobOperator(SparkSubmitOperator):
         context["ti"].xcom_push(key="return_value", value=outcome.answers)
         message = f"{self.job}: " + "\n".join(outcome.failures)
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
+
+    def _settle_plan(self, problem: str | None) -> list[LowWatermark]:
+        """A plan writes no row: the exit code says whether it could be made."""
+        if problem is None:
+            return []
+        can_retry = re.search(rf"Error code is: {TRY_AGAIN}\b", problem)
+        raise (AirflowException if can_retry else AirflowFailException)(problem)
 
 
 def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:

@@ -29,9 +29,8 @@ LAST_LINES = 25
 
 STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+)")
 ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
-SAID = re.compile(
-    r"ebbtide: (\S+): (started for .*|nothing to do.*|Spark is not started|.*: nothing .*)"
-)
+STARTED = re.compile(r"ebbtide: \S+: started for (.*?)(?: +\[airflow|$)")
+NO_SPARK = re.compile(r"ebbtide: \S+: Spark is not started")
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
 
 
@@ -59,26 +58,27 @@ def main() -> int:
     progress = Progress()
     begun = time.monotonic()
     try:
-        run_ids = run_sample(where, progress)
+        reports = run_sample(where, progress)
     except StepError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
-    print_reports(run_ids)
+    for night, report in enumerate(reports, start=1):
+        print(f"\n== night {night} ==\n{report}")
     print_times(progress, time.monotonic() - begun)
     return 0
 
 
 def run_sample(where: Paths, progress: Progress) -> list[str]:
-    """Ingest and both nights; the DAG runs' ids."""
+    """Ingest and both nights; the report of each night as it stood when the night was over."""
     source = where.root / "sample" / "log"
     last_append = last_append_of(source / "ebbtide-manifest.json")
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
     ingest(where, source, last_append, progress)
-    run_ids = []
+    reports = []
     for number, now in enumerate(nights_after(last_append), start=1):
         print(f"night {number}, now = {now:%F %T} UTC")
-        run_ids.append(run_night(where, number, now, progress))
-    return run_ids
+        reports.append(report_of(run_night(where, number, now, progress)))
+    return reports
 
 
 def last_append_of(manifest: Path) -> datetime:
@@ -141,8 +141,10 @@ class Watch:
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
-        elif found := SAID.search(line):
-            self.notes.append(found[2].split("  ")[0].rstrip())
+        elif found := STARTED.search(line):
+            self.notes.append(f"Spark for {found[1]}")
+        elif NO_SPARK.search(line):
+            self.notes.append("nothing to do, Spark is not started")
         elif found := ENDING.search(line):
             self._lap(found[1])
 
@@ -196,12 +198,10 @@ def last_lines(text: str) -> str:
     return "\n".join(text.splitlines()[-LAST_LINES:])
 
 
-def print_reports(run_ids: Sequence[str]) -> None:
-    """The report of each night."""
+def report_of(run_id: str) -> str:
+    """The report of the newest run."""
     with open_lake() as lake:
-        for number, run_id in enumerate(run_ids, start=1):
-            runs = lake.runs(run_id=run_id)
-            print(f"\n== night {number} ==\n{render_run(lake, run_id, runs)}")
+        return render_run(lake, run_id, lake.runs(run_id=run_id))
 
 
 def print_times(progress: Progress, total: float) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.orchestration.deletions import Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.text import aligned, moment, number, seconds, size
 from ebbtide.tables.reader import Lake, Run, open_lake
@@ -31,6 +32,8 @@ PARTITION_HEADER = (
     "log start\noffset",
     "low\nwatermark",
 )
+ON_DISK = ("bytes_freed", "bytes_kept")
+NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class Now:
     records: int | None = None
     size_bytes: int | None = None
     next_horizon_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """What a topic holds at this moment, and its newest deletion."""
+
+    topic: str
+    partitions: Mapping[int, Now] = field(default_factory=dict)
+    deletion: Deletion | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,22 +69,20 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
     """The report of one run from its rows, and from the lake where no row says a number."""
     if not runs:
         return f"run {run_id or '(none)'}: nothing to do, no job was started"
-    topics = sorted({run.topic for run in runs})
-    now = {topic: partitions_now(lake, topic, run_id) for topic in topics}
+    found = [topic_now(lake, topic, run_id) for topic in sorted({run.topic for run in runs})]
     return "\n".join(
         [
             f"run {run_id}  now {runs[0].now:%Y-%m-%d %H:%M:%S} UTC",
             *([] if any(map(changed, runs)) else [NOTHING_CHANGED]),
             "",
-            partition_table(runs, now),
+            partition_table(runs, {now.topic: now.partitions for now in found}),
             "",
             topic_table(runs),
+            "",
+            *(f"{now.topic}: {now.deletion.in_words()}" for now in found if now.deletion),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
-    )
-
-
-NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
+    ).rstrip()
 
 
 def changed(run: Run) -> bool:
@@ -85,30 +95,32 @@ def failed(runs: Iterable[Run]) -> list[Run]:
     return [run for run in {(r.topic, r.task): r for r in runs}.values() if not run.succeeded]
 
 
-def partitions_now(lake: Lake, topic: str, run_id: str) -> dict[int, Now]:
-    """What the topic's partitions hold now; nothing when a later run has touched them."""
+def topic_now(lake: Lake, topic: str, run_id: str) -> TopicNow:
+    """What the topic holds now; nothing when a later run has touched it or it cannot be read."""
     history = lake.runs(topic=topic)
     if history and history[-1].run_id != run_id:
-        return {}
+        return TopicNow(topic)
     try:
-        totals = lake.batch_totals(lake.topic(topic))
-        rows = lake.live_rows(topic)
+        described = lake.topic(topic)
+        totals, rows = lake.batch_totals(described), lake.live_rows(topic)
+        deletion = newest_deletion(described, history)
     except EbbtideError:
-        return {}
-    return {
+        return TopicNow(topic)
+    partitions = {
         partition: Now(rows.get(partition, 0), total.size_bytes, total.next_horizon_ms)
         for partition, total in totals.items()
     }
+    return TopicNow(topic, partitions, deletion)
 
 
 def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -> str:
     """One line for each topic and partition."""
     rows = []
     for topic in sorted({run.topic for run in runs}):
-        said = {run.job: run.partitions for run in runs if run.topic == topic and run.succeeded}
-        partitions = sorted({p for result in said.values() for p in result})
+        own = [run for run in runs if run.topic == topic and run.succeeded]
+        partitions = sorted({partition for run in own for partition in run.partitions})
         for partition in partitions:
-            by_job = {job: result[partition] for job, result in said.items() if partition in result}
+            by_job = {run.job: _said(run, partition) for run in own if partition in run.partitions}
             cells = _partition_cells(by_job, now.get(topic, {}).get(partition, Now()))
             rows.append([topic, str(partition), *cells])
     return aligned(PARTITION_HEADER, rows)
@@ -117,20 +129,20 @@ def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -
 def topic_table(runs: Sequence[Run]) -> str:
     """One line a topic: bytes freed on disk, and seconds of each stage that needed Spark."""
     tasks = list(dict.fromkeys(run.task or run.job for run in runs))
-    header = ("topic", "freed\non disk", "files\nremoved", *(f"{task}\nseconds" for task in tasks))
+    header = ("topic", "freed\non disk", "kept\non disk", *(f"{task}\nseconds" for task in tasks))
     rows = []
     for topic in sorted({run.topic for run in runs}):
         own = {run.task or run.job: run for run in runs if run.topic == topic}
-        freed = [run.topic_result for run in own.values() if "bytes_freed" in run.topic_result]
-        rows.append(
-            [
-                topic,
-                size(sum(said["bytes_freed"] for said in freed)),
-                number(sum(said.get("files_removed", 0) for said in freed)),
-                *(seconds(_seconds(own.get(task))) for task in tasks),
-            ]
-        )
+        disk = {k: v for run in own.values() for k, v in run.topic_result.items() if k in ON_DISK}
+        cells = [size(disk.get(key)) for key in ON_DISK]
+        rows.append([topic, *cells, *(seconds(_seconds(own.get(task))) for task in tasks)])
     return aligned(header, rows)
+
+
+def _said(run: Run, partition: int) -> Mapping[str, Any]:
+    """What a job says about a partition; of a single partition, also what it says of the topic."""
+    said = run.partitions[partition]
+    return {**run.topic_result, **said} if len(run.partitions) == 1 else said
 
 
 def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[str]:

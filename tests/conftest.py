@@ -1,0 +1,8 @@
+"""What every test needs before Spark starts in its process."""
+
+import os
+import sys
+
+# Spark's Python workers run in this environment, whatever `python3` is on the path.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

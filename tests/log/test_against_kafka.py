@@ -1,0 +1,376 @@
+"""Hand-made little logs through Kafka's own cleaner and retention, and through `ebbtide.log`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.log.batches import ABORT, COMMIT
+from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.records.attributes import LOG_APPEND_TIME
+from ebbtide.records.compression import Codec
+from tests.kafka.oracle import LogState, OracleResult, Round, SourceLog, run_oracle
+from tests.log.log_files import Segments, data_batch, marker, read_log, transactional, write_log
+from tests.log.plain_cleaner import Log, clean, in_segments, offer, producers_of, retain
+
+T0 = 1_700_000_000_000
+HOUR_MS = 3_600_000
+MODIFIED_MS = T0 + HOUR_MS
+NOW_MS = T0 + 10 * HOUR_MS
+ORDINARY = {"cleanup.policy": "compact", "delete.retention.ms": str(HOUR_MS)}
+NEVER_EXPIRES = {"producer.id.expiration.ms": str(2**31 - 1)}
+APART = {"internal.segment.bytes": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A log and the rounds it goes through; an idle round is one that is forced."""
+
+    segments: Segments
+    rounds: tuple[Round, ...]
+    config: Mapping[str, str] = field(default_factory=lambda: ORDINARY)
+    log_start_offset: int = 0
+
+
+def dirty(now_ms: int = NOW_MS, **options: Any) -> Round:
+    return Round(now_ms=now_ms, idle=False, **options)
+
+
+def idle(now_ms: int, **options: Any) -> Round:
+    return Round(now_ms=now_ms, force_idle=True, **options)
+
+
+def data(offset: int, *records: tuple[str | None, str | None], **fields: Any) -> bytes:
+    return data_batch(offset, *records, **{"at_ms": T0 + offset, **fields})
+
+
+def sent(offset: int, key: str, producer: int = 1, epoch: int = 0) -> bytes:
+    return transactional(offset, key, producer=producer, at_ms=T0 + offset, epoch=epoch)
+
+
+def ended(offset: int, kind: str, producer: int = 1, epoch: int = 0) -> bytes:
+    return marker(offset, kind, producer=producer, at_ms=T0 + offset, epoch=epoch)
+
+
+HORIZON_MS = NOW_MS + HOUR_MS
+
+CASES = {
+    "the newest record of each key survives, and nothing of the active segment goes": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("b", "2")), data(2, ("a", "3"))],
+            3: [data(3, ("b", "4"), ("c", "5"), ("b", "6"))],
+            6: [data(6, ("a", "7"))],
+        },
+        rounds=(dirty(),),
+    ),
+    "a keyless record goes; an empty key is a key and an empty value a value": Case(
+        segments={0: [data(0, (None, "1"), ("", "2"), ("", ""), (None, "4"))], 4: []},
+        rounds=(dirty(),),
+    ),
+    "a tombstone waits for its horizon, which is set once, and goes at it": Case(
+        segments={0: [data(0, ("a", "1"), ("b", "2")), data(2, ("a", None), ("c", "3"))], 4: []},
+        rounds=(dirty(), idle(HORIZON_MS - 1), idle(HORIZON_MS)),
+    ),
+    "another delete.retention.ms leaves a horizon as it is": Case(
+        segments={0: [data(0, ("a", None)), data(1, ("b", "1"))], 2: []},
+        rounds=(
+            dirty(),
+            idle(NOW_MS + 1, config={"delete.retention.ms": "1"}),
+            idle(NOW_MS + 2),
+            idle(HORIZON_MS),
+        ),
+    ),
+    "the last batch of the round stays although it is empty": Case(
+        segments={0: [data(0, ("a", "1")), data(1, ("a", None))], 2: []},
+        rounds=(dirty(), idle(HORIZON_MS), idle(HORIZON_MS + 1)),
+    ),
+    "aborted data supersedes nothing and goes at once": Case(
+        segments={
+            0: [data(0, ("a", "1")), sent(1, "a"), ended(2, ABORT), data(3, ("b", "2"))],
+            4: [data(4, ("z", "1"))],
+        },
+        config=ORDINARY | {"producer.id.expiration.ms": "1"},
+        rounds=(dirty(), idle(NOW_MS + 1), idle(NOW_MS + 1 + HOUR_MS), idle(NOW_MS * 2)),
+    ),
+    "a commit marker outlives its data by a horizon": Case(
+        segments={
+            0: [sent(0, "a"), ended(1, COMMIT), data(2, ("a", "2")), data(3, ("b", "3"))],
+            4: [],
+        },
+        config=ORDINARY | {"producer.id.expiration.ms": "1"},
+        rounds=(dirty(), idle(NOW_MS + 1), idle(NOW_MS + HOUR_MS), idle(NOW_MS + 1 + HOUR_MS)),
+    ),
+    "a producer's last data batch stays empty, and its marker with it": Case(
+        segments={
+            0: [sent(0, "a"), ended(1, COMMIT), data(2, ("a", "2")), data(3, ("b", "3"))],
+            4: [],
+        },
+        config=ORDINARY | NEVER_EXPIRES,
+        rounds=(dirty(), idle(HORIZON_MS), idle(HORIZON_MS + 1)),
+    ),
+    "a marker of a new epoch is its producer's last record": Case(
+        segments={
+            0: [
+                *(sent(0, "a"), ended(1, COMMIT, epoch=1)),
+                *(sent(2, "a", epoch=1), ended(3, ABORT, epoch=2)),
+                data(4, ("a", "2")),
+                data(5, ("b", "3")),
+            ],
+            6: [],
+        },
+        config=ORDINARY | NEVER_EXPIRES,
+        rounds=(dirty(), idle(NOW_MS + 1), idle(HORIZON_MS + 1), idle(HORIZON_MS + 2)),
+    ),
+    "a producer expires at the very millisecond": Case(
+        segments={0: [sent(0, "a"), ended(1, COMMIT), data(2, ("a", "2"), ("b", "3"))], 4: []},
+        config=ORDINARY | {"producer.id.expiration.ms": str(HOUR_MS)},
+        rounds=(dirty(T0 + HOUR_MS), idle(T0 + 1 + HOUR_MS)),
+    ),
+    "a committed transaction after an emptied abort marker is not aborted": Case(
+        segments={
+            0: [sent(0, "a"), ended(1, ABORT)],
+            2: [data(2, ("x", "1"), at_ms=NOW_MS * 2), sent(3, "b"), ended(4, COMMIT)],
+            5: [],
+        },
+        config=ORDINARY | NEVER_EXPIRES | APART | {"min.compaction.lag.ms": "1"},
+        rounds=(
+            dirty(),
+            idle(NOW_MS + 1),
+            idle(NOW_MS + 1 + HOUR_MS),
+            dirty(NOW_MS * 2 + 1),
+            idle(NOW_MS * 2 + 2),
+        ),
+    ),
+    "an aborted transaction across segments is aborted in each": Case(
+        segments={
+            0: [data(0, ("a", "1")), sent(1, "a"), sent(2, "b", producer=2)],
+            3: [sent(3, "c"), ended(4, COMMIT, producer=2), sent(5, "d")],
+            6: [ended(6, ABORT), data(7, ("e", "1"))],
+        },
+        rounds=(dirty(), idle(NOW_MS + 1), idle(NOW_MS + 1 + HOUR_MS)),
+    ),
+    "an open transaction makes its whole segment uncleanable": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("a", "2"))],
+            2: [data(2, ("a", "3"), ("a", "4")), sent(4, "b")],
+            5: [data(5, ("a", "5"))],
+            6: [],
+        },
+        rounds=(dirty(),),
+    ),
+    "min.compaction.lag.ms keeps a segment that is younger by a millisecond": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("a", "2"), at_ms=NOW_MS - HOUR_MS - 1)],
+            2: [data(2, ("a", "3"), ("a", "4"), at_ms=NOW_MS - HOUR_MS)],
+            4: [data(4, ("a", "5"), at_ms=T0)],
+            5: [],
+        },
+        config=ORDINARY | {"min.compaction.lag.ms": str(HOUR_MS)},
+        rounds=(dirty(), dirty(NOW_MS + 1)),
+    ),
+    "max.compaction.lag.ms cleans a log that is too clean to be picked": Case(
+        segments={0: [data(0, ("a", "1"), ("a", "2"), at_ms=NOW_MS - HOUR_MS)], 2: []},
+        config=ORDINARY | {"max.compaction.lag.ms": str(HOUR_MS), "min.cleanable.dirty.ratio": "1"},
+        rounds=(dirty(NOW_MS + 1), dirty(NOW_MS + 2)),
+    ),
+    "segments merge while their bytes before the round fit": Case(
+        segments={
+            0: [data(0, ("a", "1"))],
+            1: [data(1, ("a", "2"))],
+            2: [],
+            3: [data(3, ("b", "3"))],
+            4: [data(4, ("c", "4" * 80))],
+            5: [data(5, ("d", "5"))],
+            6: [],
+        },
+        config=ORDINARY | {"internal.segment.bytes": str(2 * 70)},
+        rounds=(dirty(), idle(NOW_MS + 1)),
+    ),
+    "LogAppendTime keeps the largest timestamp of a batch that loses records": Case(
+        segments={
+            0: [
+                data(0, ("a", "1"), ("b", "2"), attributes=LOG_APPEND_TIME, max_timestamp_ms=T0),
+                data(2, ("b", "3")),
+            ],
+            3: [],
+        },
+        rounds=(dirty(), idle(HORIZON_MS)),
+    ),
+    "a compressed batch keeps its codec, an emptied one loses it": Case(
+        segments={
+            0: [
+                data(0, ("a", "1"), ("b", "2"), codec=Codec.GZIP),
+                data(2, ("b", "3"), ("c", None), codec=Codec.LZ4),
+                data(4, ("c", None), codec=Codec.ZSTD),
+            ],
+            5: [],
+        },
+        rounds=(dirty(), idle(HORIZON_MS)),
+    ),
+    "what lies below the log start offset decides no abort and supersedes nothing": Case(
+        segments={
+            0: [sent(0, "a"), ended(1, ABORT), sent(2, "b"), ended(3, COMMIT), data(4, ("b", "1"))],
+            5: [data(5, ("c", "1"))],
+            6: [],
+        },
+        config=ORDINARY | {"producer.id.expiration.ms": "1"},
+        log_start_offset=2,
+        rounds=(dirty(), idle(NOW_MS + 1), idle(NOW_MS * 2)),
+    ),
+    "retention takes a prefix: log start offset, size, time; a future time blocks it": Case(
+        segments={
+            0: [data(0, ("a", "1"))],
+            1: [data(1, ("b", "2"))],
+            2: [data(2, ("c", "3"))],
+            3: [data(3, ("d", "4"), at_ms=T0)],
+            4: [data(4, ("e", "5"), at_ms=NOW_MS)],
+            5: [data(5, ("f", "6"), at_ms=T0)],
+        },
+        config={"cleanup.policy": "delete", "retention.ms": str(HOUR_MS)},
+        rounds=(
+            dirty(T0, delete_records=1, retention=True, config={"retention.bytes": "346"}),
+            dirty(T0, retention=True, config={"retention.bytes": "277"}),
+            dirty(T0, retention=True, config={"retention.bytes": "276"}),
+            dirty(T0 + 2 + HOUR_MS, retention=True, config={"retention.bytes": "-1"}),
+            dirty(T0 + 3 + HOUR_MS, retention=True),
+        ),
+    ),
+    "retention of the active segment rolls an empty one": Case(
+        segments={0: [data(0, ("a", "1"))], 1: [data(1, ("b", "2"))]},
+        config={"cleanup.policy": "delete", "retention.ms": "0"},
+        rounds=(dirty(retention=True), dirty(NOW_MS * 2, retention=True)),
+    ),
+    "compact,delete expires a tombstone that still waits": Case(
+        segments={0: [data(0, ("a", "1"), ("a", None))], 2: [data(2, ("b", "1"), at_ms=NOW_MS)]},
+        config=ORDINARY | {"cleanup.policy": "compact,delete", "retention.ms": str(HOUR_MS)},
+        rounds=(dirty(retention=True),),
+    ),
+}
+
+
+def config_at(case: Case, number: int) -> TopicConfig:
+    """The topic's configuration in one of the case's rounds."""
+    texts = dict(case.config)
+    for a_round in case.rounds[: number + 1]:
+        texts |= a_round.config
+    segment_bytes = int(texts.pop("internal.segment.bytes", 2**30))
+    config = parse_config({f"kafka.{name}": value for name, value in texts.items()})
+    return replace(config, segment_bytes=segment_bytes)
+
+
+def after(log: Log, case: Case, number: int) -> Log:
+    """What `ebbtide.log` leaves after one of the case's rounds."""
+    this, config = case.rounds[number], config_at(case, number)
+    if this.delete_records is not None:
+        log = replace(log, state=log.state.moved(log_start_offset=this.delete_records))
+    if config.is_compacted:
+        if offer(log, config, this.now_ms).is_picked(config.min_cleanable_dirty_ratio):
+            log = clean(log, config, this.now_ms)
+        elif this.force_idle:
+            log = clean(log, config, this.now_ms, is_idle=True)
+    return retain(log, config, this.now_ms) if this.retention else log
+
+
+def described(log: Log) -> dict[str, Any]:
+    """What must be equal; the size of a batch that is still compressed is an estimate."""
+    return {
+        "segments": [base for base, _ in log.state.segments],
+        "log_start_offset": log.state.log_start_offset,
+        "log_end_offset": log.state.log_end_offset,
+        "batches": [
+            (
+                *batch[: batch._fields.index("size_bytes")],
+                None if batch.is_compressed else batch.size_bytes,
+                batch.control_type if batch.record_count else None,
+            )
+            for batch in in_segments(log)
+        ],
+        "records": [
+            (record.offset, record.timestamp_ms, record.key, record.value, batch.is_control)
+            for batch in in_segments(log)
+            for record in log.records[batch.base_offset]
+        ],
+    }
+
+
+def described_by_kafka(state: LogState) -> dict[str, Any]:
+    return {
+        "segments": [segment.base_offset for segment in state.segments],
+        "log_start_offset": state.log_start_offset,
+        "log_end_offset": state.log_end_offset,
+        "batches": [
+            (
+                batch.base_offset,
+                batch.last_offset,
+                batch.attributes,
+                batch.base_timestamp_ms,
+                batch.max_timestamp_ms,
+                batch.producer_id,
+                batch.producer_epoch,
+                batch.record_count,
+                None if batch.compression != "none" else batch.size_bytes,
+                batch.control_type,
+            )
+            for batch in state.batches
+        ],
+        "records": [
+            (record.offset, record.timestamp_ms, record.key, record.value, record.is_control)
+            for record in state.records
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("logs")
+    return {
+        name: write_log(root / str(number) / "topic-0", case.segments)
+        for number, (name, case) in enumerate(CASES.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def by_kafka(directories: dict[str, Path], kafka_jars: Path) -> dict[str, OracleResult]:
+    """Every case after each of its rounds; one JVM does them all."""
+    logs = [
+        SourceLog(
+            directory=directories[name],
+            config=case.config,
+            rounds=case.rounds,
+            log_start_offset=case.log_start_offset,
+            modified_ms=dict.fromkeys(case.segments, MODIFIED_MS),
+        )
+        for name, case in CASES.items()
+    ]
+    return dict(zip(CASES, run_oracle(logs, kafka_jars), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kafka_leaves_the_same(
+    name: str, by_kafka: dict[str, OracleResult], directories: dict[str, Path]
+) -> None:
+    case = CASES[name]
+    log = read_log(directories[name], MODIFIED_MS, log_start_offset=case.log_start_offset)
+    assert described(log) == described_by_kafka(by_kafka[name].initial)
+    for number, state in enumerate(by_kafka[name].rounds):
+        log = after(log, case, number)
+        assert described(log) == described_by_kafka(state), f"round {number}"
+        if "compact" in case.config["cleanup.policy"]:
+            assert log.state.first_dirty_offset == state.first_dirty_offset
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kafka_knows_the_same_producers(
+    name: str, by_kafka: dict[str, OracleResult], directories: dict[str, Path]
+) -> None:
+    case = CASES[name]
+    log = read_log(directories[name], MODIFIED_MS, log_start_offset=case.log_start_offset)
+    ours = producers_of(log, config_at(case, 0), case.rounds[0].now_ms)
+    theirs = by_kafka[name].rounds[0].producers
+    assert {
+        producer: (last.producer_epoch, last.last_data_offset) for producer, last in ours.items()
+    } == {p.producer_id: (p.producer_epoch, p.last_data_offset) for p in theirs}

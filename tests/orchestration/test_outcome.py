@@ -1,0 +1,158 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import RequestError
+from ebbtide.orchestration.outcome import (
+    Failure,
+    Outcome,
+    cause_of,
+    delete_request,
+    first_failures,
+    first_line,
+    request_of,
+    unfinished,
+)
+from ebbtide.orchestration.stages import LowWatermark
+from ebbtide.tables.reader import Run
+
+WHEN = datetime(2026, 1, 2, tzinfo=UTC)
+DIED = "Cannot execute: spark-submit. Error code is: 137."
+NO_ROW = "spark-submit ended before the job wrote a row in runs; its task's log says more"
+
+
+def run_of(topic: str, error: str | None = None, *, is_transient: bool = False) -> Run:
+    return Run(
+        run_id="r",
+        dag="d",
+        task="clean_log",
+        job="clean_log",
+        topic=topic,
+        started=WHEN,
+        ended=WHEN,
+        now=WHEN,
+        status="failed" if error else "succeeded",
+        error=error,
+        error_class="SomeError" if error else None,
+        is_transient=is_transient,
+        result={"partitions": {"0": {"log_start_offset": 3, "low_watermark": 2}}},
+        rows_removed=0,
+        files_removed=0,
+        bytes_removed=0,
+        snapshot_ids=(),
+    )
+
+
+def mark(topic: str, log_start_offset: int = 3, low_watermark: int = 2) -> LowWatermark:
+    return LowWatermark(
+        topic=topic,
+        partition=0,
+        log_start_offset=log_start_offset,
+        low_watermark=low_watermark,
+    )
+
+
+OK, BAD = run_of("a"), run_of("b", "broken")
+AGAIN = run_of("b", "busy", is_transient=True)
+
+
+@pytest.mark.parametrize(
+    ("topics", "runs", "problem", "failures", "can_retry"),
+    [
+        pytest.param(["a"], [OK], None, [], False, id="all is well"),
+        pytest.param([], [], None, [], False, id="no topic"),
+        pytest.param(["a"], [OK], DIED, [], False, id="the row counts, not the exit code"),
+        pytest.param(["a", "b"], [OK, BAD], DIED, ["b: SomeError: broken"], False, id="terminal"),
+        pytest.param(["a", "b"], [OK, AGAIN], DIED, ["b: SomeError: busy"], True, id="transient"),
+        pytest.param(["a", "b"], [OK], DIED, [f"b: {NO_ROW}", DIED], True, id="died half way"),
+        pytest.param(["a"], [], None, [f"a: {NO_ROW}"], True, id="ended well without a row"),
+        pytest.param(None, [OK], None, [], False, id="its own choice, all is well"),
+        pytest.param(None, [], None, [], False, id="its own choice, nothing found"),
+        pytest.param(None, [], DIED, [DIED], True, id="its own choice, died"),
+        pytest.param(None, [OK, BAD], DIED, ["b: SomeError: broken"], False, id="one is broken"),
+    ],
+)
+def test_what_became_of_a_task(
+    topics: list[str] | None,
+    runs: list[Run],
+    problem: str | None,
+    failures: list[str],
+    can_retry: bool,
+) -> None:
+    outcome = Outcome.of(topics, [], {run.topic: run for run in runs}, problem)
+    assert (outcome.failures, outcome.can_retry) == (failures, can_retry)
+    assert outcome.answers == [mark(run.topic) for run in runs if run.succeeded]
+
+
+def test_answers_from_state_stand() -> None:
+    outcome = Outcome.of(["a", "b"], [mark("b", 9, 9)], {"a": OK}, None)
+    assert outcome.answers == [mark("b", 9, 9), mark("a")]
+
+
+@pytest.mark.parametrize(
+    ("is_retry", "left"),
+    [
+        pytest.param(True, ["b", "new"], id="a retry leaves terminal failures"),
+        pytest.param(False, ["b", "c", "new"], id="a cleared task tries them again"),
+    ],
+)
+def test_what_a_try_has_to_do(is_retry: bool, left: list[str]) -> None:
+    runs = {"a": OK, "b": AGAIN, "c": run_of("c", "broken")}
+    assert unfinished(["a", "b", "c", "new"], runs, is_retry) == left
+
+
+def test_a_failure_is_named_with_its_first_stage() -> None:
+    handed_on = {"mark": {"a", "b", "c"}, "clean": {"a", "c"}, "expire": {"a"}}
+    runs = {("b", "clean"): BAD}
+    assert first_failures(["a", "b", "c"], handed_on, runs) == [
+        Failure("b", "clean", "SomeError: broken"),
+        Failure("c", "expire", NO_ROW),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("expected x, found y", "expected x, found y"),
+        ("\n  first\nsecond\n", "first"),
+        (
+            "An error occurred while calling o1.sql.\n: java.lang.X: why\n\tat a.b",
+            "java.lang.X: why",
+        ),
+        ("", ""),
+        ("x" * 600, "x" * 499 + "…"),
+    ],
+)
+def test_the_line_that_says_it(message: str, line: str) -> None:
+    assert first_line(message) == line
+
+
+def test_a_run_without_words() -> None:
+    assert cause_of(None) == NO_ROW
+
+
+def test_a_request_to_the_replicas_holds_only_its_topics() -> None:
+    assert request_of([mark("a", 7), mark("b", 9)], ["a"]) == {
+        "topics": [{"topic": "a", "partitions": [{"partition": 0, "offset": 7}]}],
+        "timeout_ms": 30_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ({"x": 1}, r"^expected a partition's number and an offset of -1 or more, found 'x': 1$"),
+        ({"0": "1"}, r"^expected a partition's number .* found '0': '1'$"),
+        ({"0": True}, r"^expected a partition's number .* found '0': True$"),
+        ({"0": -2}, r"^expected a partition's number .* found '0': -2$"),
+    ],
+)
+def test_a_form_that_is_refused(offsets: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        delete_request({"topic": "log.a", "offsets": offsets, "timeout_ms": 1})
+
+
+def test_a_form_without_topic_needs_them_in_its_offsets() -> None:
+    with pytest.raises(RequestError, match=r"^expected a topic and offsets by partition, .*None"):
+        delete_request({"topic": None, "offsets": {"0": 1}, "timeout_ms": 1})
