@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import UnknownTopicError
+from ebbtide.errors import EbbtideError, UnknownTopicError
 from ebbtide.log.names import TopicName
-from ebbtide.records.log_directory import list_log_directory, read_manifest
-from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.application import exit_code, job_parser, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.ingest import Source, ingest_topic
 
@@ -28,22 +27,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--accept-gap", action="store_true", help="take a log with lost offsets")
     args = parser.parse_args(argv)
-    source = Source(
-        list_log_directory(args.source), read_manifest(args.source), args.now, args.accept_gap
-    )
-    found = {TopicName.checked(args.cluster, d.topic) for d in source.directories}
-    missing = set(args.topic or ()) - found
-    if missing:
-        raise UnknownTopicError(
-            f"expected {', '.join(map(str, sorted(missing)))} in {args.source}, found "
-            f"{', '.join(map(str, sorted(found))) or 'no topic'}"
-        )
+    try:
+        source = Source.of_uri(args.source, args.now, accept_gap=args.accept_gap)
+        topics = select_topics(source, args.cluster, args.topic or ())
+    except EbbtideError as error:
+        print(f"ingest_segments: {type(error).__name__}: {error}", file=sys.stderr)
+        return exit_code([error])
     spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
         return ingest_topic(session, name, source, is_plan_only=args.plan_only)
 
-    return run_topics(spark, args, sorted(args.topic or found), work)
+    return run_topics(spark, args, topics, work)
+
+
+def select_topics(source: Source, cluster: str, wanted: Sequence[TopicName]) -> list[TopicName]:
+    found = [TopicName(cluster, topic) for topic in source.topics()]
+    missing = [name for name in wanted if name.cluster != cluster or not source.of(name)]
+    if missing:
+        raise UnknownTopicError(
+            f"expected {', '.join(map(str, missing))} in {source.uri}, found "
+            f"{', '.join(map(str, found)) or 'no topic'}"
+        )
+    return sorted(set(wanted)) or found
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.names import CATALOG, TopicName
 from ebbtide.log.state import PartitionState, to_properties
-from ebbtide.tables.reader import CATALOG_PREFIX, read_defaults
+from ebbtide.tables.reader import read_defaults
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs, create_topic
 
@@ -33,7 +34,15 @@ class LakeSandbox:
         (home / "jars").symlink_to(JARS)
         for template in ("spark-defaults.conf", "log4j2.properties"):
             self._run("conf/render.py", f"conf/{template}", str(home / "conf"))
-        self.session = self._session()
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """A Spark session whose catalog is this lake; some tests need none."""
+        session = any_session(self.home).newSession()
+        for key, value in read_defaults(self.home / "conf" / "spark-defaults.conf").items():
+            if key.startswith(f"spark.sql.catalog.{CATALOG}"):
+                session.conf.set(key, value)
+        return session
 
     def package(self) -> None:
         """Build the zip that spark-submit takes."""
@@ -79,7 +88,7 @@ class LakeSandbox:
             f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
         )
 
-    def run(self, topic: str, job: str, **given: Any) -> None:
+    def run(self, topic: str, job: str, /, **given: Any) -> None:
         """Append a row to `runs`; `partitions`, `error`, `now` and totals as given."""
         now = given.pop("now", MIDNIGHT)
         error: EbbtideError | None = given.pop("error", None)
@@ -95,13 +104,6 @@ class LakeSandbox:
         )
         create_runs(self.session)
         append_run(self.session, attempt, Outcome(**given), error)
-
-    def _session(self) -> SparkSession:
-        session = any_session(self.home).newSession()
-        for key, value in read_defaults(self.home / "conf" / "spark-defaults.conf").items():
-            if key.startswith((CATALOG_PREFIX, f"spark.sql.catalog.{CATALOG}")):
-                session.conf.set(key, value)
-        return session
 
     def _run(self, *arguments: str) -> None:
         subprocess.run(

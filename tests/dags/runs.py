@@ -32,3 +32,13 @@ def states(run: Any) -> dict[str, str]:
         ti.task_id + (f"[{ti.map_index}]" if ti.map_index >= 0 else ""): str(ti.state)
         for ti in run.get_task_instances()
     }
+
+
+def asset_events(run: Any) -> dict[str, dict[str, Any]]:
+    """What a run told its assets, by URI."""
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        events = session.query(AssetEvent).filter(AssetEvent.source_run_id == run.run_id)
+        return {event.asset.uri: event.extra for event in events}

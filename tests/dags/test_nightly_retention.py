@@ -3,7 +3,7 @@ import pytest
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.orchestration.stages import NIGHT
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag, states
+from tests.dags.runs import asset_events, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of
 
 WORK = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0)}
@@ -176,12 +176,3 @@ def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeS
     run = run_dag("nightly_retention", now="2999-01-01T00:00:00Z", allow_future_now=True)
     assert run.state == "success"
     assert {s.options.now for s in spark_submit.submitted} == {"2999-01-01T00:00:00.000+00:00"}
-
-
-def asset_events(run: object) -> dict[str, dict[str, object]]:
-    from airflow.models.asset import AssetEvent
-    from airflow.utils.session import create_session
-
-    with create_session() as session:
-        events = session.query(AssetEvent).filter(AssetEvent.source_run_id == run.run_id)
-        return {event.asset.uri: event.extra for event in events}

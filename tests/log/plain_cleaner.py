@@ -49,6 +49,14 @@ def producers_of(log: Log, config: TopicConfig, now_ms: int) -> dict[int, LastRe
     return last_records(log.batches, now_ms=now_ms, expiration_ms=expiration_ms)
 
 
+def open_transactions(log: Log) -> OpenTransactions:
+    """The transactions that are undecided at the log's end."""
+    transactions = OpenTransactions()
+    for batch in log.batches:
+        transactions.append(batch)
+    return transactions
+
+
 def segments_of(log: Log) -> list[Segment]:
     """The logical segments with what their batches add up to."""
     bases = [base for base, _ in log.state.segments]
@@ -69,14 +77,12 @@ def segments_of(log: Log) -> list[Segment]:
 
 def offer(log: Log, config: TopicConfig, now_ms: int) -> Cleanable:
     """What the log offers to the cleaner at `now_ms`."""
-    state, transactions = log.state, OpenTransactions()
-    for batch in log.batches:
-        transactions.append(batch)
+    state = log.state
     bounds = Bounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=transactions.last_stable_offset(state.log_end_offset),
+        last_stable_offset=open_transactions(log).last_stable_offset(state.log_end_offset),
         first_unmarked_offset=state.first_unmarked_offset,
     )
     return cleanable(segments_of(log), bounds, config, now_ms)
@@ -135,22 +141,31 @@ def retain(log: Log, config: TopicConfig, now_ms: int) -> Log:
         max_event_time_ms=state.max_event_time_ms,
     )
     kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
-    producers = producers_of(log, config, now_ms)
-    return Log(
+    remembered = remembered_offsets(log, producers_of(log, config, now_ms))
+    return replace(
+        log,
         batches=tuple(
             batch
             for batch in log.batches
-            if batch.base_offset >= kept[0][0] or is_remembered(batch, producers)
+            if batch.base_offset >= kept[0][0] or batch.base_offset in remembered
         ),
-        records=log.records,
         state=state.moved(log_start_offset=expiry.log_start_offset, segments=kept),
     )
 
 
-def is_remembered(batch: Batch, producers: Mapping[int, LastRecord]) -> bool:
-    """Whether the batch is the newest data of a producer that has not expired."""
-    last = producers.get(batch.producer_id)
-    return last is not None and not batch.is_control and last.is_in(batch)
+def remembered_offsets(log: Log, producers: Mapping[int, LastRecord]) -> set[int]:
+    """Base offsets of what Kafka remembers without its segment.
+
+    The newest data of a producer that has not expired, and where an open transaction begins.
+    """
+    newest = {
+        batch.base_offset
+        for batch in log.batches
+        if not batch.is_control
+        and (last := producers.get(batch.producer_id)) is not None
+        and last.is_in(batch)
+    }
+    return newest | set(open_transactions(log).first_offsets.values())
 
 
 def latest_offsets(

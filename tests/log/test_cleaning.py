@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ebbtide.log.batches import ABORT, COMMIT, HEADER_BYTES, Batch
 from ebbtide.log.cleaning import (
+    CODEC_FRAME_BYTES,
     Retention,
     Round,
     Survivors,
@@ -233,11 +234,21 @@ def test_a_batch_goes_where(verdict: Verdict, survivors: Survivors) -> None:
     assert rewrite(THREE, verdict, survivors, ROUND) is None
 
 
-def test_a_compressed_batch_shrinks_by_its_own_ratio() -> None:
-    compressed = THREE._replace(attributes=ZSTD, size_bytes=HEADER_BYTES + 45)
-    after = rewrite(compressed, KEPT, SOME, ROUND)
+@given(compressed=st.integers(20, 200), left=st.integers(2, 90))
+def test_a_compressed_batch_shrinks_with_its_records(compressed: int, left: int) -> None:
+    batch = THREE._replace(attributes=ZSTD, size_bytes=HEADER_BYTES + compressed)
+    after = rewrite(batch, KEPT, SOME._replace(records_bytes=left), ROUND)
     assert after is not None
-    assert (after.attributes, after.size_bytes) == (ZSTD, HEADER_BYTES + 30)
+    assert after.attributes == ZSTD
+    assert HEADER_BYTES < after.size_bytes <= batch.size_bytes
+    assert after.size_bytes <= HEADER_BYTES + left + CODEC_FRAME_BYTES
+
+
+def test_a_compressed_batch_with_a_new_horizon_keeps_its_size() -> None:
+    batch = THREE._replace(attributes=ZSTD, size_bytes=HEADER_BYTES + 45)
+    after = rewrite(batch, KEPT, ALL._replace(has_tombstone=True), ROUND)
+    assert after is not None
+    assert after.size_bytes == batch.size_bytes
 
 
 @given(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ LOG = [segment(0), segment(10), segment(20), segment(30)]
 
 
 def offered(segments: list[Segment] | None = None, **fields: Any) -> Cleanable:
-    """What the log offers: dirty from 0 on, decided and marked to its end, unless said otherwise."""
+    """What the log offers: all dirty, decided and marked, unless said otherwise."""
     config = TopicConfig(**{name: fields.pop(name) for name in list(fields) if "_lag_" in name})
     ordinary = {
         "log_start_offset": 0,
@@ -129,7 +130,7 @@ def test_the_first_uncleanable_offset(case: dict[str, Any], first_uncleanable: i
     ],
 )
 def test_a_first_dirty_offset_out_of_range_is_reset(
-    bounds: dict[str, int], first_dirty: int
+    bounds: dict[str, Any], first_dirty: int
 ) -> None:
     assert offered(log_start_offset=7, **bounds).first_dirty_offset == first_dirty
 
@@ -242,7 +243,7 @@ def test_the_bound_begins_a_segment_and_passes_neither_active_nor_undecided(
             [(0, 1), (10, 1), (MAX_INT + 1, 1)],
             100,
             [0, MAX_INT + 1],
-            id="the last one may reach it",
+            id="and so does its end",
         ),
         pytest.param(
             [(0, 1), (MAX_INT * 2, 0), (MAX_INT * 3, 0)], 100, [0], id="an empty one lies anywhere"
@@ -275,12 +276,9 @@ def test_groups_are_as_large_as_they_may_be_and_no_larger(
     bases = [s.base_offset for s in merged(log, bound, limit)]
     below = sizes[:bound]
     heads = [base for base in bases if base < bound]
-    ends = [*heads[1:], len(below)]
+    ends = [*heads[1:], len(below)][: len(heads)]
     groups = [below[head:end] for head, end in zip(heads, ends, strict=True)]
-    assert sum(groups, []) == below
+    assert [size for group in groups for size in group] == below
     assert all(sum(group) <= limit for group in groups if len(group) > 1)
-    assert all(
-        sum(group) + following[0] > limit
-        for group, following in zip(groups, groups[1:], strict=False)
-    )
+    assert all(sum(group) + following[0] > limit for group, following in pairwise(groups))
     assert bases[len(heads) :] == list(range(min(bound, len(sizes)), len(sizes)))

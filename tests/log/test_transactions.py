@@ -103,6 +103,16 @@ def test_which_data_is_aborted(log: Log, aborted: list[int]) -> None:
             [sent(0, 2), ended(1, COMMIT, 1)], [1], id="another producer's data does not count"
         ),
         pytest.param([emptied(ended(1, COMMIT))], [1], id="an emptied marker"),
+        pytest.param(
+            [emptied(ended(1, COMMIT))._replace(control_type=None)],
+            [1],
+            id="one that Kafka has emptied, so that its type is not known",
+        ),
+        pytest.param(
+            [sent(0), emptied(ended(1, COMMIT)), ended(2, COMMIT)],
+            [1],
+            id="an emptied marker ends no transaction",
+        ),
         pytest.param([ended(1, "LEADER_CHANGE", -1)], [], id="another control batch never"),
         pytest.param([ended(1, "7", -1)], [], id="an unknown control batch never"),
     ],

@@ -59,8 +59,8 @@ def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name:
 
 
 def test_batch_totals_start_at_the_log_start(lake: LakeSandbox) -> None:
-    lake.topic("log.t", {0: state_of(log_start_offset=5), 1: state_of()})
-    horizons = [(0, 4, 0x40, 10), (0, 5, 0x40, 30), (0, 6, 0x50, 20), (0, 7, 0, 1)]
+    lake.topic("log.t", {0: state_of(log_start_offset=5, cleaned_at_ms=15), 1: state_of()})
+    horizons = [(0, 4, 0x40, 18), (0, 5, 0x40, 30), (0, 6, 0x50, 20), (0, 7, 0x40, 15)]
     lake.batches("log.t", [*horizons, (1, 0, 0x3F, 1)])
     with open_lake() as opened:
         totals = opened.batch_totals(opened.topic("log.t"))

@@ -101,8 +101,8 @@ def test_a_topic_with_its_runs(signed_in: Get, lake: LakeSandbox) -> None:
                 "rows_removed": 0,
             },
             "deletion": (
-                "3 records left the table on 2026-01-02 00:00 UTC; their bytes leave the disk "
-                "with the first expire_snapshots after 2026-01-07 00:00 UTC."
+                "3 records left the table on 2026-01-02 00:00 UTC; they leave the disk with the "
+                "first expire_snapshots after 2026-01-07 00:00 UTC."
             ),
         }
     ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import TopicName
-from ebbtide.records.log_directory import list_log_directory, read_manifest
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
@@ -25,8 +24,7 @@ def at(now_ms: int) -> datetime:
 
 
 def source_of(directory: Path, now_ms: int, *, accept_gap: bool = False) -> Source:
-    uri = str(directory)
-    return Source(list_log_directory(uri), read_manifest(uri), at(now_ms), accept_gap)
+    return Source.of_uri(str(directory), at(now_ms), accept_gap=accept_gap)
 
 
 def ingest(

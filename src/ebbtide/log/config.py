@@ -45,6 +45,7 @@ class TopicConfig:
     topic_id: str | None = None
     is_enabled: bool = True
     cleans_idle: bool = True
+    rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
 
     @property
     def is_compacted(self) -> bool:
@@ -166,6 +167,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "kafka.topic.id": ("topic_id", _text),
     "ebbtide.enabled": ("is_enabled", _boolean),
     "ebbtide.clean.idle": ("cleans_idle", _boolean),
+    "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
 }
 
 # Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.

@@ -5,11 +5,11 @@ All checks are on batch headers; offsets ascend always, and a gap needs a reason
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ebbtide.errors import ForeignLogError, OffsetGapError
-from ebbtide.records.attributes import DELETE_HORIZON
+from ebbtide.records.attributes import DELETE_HORIZON, NO_LEADER_EPOCH
 
 
 class SourceBatch(NamedTuple):
@@ -31,10 +31,21 @@ class Held(NamedTuple):
 
 
 def check_continuation(
-    where: str, held: Held, source: Sequence[SourceBatch], *, source_start: int, is_compacted: bool
+    where: str,
+    held: Held,
+    source: Sequence[SourceBatch],
+    *,
+    source_start: int,
+    is_compacted: bool,
+    source_end: int | None = None,
 ) -> None:
-    """ForeignLogError unless `source` is the log whose first part the table holds."""
-    source_end = source[-1].last_offset + 1 if source else source_start
+    """ForeignLogError unless `source` is the log whose first part the table holds.
+
+    `source` needs to hold only the batches that overlap the last one held, if `source_end` is
+    given; a log may end after its last batch, where cleaning removed those that followed.
+    """
+    if source_end is None:
+        source_end = source[-1].last_offset + 1 if source else source_start
     if source_end < held.log_end_offset:
         raise ForeignLogError(
             f"expected {where} to reach offset {held.log_end_offset}, which the table holds, found "
@@ -45,10 +56,11 @@ def check_continuation(
     if last is None or last.last_offset < source_start:
         return
     same = next((batch for batch in source if batch.base_offset == last.base_offset), None)
-    if same is None and is_compacted:
+    other = same or next((batch for batch in source if _is_astride(last, batch)), None)
+    if other is None and is_compacted:
         return  # the source's own cleaner may have removed it
-    if same is None or not _is_same(last, same):
-        found = "none there" if same is None else _described(same)
+    if other is None or not _is_same(last, other, is_compacted=is_compacted):
+        found = "none there" if other is None else _described(other)
         raise ForeignLogError(
             f"expected {where} to hold the batch {_described(last)}, the last that the table "
             f"holds, found {found}: the source was truncated and written anew, or is another log; "
@@ -56,14 +68,42 @@ def check_continuation(
         )
 
 
-def _is_same(held: SourceBatch, found: SourceBatch) -> bool:
-    if (held.last_offset, held.leader_epoch) != (found.last_offset, found.leader_epoch):
+def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[str, Any]]) -> None:
+    """ForeignLogError where a batch of the source lies astride the end of what is held."""
+    for batch in astride:
+        raise ForeignLogError(
+            f"expected a batch of {where} to begin at offset {log_end_offset}, where the table "
+            f"ends, found [{batch['base_offset']}, {batch['last_offset']}] across it: the source "
+            "is another log; ingest it under another cluster name, or drop the table to begin anew"
+        )
+
+
+def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: bool) -> None:
+    """OffsetGapError where the source removed offsets that were not ingested yet."""
+    if start > log_end_offset and not is_accepted:
+        raise OffsetGapError(
+            f"expected {where} to hold offset {log_end_offset}, where the table ends, found that "
+            f"it starts at {start}: {start - log_end_offset} offsets were removed there before "
+            "they were ingested, and are lost; to go on without them, run once with --accept-gap"
+        )
+
+
+def _is_astride(held: SourceBatch, found: SourceBatch) -> bool:
+    """Whether they share offsets, which cleaning cannot explain: it keeps a v2 batch's bounds."""
+    is_v2 = found.leader_epoch != NO_LEADER_EPOCH
+    is_apart = found.last_offset < held.base_offset or held.last_offset < found.base_offset
+    return is_v2 and not is_apart
+
+
+def _is_same(held: SourceBatch, found: SourceBatch, *, is_compacted: bool) -> bool:
+    bounds = (held.base_offset, held.last_offset, held.leader_epoch)
+    if bounds != (found.base_offset, found.last_offset, found.leader_epoch):
         return False
-    is_rewritten = (
-        held.crc is None
-        or found.record_count != held.record_count
+    has_changed = (
+        found.record_count != held.record_count
         or (found.attributes ^ held.attributes) & DELETE_HORIZON
     )
+    is_rewritten = held.crc is None or (is_compacted and has_changed)
     return bool(is_rewritten) or held.crc == found.crc
 
 

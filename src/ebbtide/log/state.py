@@ -44,6 +44,8 @@ class PartitionState:
 
     def is_clean_at(self, now_ms: int) -> bool:
         """Whether a round at `now_ms` would find nothing to do."""
+        if now_ms <= self.cleaned_at_ms:
+            return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
         return self.cleaned_end_offset == self.log_end_offset and is_waiting
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from ebbtide.tables.reader import Run, Topic
 
+JOB = "expire_snapshots"
 MAX_AGE_PROPERTY = "history.expire.max-snapshot-age-ms"
 # Iceberg's default: five days.
 DEFAULT_MAX_AGE_MS = 5 * 24 * 3600 * 1000
@@ -15,45 +16,53 @@ DEFAULT_MAX_AGE_MS = 5 * 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The newest deletion of a topic; `off_disk` is when it happened, or is due at the latest."""
+    """The newest deletion of a topic, by the clock of the machines that commit.
+
+    `due` is when the last snapshot that shows it passes its age; `waiting_rows` are out of the
+    table and still in its files, until these are rewritten; `off_disk` is None until both are over.
+    """
 
     rows: int
     out_of_table: datetime
-    off_disk: datetime
-    is_off_disk: bool
+    due: datetime
+    waiting_rows: int
+    off_disk: datetime | None
 
     def in_words(self) -> str:
-        """Both dates as a sentence."""
-        out = f"{self.rows:,} records left the table on {_day(self.out_of_table)}"
-        if self.is_off_disk:
-            return f"{out} and the disk by {_day(self.off_disk)}."
-        due = _day(self.off_disk)
-        return f"{out}; their bytes leave the disk with the first expire_snapshots after {due}."
+        """Both dates as sentences."""
+        out = f"{self.rows:,} records left the table on {_minute(self.out_of_table)}"
+        if self.off_disk:
+            return f"{out} and the disk by {_minute(self.off_disk)}."
+        due = (
+            f"{out}; they leave the disk with the first expire_snapshots after {_minute(self.due)}"
+        )
+        if self.waiting_rows:
+            return f"{due} that rewrites their files ({self.waiting_rows:,} deleted rows wait)."
+        return f"{due}."
 
 
 def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
-    """The newest deletion in `runs`, oldest first; None when nothing was ever deleted.
-
-    What a deletion took is still held by the snapshots before it, until they are past their age.
-    """
-    removals = [run for run in runs if run.rows_removed and run.job != "expire_snapshots"]
+    """The newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
+    removals = [run for run in runs if run.rows_removed and run.job != JOB]
     if not removals:
         return None
     removal = removals[-1]
     max_age_ms = int(topic.properties.get(MAX_AGE_PROPERTY, DEFAULT_MAX_AGE_MS))
     due = removal.ended + timedelta(milliseconds=max_age_ms)
-    freed = [run.now for run in runs if _frees(run) and run.now >= due]
+    expired = [run for run in runs if run.job == JOB and run.succeeded]
+    freed = [run.ended for run in expired if run.started >= due and not _waiting_rows(run)]
     return Deletion(
         rows=removal.rows_removed,
         out_of_table=removal.ended,
-        off_disk=freed[0] if freed else due,
-        is_off_disk=bool(freed),
+        due=due,
+        waiting_rows=_waiting_rows(expired[-1]) if expired else 0,
+        off_disk=freed[0] if freed else None,
     )
 
 
-def _frees(run: Run) -> bool:
-    return run.job == "expire_snapshots" and run.succeeded
+def _waiting_rows(run: Run) -> int:
+    return int(run.topic_result.get("deleted_rows_in_files", 0))
 
 
-def _day(when: datetime) -> str:
+def _minute(when: datetime) -> str:
     return f"{when:%Y-%m-%d %H:%M} UTC"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.orchestration.deletions import Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.text import aligned, moment, number, seconds, size
+from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size, without_empty
 from ebbtide.tables.reader import Lake, Run, open_lake
 
 PARTITION_HEADER = (
@@ -79,7 +80,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             "",
             topic_table(runs),
             "",
-            *(f"{now.topic}: {now.deletion.in_words()}" for now in found if now.deletion),
+            *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
     ).rstrip()
@@ -123,7 +124,7 @@ def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -
             by_job = {run.job: _said(run, partition) for run in own if partition in run.partitions}
             cells = _partition_cells(by_job, now.get(topic, {}).get(partition, Now()))
             rows.append([topic, str(partition), *cells])
-    return aligned(PARTITION_HEADER, rows)
+    return aligned(*without_empty(PARTITION_HEADER, rows))
 
 
 def topic_table(runs: Sequence[Run]) -> str:
@@ -136,7 +137,7 @@ def topic_table(runs: Sequence[Run]) -> str:
         disk = {k: v for run in own.values() for k, v in run.topic_result.items() if k in ON_DISK}
         cells = [size(disk.get(key)) for key in ON_DISK]
         rows.append([topic, *cells, *(seconds(_seconds(own.get(task))) for task in tasks)])
-    return aligned(header, rows)
+    return aligned(*without_empty(header, rows))
 
 
 def _said(run: Run, partition: int) -> Mapping[str, Any]:

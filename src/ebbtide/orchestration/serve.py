@@ -7,6 +7,7 @@ its children behind when it is told to end.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -33,6 +35,7 @@ COMPONENTS = {
 }
 PATIENCE_SECONDS = 120
 GRACE_SECONDS = 20
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 
@@ -66,15 +69,18 @@ class Children:
         self.is_ending = True
 
     def end(self) -> None:
-        """Tell every group to end, wait, and kill what stays."""
+        """Tell all that was started to end, wait for it, and kill what stays."""
+        told: set[int] = set()
         deadline = time.monotonic() + GRACE_SECONDS
-        for child in self.running.values():
-            send(child.pid, signal.SIGTERM)
-        while time.monotonic() < deadline and any(map(group_lives, self.running.values())):
-            time.sleep(0.2)
-        for child in self.running.values():
-            send(child.pid, signal.SIGKILL)
-            child.wait()
+        while has_children() and time.monotonic() < deadline:
+            for pid in set(children_left()) - told:
+                send(pid, signal.SIGTERM)
+                told.add(pid)
+            time.sleep(0.1)
+        while has_children():
+            for pid in children_left():
+                send(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, children.ask_to_end)
     print("up: starting Airflow, about half a minute", flush=True)
+    adopt_orphans()
     children.start(environment(port))
     try:
         return watch(children, port)
@@ -154,20 +161,34 @@ def answers(port: int) -> bool:
         return False
 
 
-def send(group: int, number: signal.Signals) -> None:
-    """Signal a process group that may be gone."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
+def send(pid: int, number: signal.Signals) -> None:
+    """Signal a process, and its group if it leads one; it may be gone."""
+    for how in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            how(pid, number)
 
 
-def group_lives(child: subprocess.Popen[bytes]) -> bool:
-    """Whether the child or anything it started still runs."""
-    child.poll()
+def adopt_orphans() -> None:
+    """Become the parent of what the components leave behind, so that it can be ended too (Linux).
+
+    Airflow runs each task in a session of its own, which no signal to the scheduler's group meets.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_left() -> list[int]:
+    """Pids of the children, also of adopted ones; each that ends may leave us another."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in children.read_text().split()] if children.exists() else []
+
+
+def has_children() -> bool:
+    """Whether any child is left, after taking note of those that ended."""
     try:
-        os.killpg(child.pid, 0)
-    except ProcessLookupError:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
         return False
     return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
+from ebbtide.log.state import ROUND
 from ebbtide.tables.reader import Run, Topic
 
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
@@ -79,6 +80,8 @@ def _nothing_to_clean(topic: Topic, now_ms: int) -> str | None:
         return "cleanup.policy has no compact"
     if not topic.config.is_enabled:
         return "ebbtide.enabled is false"
+    if ROUND in topic.properties:
+        return None  # a killed run left it to be finished
     if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
         return "cleaned up to the log end offset, and no delete horizon is due"
     return None

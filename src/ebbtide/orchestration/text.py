@@ -25,6 +25,14 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = W
     return "\n".join([*text[:depth], _line(["-" * w for w in widths], widths), *text[depth:]])
 
 
+def without_empty(
+    header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """The table without the columns that say nothing in any row; the first column stays."""
+    kept = [c for c in range(len(header)) if c == 0 or any(row[c] != NOTHING for row in rows)]
+    return [header[c] for c in kept], [[row[c] for c in kept] for row in rows]
+
+
 def number(value: int | None) -> str:
     """Digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"

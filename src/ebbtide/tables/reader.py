@@ -32,7 +32,7 @@ CATALOG_PREFIX = f"spark.sql.catalog.{CATALOG}."
 
 
 class BatchTotals(NamedTuple):
-    """Bytes of a partition's batches, and the earliest delete horizon that any of them holds."""
+    """Bytes of a partition's batches, and the earliest delete horizon no round has reached."""
 
     size_bytes: int
     next_horizon_ms: int | None
@@ -146,7 +146,8 @@ class Lake:
     def batch_totals(self, topic: Topic) -> dict[int, BatchTotals]:
         """What the batch headers of each partition add up to, at or after its log start.
 
-        A delete horizon stands in the place of a batch's base timestamp.
+        A delete horizon stands in the place of a batch's base timestamp. Batches kept for their
+        producer's sake keep theirs after it was reached.
         """
         import pyarrow.compute as pc
 
@@ -159,8 +160,9 @@ class Lake:
         for partition, state in topic.partitions.items():
             is_held = pc.field("last_offset") >= state.log_start_offset
             own = rows.filter((pc.field("partition") == partition) & is_held)
+            waiting = own.filter(pc.field("horizon_ms") > state.cleaned_at_ms)
             totals[partition] = BatchTotals(
-                pc.sum(own["size_bytes"]).as_py() or 0, pc.min(own["horizon_ms"]).as_py()
+                pc.sum(own["size_bytes"]).as_py() or 0, pc.min(waiting["horizon_ms"]).as_py()
             )
         return totals
 

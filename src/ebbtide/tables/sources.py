@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heapify, heapreplace
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
-from ebbtide.errors import EbbtideError
+from ebbtide import errors
+from ebbtide.errors import EbbtideError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.segment import read_records, require_whole, walk_segment
 
+Batches = Iterator[pa.RecordBatch]
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+# A Spark task costs 0.1 s or more: not worth it for less, too much to lose for more.
+LEAST_TASK_BYTES = 1 * MIB
+MOST_TASK_BYTES = 256 * MIB
+TASKS_PER_CORE = 2
+
+_RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
 _TIME = pa.timestamp("us", tz="UTC")
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
 # One row a batch; a file that is not what it should be is one row with an error instead, and a
@@ -45,6 +59,7 @@ class FileToWalk(NamedTuple):
     partition: int
     path: str
     base_offset: int
+    size_bytes: int
     is_last: bool
 
 
@@ -61,22 +76,29 @@ class RecordsToRead(NamedTuple):
 
 
 def walk_files(spark: SparkSession, files: Sequence[FileToWalk], max_batch_bytes: int) -> pa.Table:
-    """Every batch of the files, checked, as WALK_SCHEMA in file and offset order."""
+    """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
 
-    def walk(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for row in _values(rows):
-            yield from _walk_file(FileToWalk(**row), max_batch_bytes)
+    def walk(file: FileToWalk) -> Batches:
+        return walk_file(file, max_batch_bytes)
 
-    return _run(spark, files, walk, WALK_SCHEMA).toArrow()
+    if not files:
+        return WALK_SCHEMA.empty_table()
+    frame = _in_tasks(spark, files, [file.size_bytes for file in files], walk, WALK_SCHEMA)
+    with errors_of_tasks():
+        return frame.toArrow()
 
 
-def _walk_file(file: FileToWalk, max_batch_bytes: int) -> Iterator[pa.RecordBatch]:
+def walk_file(file: FileToWalk, max_batch_bytes: int) -> Batches:
+    """The rows of one file: its batches, or one row with what is wrong with it."""
     try:
-        found = walk_segment(file.path, max_batch_bytes=max_batch_bytes)
+        with _reading(file.path):
+            found = walk_segment(file.path, max_batch_bytes=max_batch_bytes)
         if not file.is_last:
             require_whole(found, file.path)
     except EbbtideError as error:
-        yield _walk_rows(file, BATCH_SCHEMA.empty_table().to_batches(), 1, error=str(error))
+        if error.transient:
+            raise
+        yield _walk_rows(file, [], 1, error=str(error))
         return
     if found.batches.num_rows:
         yield _walk_rows(file, [found.batches], found.batches.num_rows)
@@ -84,6 +106,17 @@ def _walk_file(file: FileToWalk, max_batch_bytes: int) -> Iterator[pa.RecordBatc
         at, expected, present = found.torn
         torn = f"{file.path}: a torn batch at position {at}, {present} of {expected} bytes"
         yield _walk_rows(file, [], 1, torn=torn)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """A failing disk or object store is no fault of the bytes."""
+    try:
+        yield
+    except OSError as failure:
+        raise UnavailableError(
+            f"{path}: expected a file that can be read, found: {failure}; run again when it can"
+        ) from failure
 
 
 def _walk_rows(
@@ -114,15 +147,18 @@ def _walk_rows(
 def records_frame(
     spark: SparkSession, ranges: Sequence[RecordsToRead], append_time: pa.Scalar
 ) -> DataFrame:
-    """The records of the byte ranges, as rows of a records table."""
+    """The records of the byte ranges, as rows of a records table.
 
-    def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for row in _values(rows):
-            wanted = RecordsToRead(**row)
+    A task's rows come segment by segment, so that one data file is open at a time.
+    """
+
+    def read(wanted: RecordsToRead) -> Batches:
+        with _reading(wanted.path):
             for chunk in read_records(wanted.path, wanted.from_position, wanted.to_position):
                 yield _to_rows(wanted, chunk, append_time)
 
-    return _run(spark, ranges, read, INGESTED_SCHEMA)
+    sizes = [wanted.to_position - wanted.from_position for wanted in ranges]
+    return _in_tasks(spark, ranges, sizes, read, INGESTED_SCHEMA)
 
 
 def _to_rows(
@@ -157,28 +193,59 @@ def log_append_batches(header: pa.Table) -> list[int]:
     return stamped
 
 
-def _values(rows: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in rows:
-        yield from batch.to_pylist()
-
-
-def _run(
+def _in_tasks(
     spark: SparkSession,
-    tasks: Sequence[NamedTuple],
-    function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    files: Sequence[T],
+    sizes: Sequence[int],
+    read: Callable[[T], Batches],
     schema: pa.Schema,
 ) -> DataFrame:
-    """One Spark task for each of `tasks`: a file is the unit that is read in order."""
+    """What `read` makes of the files: several in one Spark task, each read by one and in order."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    slices = spark.sparkContext.parallelize(list(tasks), max(len(tasks), 1))
-    output: StructType = from_arrow_schema(schema)
-    return spark.createDataFrame(slices, _task_schema(tasks)).mapInArrow(function, output)
+    groups = [
+        [files[i] for i in group]
+        for group in spread(sizes, task_count(sizes, spark.sparkContext.defaultParallelism))
+    ]
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                for file in groups[number]:
+                    yield from read(file)
+
+    numbers = spark.range(0, len(groups), 1, len(groups))
+    return numbers.mapInArrow(run, from_arrow_schema(schema))  # type: ignore[arg-type]
 
 
-def _task_schema(tasks: Sequence[NamedTuple]) -> str:
-    types = {int: "bigint", str: "string", bool: "boolean", list: "array<bigint>"}
-    first = tasks[0]
-    return ", ".join(
-        f"`{name}` {types[type(value)]}" for name, value in zip(first._fields, first, strict=True)
-    )
+def task_count(sizes: Sequence[int], cores: int) -> int:
+    """How many tasks read files of these sizes, in bytes."""
+    total = sum(sizes)
+    worthwhile = total // LEAST_TASK_BYTES + 1
+    at_most = max(cores * TASKS_PER_CORE, total // MOST_TASK_BYTES)
+    return min(len(sizes), worthwhile, at_most)
+
+
+def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
+    """Indices of `sizes` in groups of about equal sums, ascending in each; none is empty."""
+    loads = [(0, 0, group) for group in range(groups)]  # bytes, files, group
+    heapify(loads)
+    spread: list[list[int]] = [[] for _ in range(groups)]
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        load, count, group = loads[0]
+        spread[group].append(index)
+        heapreplace(loads, (load + sizes[index], count + 1, group))
+    return [sorted(group) for group in spread]
+
+
+@contextmanager
+def errors_of_tasks() -> Iterator[None]:
+    """Raise again here what one of ours was in a Spark task; Spark hands on its text only."""
+    try:
+        yield
+    except PythonException as failure:
+        raised = _RAISED.findall(str(failure))
+        if not raised:
+            raise
+        name, message = raised[-1]
+        raise getattr(errors, name)(message) from failure

@@ -125,9 +125,10 @@ def _choose(
         logs = read_batches(batches, unpicked)
         holders = _tombstone_batches(topic, unpicked)
         for partition in unpicked:
-            log, offer = logs.get(partition, []), offers[partition]
-            if reason := _idle_reason(log, offer, holders[partition], config, now_ms):
-                choices[partition] = _part(states[partition], offer, is_idle=True), reason
+            part = _part(states[partition], offers[partition], is_idle=True)
+            log = part.retained(logs.get(partition, []))
+            if reason := _idle_reason(log, part, holders[partition], now_ms):
+                choices[partition] = part, reason
     return choices
 
 
@@ -161,6 +162,7 @@ def _offer(
 def _part(state: PartitionState, offer: Cleanable, *, is_idle: bool) -> PartitionRound:
     return PartitionRound(
         log_start_offset=state.log_start_offset,
+        first_segment_offset=state.segments[0][0],
         first_dirty_offset=offer.first_dirty_offset,
         first_uncleanable_offset=offer.first_uncleanable_offset,
         is_idle=is_idle,
@@ -168,14 +170,10 @@ def _part(state: PartitionState, offer: Cleanable, *, is_idle: bool) -> Partitio
 
 
 def _idle_reason(
-    log: list[Batch],
-    offer: Cleanable,
-    tombstone_batches: set[int],
-    config: TopicConfig,
-    now_ms: int,
+    log: list[Batch], part: PartitionRound, tombstone_batches: set[int], now_ms: int
 ) -> str | None:
     """Why a log that Kafka would leave alone gets a round all the same."""
-    this_round = Round(now_ms, config.delete_retention_ms, offer.first_uncleanable_offset)
+    this_round = Round(now_ms, 0, part.first_uncleanable_offset, part.log_start_offset)
     for batch, verdict in judge(log, this_round, {}):
         is_marker = batch.is_control and batch.record_count > 0
         may_wait = is_marker or batch.base_offset in tombstone_batches

@@ -113,13 +113,19 @@ def _judge_log(
     topic: Topic, partition: int, log: list[Batch], cleaning: CleaningRound
 ) -> _JudgedLog:
     part = cleaning.partitions[partition]
-    this_round = Round(cleaning.now_ms, cleaning.delete_retention_ms, part.first_uncleanable_offset)
+    this_round = Round(
+        cleaning.now_ms,
+        cleaning.delete_retention_ms,
+        part.first_uncleanable_offset,
+        part.log_start_offset,
+    )
     last = last_records(
         log, now_ms=cleaning.now_ms, expiration_ms=cleaning.producer_id_expiration_ms
     )
-    verdicts = list(judge(log, this_round, last))
+    retained = part.retained(log)
+    verdicts = list(judge(retained, this_round, last))
     _refuse_uncovered(topic, partition, verdicts, part)
-    return _JudgedLog(log, verdicts, this_round)
+    return _JudgedLog(retained, verdicts, this_round)
 
 
 def _refuse_uncovered(

@@ -6,50 +6,83 @@ finished without a duplicate or a hole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Self
 
 import pyarrow as pa
-from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
-from ebbtide.errors import CorruptSegmentError, EbbtideError, ForeignLogError
+from ebbtide.errors import (
+    CommitConflictError,
+    CorruptSegmentError,
+    EbbtideError,
+    ForeignLogError,
+    UnavailableError,
+)
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, to_properties
-from ebbtide.records.log_directory import Manifest, PartitionDirectory
+from ebbtide.records.log_directory import (
+    Manifest,
+    PartitionDirectory,
+    SegmentFile,
+    list_log_directory,
+    read_manifest,
+)
+from ebbtide.tables.application import to_ms
 from ebbtide.tables.batches import read_undecided
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.schema import create_topic
+from ebbtide.tables.schema import committed_view_sql, create_topic
 from ebbtide.tables.sources import (
     FileToWalk,
     RecordsToRead,
+    errors_of_tasks,
     log_append_batches,
     records_frame,
     walk_files,
 )
-from ebbtide.tables.stages.source_log import HeldLog, SourceLog, take_log
+from ebbtide.tables.stages.ingested import Ingested, find_ends, read_ingested
+from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, exists, load
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
+# A broker that removes files while they are read is listed again this often.
+LISTINGS = 3
+# Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+TOPIC_ID = "kafka.topic.id"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What one run ingests from, and what it may accept."""
 
+    uri: str
     directories: Sequence[PartitionDirectory]
     manifest: Manifest | None
     now: datetime
     accept_gap: bool = False
 
+    @classmethod
+    def of_uri(cls, uri: str, now: datetime, *, accept_gap: bool = False) -> Self:
+        """The log directory as it is now."""
+        return cls(uri, list_log_directory(uri), read_manifest(uri), now, accept_gap)
+
+    def listed_again(self) -> Source:
+        """The same log directory as it is by now."""
+        return replace(self, directories=list_log_directory(self.uri))
+
     def of(self, name: TopicName) -> list[PartitionDirectory]:
         """The partitions of one topic."""
         return [directory for directory in self.directories if directory.topic == name.topic]
+
+    def topics(self) -> list[str]:
+        """The names of all topics but Kafka's own."""
+        return sorted({d.topic for d in self.directories} - INTERNAL_TOPICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +104,9 @@ class IngestPlan:
                 "records": log.records,
                 "batches": log.batches.num_rows,
                 "bytes": log.bytes,
-                "segments": len({*log.batches.column("segment").to_pylist()}),
+                "segments": len(pc.unique(log.batches.column("segment"))),
                 "skipped": log.skipped,
+                "accepted_gaps": log.accepted_gaps,
             }
         errors = [error for log in self.logs.values() for error in log.errors]
         if errors:
@@ -88,76 +122,83 @@ def ingest_topic(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> Outcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""
-    _create(spark, name, source)
     refused: dict[str, str] = {}
+    listings = 1
     while True:
-        plan = plan_ingest(load(spark, name), source, refused)
         try:
+            topic = _topic(spark, TopicName.checked(*name), source, is_plan_only=is_plan_only)
+            plan = plan_ingest(topic, source, refused)
             return plan.outcome() if is_plan_only else execute_ingest(plan)
-        except PythonException as error:
+        except CorruptSegmentError as error:
             # A batch whose CRC is right and whose records are not shows only when it is decoded.
-            path, message = _undecodable(error, plan)
-            refused[path] = message
+            refused |= _refusal(error, source.of(name), refused)
+        except UnavailableError:
+            if listings == LISTINGS:
+                raise
+            source = source.listed_again()
+            listings += 1
 
 
-def _undecodable(error: PythonException, plan: IngestPlan) -> tuple[str, str]:
-    text = str(error)
-    marker = f"{CorruptSegmentError.__name__}: "
-    if marker in text:
-        message = text.split(marker, 1)[1].splitlines()[0]
-        for log in plan.logs.values():
-            for path in log.paths:
-                if path in message:
-                    return path, message
+def _refusal(
+    error: CorruptSegmentError, directories: Iterable[PartitionDirectory], refused: Iterable[str]
+) -> dict[str, str]:
+    """The file that the message of a failed task begins with, and the message."""
+    for path in (segment.path for d in directories for segment in d.segments):
+        if str(error).startswith(f"{path}: ") and path not in refused:
+            return {path: str(error)}
     raise error
 
 
-def _create(spark: SparkSession, name: TopicName, source: Source) -> None:
+def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
+    """The topic as it is, or as its source says a new one is to be."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
             f"expected one topic id in the partition.metadata files of {name.topic}, found "
             f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
         )
-    if exists(spark, name):
-        return
-    config = {} if source.manifest is None else source.manifest.topic_configs.get(name.topic, {})
-    properties = {f"kafka.{setting}": value for setting, value in config.items()}
-    if topic_ids:
-        properties["kafka.topic.id"] = topic_ids.pop()
-    commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
+    if not exists(spark, name):
+        config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
+        properties = {f"kafka.{setting}": value for setting, value in config.items()}
+        properties |= _pinned(topic_ids)
+        if is_plan_only:
+            return Topic(spark, name, properties)
+        commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
+    elif not is_plan_only:
+        spark.sql(committed_view_sql(name))  # the last that a killed create would have made
+    return load(spark, name)
+
+
+def _pinned(topic_ids: set[str]) -> dict[str, str]:
+    return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
 
 
 def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
     """Walk the source's files and decide how much of each partition is taken."""
-    config = topic.config
+    config, states = topic.config, topic.partitions
     directories = {d.partition: d for d in source.of(topic.name)}
     _check_topic_id(topic, directories.values())
+    unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
     files = [
-        FileToWalk(d.partition, file.path, file.base_offset, file is d.segments[-1])
-        for d in directories.values()
-        for file in _unread(d, topic.partitions.get(d.partition))
+        FileToWalk(p, file.path, file.base_offset, file.size_bytes, file == unread[p][-1])
+        for p in unread
+        for file in unread[p]
     ]
-    limit = max(MAX_BATCH_BYTES, config.max_message_bytes)
-    walked = walk_files(topic.spark, files, limit) if files else None
-    held = _held(topic, directories)
-    undecided = read_undecided(topic.spark.table(topic.name.batches_table))
-    logs = {
-        partition: take_log(
-            directory,
-            walked,
-            held[partition],
-            undecided.get(partition, {}),
-            refused,
-            is_gap_allowed=config.is_compacted or source.accept_gap,
-            is_compacted=config.is_compacted,
-        )
-        for partition, directory in directories.items()
-    }
+    walked = walk_files(topic.spark, files, max(MAX_BATCH_BYTES, config.max_message_bytes))
+    held = find_ends(topic, directories)
+    has_batches = any(log.batches_end for log in held.values())
+    batches_table = topic.name.batches_table
+    undecided = read_undecided(topic.spark.table(batches_table)) if has_batches else {}
+    rule = GapRule(config.is_compacted, source.accept_gap)
+    logs = {}
+    for partition, directory in directories.items():
+        first_read = unread[partition][0].base_offset if unread[partition] else 0
+        mine = read_back(directory, first_read, walked, refused)
+        logs[partition] = take_log(mine, held[partition], undecided.get(partition, {}), rule)
     return IngestPlan(topic, source, logs)
 
 
-def _check_topic_id(topic: Topic, directories: Any) -> None:
+def _check_topic_id(topic: Topic, directories: Iterable[PartitionDirectory]) -> None:
     expected = topic.config.topic_id
     for directory in directories:
         found = directory.topic_id
@@ -169,7 +210,9 @@ def _check_topic_id(topic: Topic, directories: Any) -> None:
             )
 
 
-def _unread(directory: PartitionDirectory, state: PartitionState | None) -> Sequence[Any]:
+def unread_segments(
+    directory: PartitionDirectory, state: PartitionState | None
+) -> Sequence[SegmentFile]:
     """Segment files from the one on that holds the last batch of the table."""
     segments = directory.segments
     if state is None:
@@ -178,61 +221,34 @@ def _unread(directory: PartitionDirectory, state: PartitionState | None) -> Sequ
     return segments[starts[-1] if starts else 0 :]
 
 
-def _held(topic: Topic, directories: Mapping[int, PartitionDirectory]) -> dict[int, HeldLog]:
-    """Where each table's copy of each partition ends."""
-    spark, states = topic.spark, topic.partitions
-    record_ends = _ends(spark, topic.name.records_table, "offset")
-    batch_ends = _ends(spark, topic.name.batches_table, "last_offset")
-    last_batches = _last_batches(topic) if states else {}
-    return {
-        partition: HeldLog(
-            states.get(partition),
-            records_end=record_ends.get(partition, 0),
-            batches_end=batch_ends.get(partition, 0),
-            last_batch=last_batches.get(partition),
-        )
-        for partition in directories
-    }
-
-
-def _ends(spark: SparkSession, table: str, column: str) -> dict[int, int]:
-    """One past the largest `column` that each partition's files hold, from manifests alone."""
-    rows = spark.sql(
-        f"SELECT partition.`partition` AS p, max(readable_metrics.{column}.upper_bound) AS last "
-        f"FROM {table}.data_files GROUP BY 1"
-    ).collect()
-    return {row["p"]: row["last"] + 1 for row in rows}
-
-
-def _last_batches(topic: Topic) -> dict[int, dict[str, Any]]:
-    columns = "struct(base_offset, last_offset, leader_epoch, attributes, record_count, crc)"
-    rows = (
-        topic.spark.table(topic.name.batches_table)
-        .groupBy("partition")
-        .agg(F.max(F.expr(columns)).alias("last"))
-        .collect()
-    )
-    return {row["partition"]: row["last"].asDict() for row in rows}
-
-
 def execute_ingest(plan: IngestPlan) -> Outcome:
     """Append the planned records, then their batches, then move the state."""
-    outcome = plan.outcome()
-    topic = plan.topic
+    outcome, topic = plan.outcome(), plan.topic
     spark, name = topic.spark, topic.name
-    append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
     ranges = [r for p, log in plan.logs.items() for r in _ranges(p, log)]
     if ranges:
-        frame = records_frame(spark, ranges, append_time)
-        commit(Step.INGEST_RECORDS, frame.writeTo(name.records_table).append)
+        append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
+        # Rows come segment by segment: no sort, and no writer is held open for another segment.
+        writer = (
+            records_frame(spark, ranges, append_time)
+            .writeTo(name.records_table)
+            .option("use-table-distribution-and-ordering", "false")
+            .option("fanout-enabled", "false")
+        )
+        with errors_of_tasks():
+            commit(Step.INGEST_RECORDS, writer.append)
         outcome.snapshot_ids.append(current_snapshot(spark, name.records_table) or -1)
-    new = [log.batches_to_write(partition) for partition, log in plan.logs.items()]
-    headers = pa.concat_tables([table for table in new if table.num_rows] or new[:1])
-    if headers.num_rows:
-        rows = _batch_rows(topic, headers, plan)
+    ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now))
+    unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
+    if unwritten.num_rows:
+        columns = spark.table(name.batches_table).columns
+        rows = spark.createDataFrame(unwritten.select(columns))
         commit(Step.INGEST_BATCHES, rows.writeTo(name.batches_table).append)
         outcome.snapshot_ids.append(current_snapshot(spark, name.batches_table) or -1)
-    compare_and_set(topic, Step.INGEST_STATE, lambda current: _ingested(current, plan))
+    compare_and_set(topic, Step.INGEST_STATE, lambda now: _state_changes(now, plan, ingested))
+    for partition, numbers in outcome.partitions.items():
+        numbers["records"] = ingested.records.get(partition, 0)
+        numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
     return outcome
 
 
@@ -241,57 +257,30 @@ def _ranges(partition: int, log: SourceLog) -> list[RecordsToRead]:
     return [
         RecordsToRead(
             partition,
-            file.path,
-            file.from_position,
-            file.to_position,
-            max(log.records_from, log.log_start_offset),
-            file.segment,
-            log_append_batches(file.header),
+            path,
+            pc.min(batches.column("position")).as_py(),
+            pc.max(pc.add(batches.column("position"), batches.column("size_bytes"))).as_py(),
+            max(log.held.records_end, log.visible_from),
+            batches.column("segment")[0].as_py(),
+            log_append_batches(batches),
         )
-        for file in log.record_files()
+        for path, batches in log.unread()
     ]
 
 
-def _batch_rows(topic: Topic, headers: pa.Table, plan: IngestPlan) -> DataFrame:
-    """Headers with the largest event time of their records, which are in the table by now."""
-    spark = topic.spark
-    starts = {p: int(log.batches_from) for p, log in plan.logs.items()}
-    first = min(starts.values(), default=0)
-    append_ms = F.unix_millis("append_time")
-    event_ms = F.unix_millis("event_time")
-    limit = append_ms + topic.config.message_timestamp_after_max_ms
-    newest = (
-        spark.table(topic.name.records_table)
-        .where(F.col("partition").isin(list(starts)) & (F.col("offset") >= first))
-        .groupBy(F.col("partition"), F.col("batch").alias("base_offset"))
-        .agg(
-            F.max(F.when(event_ms > limit, append_ms).otherwise(event_ms)).alias("_event_ms"),
-            F.max(append_ms).alias("_append_ms"),
-        )
-    )
-    now_ms = int(plan.source.now.timestamp() * 1000)
-    return (
-        spark.createDataFrame(headers)
-        .join(newest, ["partition", "base_offset"], "left")
-        .withColumn("max_event_time_ms", F.coalesce("_event_ms", F.lit(-1)))
-        .withColumn("append_time_ms", F.coalesce("_append_ms", F.lit(now_ms)))
-        .select(*spark.table(topic.name.batches_table).columns)
-    )
-
-
-def _ingested(current: Topic, plan: IngestPlan) -> Changes:
-    spark, name = current.spark, current.name
-    newest = {
-        row["partition"]: row["newest"]
-        for row in spark.table(name.batches_table)
-        .groupBy("partition")
-        .agg(F.max("max_event_time_ms").alias("newest"))
-        .collect()
-    }
+def _state_changes(current: Topic, plan: IngestPlan, ingested: Ingested) -> Changes:
     changes: dict[str, str | None] = {}
     for partition, log in plan.logs.items():
-        state = current.partitions.get(partition)
-        after = log.state_after(state, newest.get(partition, -1))
+        state, planned = current.partitions.get(partition), log.held.state
+        if (state and state.log_end_offset) != (planned and planned.log_end_offset):
+            raise CommitConflictError(
+                f"expected the log end offset of {current.name} partition {partition} to be as "
+                "planned, found that another ingest moved it; run the job again"
+            )
+        after = log.state_after(state, ingested.max_event_times_ms.get(partition, -1))
         if after is not None and after != state:
             changes |= to_properties(partition, after)
+    topic_ids = {d.topic_id for d in plan.source.of(current.name) if d.topic_id is not None}
+    if changes and TOPIC_ID not in current.properties:
+        changes |= _pinned(topic_ids)
     return changes

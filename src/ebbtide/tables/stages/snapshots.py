@@ -22,8 +22,6 @@ from ebbtide.tables.topics import Topic, java_table
 
 MAX_AGE = "history.expire.max-snapshot-age-ms"
 DEFAULT_MAX_AGE_MS = 5 * 24 * 60 * 60 * 1000
-# A file is rewritten once this share of its rows is deleted, and this many files a run at most.
-DELETED_SHARE = 0.3
 FILES_A_RUN = 1000
 
 
@@ -75,6 +73,7 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
         "files_removed": outcome.files_removed,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
+        "deleted_rows_in_files": _deleted_rows(spark, name.records_table),
         "max_snapshot_age_ms": _max_age_ms(spark, name.records_table),
     }
     return outcome
@@ -95,6 +94,12 @@ def _disk(spark: SparkSession, table: str) -> Disk:
     return Disk(row["files"], row["bytes"])
 
 
+def _deleted_rows(spark: SparkSession, table: str) -> int:
+    """Rows that are out of the table and whose values still lie in its current files."""
+    row = spark.sql(f"SELECT coalesce(sum(record_count), 0) AS n FROM {table}.delete_files").first()
+    return 0 if row is None else int(row["n"])
+
+
 def _rewrite(topic: Topic) -> int:
     """Rewrite closed segments' files whose deleted share is too large; how many."""
     closed = " or ".join(
@@ -105,7 +110,8 @@ def _rewrite(topic: Topic) -> int:
     if not closed:
         return 0
     options = {
-        "delete-ratio-threshold": DELETED_SHARE,
+        # 0 means any deleted row, and Iceberg's own 0 any file.
+        "delete-ratio-threshold": max(topic.config.rewrite_deleted_share, 1e-9),
         "delete-file-threshold": 2**31 - 1,
         "min-file-size-bytes": 0,
         "max-file-size-bytes": 2**62,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,262 +12,344 @@ import pyarrow.compute as pc
 
 from ebbtide.errors import CorruptSegmentError, EbbtideError
 from ebbtide.log.batches import Batch
-from ebbtide.log.continuation import Held, SourceBatch, check_continuation, check_no_gap
+from ebbtide.log.continuation import (
+    Held,
+    SourceBatch,
+    check_boundary,
+    check_continuation,
+    check_no_gap,
+    check_not_lost,
+)
 from ebbtide.log.state import PartitionState
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
-from ebbtide.records.log_directory import PartitionDirectory
-from ebbtide.tables.sources import WALK_SCHEMA
+from ebbtide.records.log_directory import PartitionDirectory, SegmentFile
 
 
 class HeldLog(NamedTuple):
     """Where the tables' copies of one partition end; no state for a new partition."""
 
-    state: PartitionState | None
-    records_end: int
-    batches_end: int
-    last_batch: Mapping[str, Any] | None
+    state: PartitionState | None = None
+    records_end: int = 0
+    batches_end: int = 0
+    last_batch: Mapping[str, Any] | None = None
+
+    @property
+    def log_end_offset(self) -> int:
+        """One past all that the tables hold, also what a killed ingest left without a state."""
+        known = 0 if self.state is None else self.state.log_end_offset
+        return max(known, self.records_end, self.batches_end)
 
 
-class RecordFile(NamedTuple):
-    """A byte range of a segment file and the headers of its batches."""
+class GapRule(NamedTuple):
+    """Which missing offsets are no error: those that compaction explains, or all."""
 
-    path: str
-    segment: int
-    from_position: int
-    to_position: int
-    header: pa.Table
+    is_compacted: bool
+    accepts_all: bool
+
+
+class Walked(NamedTuple):
+    """One partition as it was read, up to the first file that is bad."""
+
+    directory: PartitionDirectory
+    first_read: int  # base offset of the first file that was read; those before it were not
+    batches: pa.Table  # WALK_SCHEMA, in offset order
+    first_bad: int | None
+    error: EbbtideError | None
+    torn: list[str]
+
+    @property
+    def where(self) -> str:
+        """The partition, for a message."""
+        return f"{self.directory.topic}-{self.directory.partition}"
+
+    @property
+    def start(self) -> int:
+        """The source's log start offset."""
+        first = next((s.base_offset for s in self.directory.segments), 0)
+        return max(first, self.directory.log_start_offset or 0)
+
+    @property
+    def segments(self) -> list[SegmentFile]:
+        """The segments up to the bad one: at its base offset, the good part ends."""
+        return [s for s in self.directory.segments if not self._is_behind(s.base_offset)]
+
+    @property
+    def behind(self) -> int:
+        """How many segments lie behind the bad one."""
+        return len(self.directory.segments) - len(self.segments)
+
+    @property
+    def end(self) -> int:
+        """Where the good part ends; where a segment begins if batches before it were cleaned."""
+        lasts = [offset + 1 for offset in self.batches.column("last_offset")[-1:].to_pylist()]
+        return int(max([self.start, *(s.base_offset for s in self.segments), *lasts]))
+
+    def _is_behind(self, base_offset: int) -> bool:
+        return self.first_bad is not None and base_offset > self.first_bad
 
 
 @dataclass(slots=True)
 class SourceLog:
-    """The batches of one partition that the table does not hold yet, all to be taken."""
+    """The batches of one partition at and above its state's log end offset, all to be taken."""
 
-    directory: PartitionDirectory
+    held: HeldLog
     log_start_offset: int
+    visible_from: int  # of batches, records below are not taken
+    first_offset: int  # what is taken begins here
     log_end_offset: int
-    records_from: int
-    batches_from: int
     batches: pa.Table  # WALK_SCHEMA, and `txn_first_offset`
+    segments: tuple[tuple[int, int], ...] = ()  # the source's, (base offset, modified ms)
     skipped: list[str] = field(default_factory=list)
     errors: list[EbbtideError] = field(default_factory=list)
+    accepted_gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def paths(self) -> list[str]:
-        """The segment files that something is taken from."""
-        return list(dict.fromkeys(self.batches.column("path").to_pylist()))
-
-    @property
-    def data(self) -> pa.Table:
-        """The batches that hold records to be taken."""
+    def visible(self) -> pa.Table:
+        """The batches with records for the records table."""
         is_data = pc.equal(pc.bit_wise_and(self.batches.column("attributes"), CONTROL), 0)
-        is_new = pc.greater_equal(self.batches.column("last_offset"), self.records_from)
-        is_visible = pc.greater_equal(self.batches.column("last_offset"), self.log_start_offset)
+        is_visible = pc.greater_equal(self.batches.column("last_offset"), self.visible_from)
         has_records = pc.greater(self.batches.column("record_count"), 0)
-        return self.batches.filter(
-            pc.and_(pc.and_(is_data, is_new), pc.and_(is_visible, has_records))
-        )
+        return self.batches.filter(pc.and_(pc.and_(is_data, is_visible), has_records))
 
     @property
     def records(self) -> int:
-        """Records to be taken, as the headers count them."""
-        return int(pc.sum(self.data.column("record_count")).as_py() or 0)
+        """Records of the visible batches, as the headers count them."""
+        return int(pc.sum(self.visible.column("record_count")).as_py() or 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the batches to be taken, as the log holds them."""
+        """Bytes of the batches, as the log holds them."""
         return int(pc.sum(self.batches.column("size_bytes")).as_py() or 0)
 
-    def record_files(self) -> Iterator[RecordFile]:
-        """Byte ranges to read records from, one a file."""
-        data = self.data
-        for path in dict.fromkeys(data.column("path").to_pylist()):
-            header = data.filter(pc.equal(data.column("path"), path))
-            ends = pc.add(header.column("position"), header.column("size_bytes"))
-            yield RecordFile(
-                path,
-                header.column("segment")[0].as_py(),
-                pc.min(header.column("position")).as_py(),
-                pc.max(ends).as_py(),
-                header,
-            )
-
-    def batches_to_write(self, partition: int) -> pa.Table:
-        """Header rows for the batch table."""
-        new = self.batches.filter(
-            pc.greater_equal(self.batches.column("base_offset"), self.batches_from)
-        ).drop_columns(["path", "position", "torn", "error"])
-        column = pa.array([partition] * new.num_rows, pa.int32())
-        return new.set_column(new.schema.get_field_index("partition"), "partition", column)
+    def unread(self) -> Iterator[tuple[str, pa.Table]]:
+        """The batches of each file whose records are not all in the records table."""
+        visible = self.visible
+        is_new = pc.greater_equal(visible.column("last_offset"), self.held.records_end)
+        new = visible.filter(is_new)
+        for path in pc.unique(new.column("path")).to_pylist():
+            yield path, new.filter(pc.equal(new.column("path"), path))
 
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
     ) -> PartitionState | None:
-        """The partition's state once all of this is in the tables; None where nothing is known."""
-        found = [(f.base_offset, f.modified_ms) for f in self.directory.segments]
-        taken = [s for s in found if s[0] <= self.log_end_offset]
+        """The partition's state once all of this is in the tables; None for none at all."""
+        if not self.segments:
+            return state
         if state is None:
-            if not taken:
-                return None
             return PartitionState(
                 log_start_offset=self.log_start_offset,
                 log_end_offset=self.log_end_offset,
                 first_dirty_offset=self.log_start_offset,
                 first_unmarked_offset=self.log_start_offset,
-                segments=tuple(taken),
+                segments=self.segments_after(state),
                 max_event_time_ms=max_event_time_ms,
             )
-        last_base, last_modified = state.segments[-1]
-        modified = dict(taken).get(last_base, last_modified)
-        added = tuple(segment for segment in taken if segment[0] > last_base)
         return state.moved(
-            log_end_offset=max(state.log_end_offset, self.log_end_offset),
-            segments=(*state.segments[:-1], (last_base, modified), *added),
+            log_end_offset=self.log_end_offset,
+            segments=self.segments_after(state),
             max_event_time_ms=max(state.max_event_time_ms, max_event_time_ms),
         )
 
+    def segments_after(self, state: PartitionState | None) -> tuple[tuple[int, int], ...]:
+        """The state's segments, the active one as the source now has it, and those begun since."""
+        if state is None:
+            return self.segments
+        base, modified_ms = state.segments[-1]
+        for found_base, found_ms in self.segments:
+            # Retention may have rolled the active segment here: the source's then begins before.
+            if found_base == base or (found_base < base and self.batches.num_rows):
+                modified_ms = found_ms
+        # Another replica has segments of its own: only where nothing is held does one begin.
+        added = [s for s in self.segments if s[0] > base and s[0] >= self.first_offset]
+        return (*state.segments[:-1], (base, modified_ms), *added)
+
+
+def read_back(
+    directory: PartitionDirectory, first_read: int, walked: pa.Table, refused: Mapping[str, str]
+) -> Walked:
+    """One partition's part of what was walked; `refused` says why, by path, of more bad files."""
+    rows = walked.filter(pc.equal(walked.column("partition"), directory.partition))
+    bad = {
+        row["segment"]: row["error"]
+        for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
+    }
+    bad |= {s.base_offset: refused[s.path] for s in directory.segments if s.path in refused}
+    first_bad = min(bad, default=None)
+    good = rows.filter(pc.is_valid(rows.column("base_offset")))
+    if first_bad is not None:
+        good = good.filter(pc.less(good.column("segment"), first_bad))
+    return Walked(
+        directory,
+        first_read,
+        good.sort_by([("segment", "ascending"), ("base_offset", "ascending")]),
+        first_bad,
+        None if first_bad is None else CorruptSegmentError(bad[first_bad]),
+        rows.column("torn").drop_null().to_pylist(),
+    )
+
 
 def take_log(
-    directory: PartitionDirectory,
-    walked: pa.Table | None,
-    held: HeldLog,
-    undecided: Mapping[int, int],
-    refused: Mapping[str, str],
-    *,
-    is_gap_allowed: bool,
-    is_compacted: bool,
+    walked: Walked, held: HeldLog, undecided: Mapping[int, int], rule: GapRule
 ) -> SourceLog:
     """What is taken of one partition: up to its high watermark, or to the first bad file."""
-    header = _of(walked, directory.partition)
-    start = _source_start(directory)
-    state = held.state
-    log_end = start if state is None else state.log_end_offset
-    log = SourceLog(
-        directory,
-        log_start_offset=start if state is None else state.log_start_offset,
-        log_end_offset=log_end,
-        records_from=max(held.records_end, log_end),
-        batches_from=max(held.batches_end, 0 if state is None else log_end),
-        batches=header.slice(0, 0),
-    )
-    header = _good_part(header, log, refused)
+    log = _nothing(walked, held)
     try:
-        _check(directory, header, held, log_end, start, is_compacted=is_compacted)
-        first = (
-            directory.segments[0].base_offset if state is None and directory.segments else log_end
-        )
-        new = header.filter(pc.greater_equal(header.column("base_offset"), first))
-        new = _below_high_watermark(new, log, directory)
-        where = f"{directory.topic}-{directory.partition}"
-        if new.num_rows:
-            _check_gaps(where, new, first, is_allowed=is_gap_allowed)
+        _check_continues(walked, held, rule)
+        new = _below_high_watermark(_after(walked, log), walked, log)
+        reached = _reached(walked, new, log)
+        log.accepted_gaps = _check_gaps(walked, new, log, reached=reached, rule=rule)
     except EbbtideError as error:
         log.errors.append(error)
-        new = header.slice(0, 0)
-    if new.num_rows == 0 and not log.errors:
-        log.skipped.append(f"{len(directory.segments)} segments hold nothing new")
-    log.batches = _with_segments(_with_transactions(new, undecided), state)
+        return log
+    if held.state is not None or new.num_rows or walked.error is None:
+        log.log_end_offset = max(log.log_end_offset, reached)
+        log.segments = _begun(walked, held.state, log.log_end_offset)
     if new.num_rows:
-        log.log_end_offset = new.column("last_offset")[-1].as_py() + 1
+        placed = _with_segments(new, log.segments_after(held.state))
+        log.batches = _with_transactions(placed, held, undecided)
+    _report_skipped(walked, log)
     return log
 
 
-def _of(walked: pa.Table | None, partition: int) -> pa.Table:
-    if walked is None:
-        return WALK_SCHEMA.empty_table()
-    mine = walked.filter(pc.equal(walked.column("partition"), partition))
-    return mine.sort_by([("segment", "ascending"), ("base_offset", "ascending")])
-
-
-def _source_start(directory: PartitionDirectory) -> int:
-    first = directory.segments[0].base_offset if directory.segments else 0
-    return max(first, directory.log_start_offset or 0)
-
-
-def _good_part(header: pa.Table, log: SourceLog, refused: Mapping[str, str]) -> pa.Table:
-    """The batches before the first file that cannot be read; what is torn is left for later."""
-    bad = {
-        row["segment"]: row["error"]
-        for row in header.filter(pc.is_valid(header.column("error"))).to_pylist()
-    }
-    bad |= {
-        row["segment"]: refused[row["path"]]
-        for row in header.select(["segment", "path"]).to_pylist()
-        if row["path"] in refused
-    }
-    torn = header.filter(pc.is_valid(header.column("torn"))).column("torn").to_pylist()
-    log.skipped += [f"{text}; left for the next time" for text in torn]
-    good = header.filter(pc.is_valid(header.column("base_offset")))
-    if not bad:
-        return good
-    first_bad = min(bad)
-    log.errors.append(CorruptSegmentError(bad[first_bad]))
-    behind = sum(1 for f in log.directory.segments if f.base_offset > first_bad)
-    if behind:
-        log.skipped.append(f"{behind} segments behind a file that cannot be read")
-    return good.filter(pc.less(good.column("segment"), first_bad))
-
-
-def _check(
-    directory: PartitionDirectory,
-    header: pa.Table,
-    held: HeldLog,
-    log_end: int,
-    source_start: int,
-    *,
-    is_compacted: bool,
-) -> None:
-    if held.state is None or held.last_batch is None:
-        return
-    names = SourceBatch._fields
-    source = [SourceBatch(**row) for row in header.select(list(names)).to_pylist()]
-    last = SourceBatch(**held.last_batch)
-    check_continuation(
-        directory.path,
-        Held(log_end, last),
-        source,
-        source_start=source_start,
-        is_compacted=is_compacted,
+def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
+    """The log of which nothing is taken yet."""
+    state = held.state
+    if state is None:
+        start = walked.start
+        first = next((s.base_offset for s in walked.directory.segments), start)
+    else:
+        start, first = state.log_start_offset, state.log_end_offset
+    none = walked.batches.slice(0, 0)
+    return SourceLog(
+        held,
+        log_start_offset=start,
+        visible_from=max(start, walked.start),
+        first_offset=first,
+        log_end_offset=max(first, start),
+        batches=none.append_column("txn_first_offset", pa.array([], pa.int64())),
+        errors=[walked.error] if walked.error else [],
     )
 
 
-def _below_high_watermark(
-    header: pa.Table, log: SourceLog, directory: PartitionDirectory
-) -> pa.Table:
-    watermark = directory.high_watermark
+def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
+    """The last batch held is compared with what the source has in its place."""
+    is_unread = walked.first_bad is not None and not walked.batches.num_rows
+    if is_unread or not held.log_end_offset:
+        return
+    rows, last = walked.batches, None
+    if held.last_batch is not None:
+        last = SourceBatch(**held.last_batch)
+        begins_before = pc.less_equal(rows.column("base_offset"), last.last_offset)
+        ends_after = pc.greater_equal(rows.column("last_offset"), last.base_offset)
+        rows = rows.filter(pc.and_(begins_before, ends_after))
+    check_continuation(
+        walked.where,
+        Held(held.log_end_offset, last),
+        [SourceBatch(**row) for row in rows.select(SourceBatch._fields).to_pylist()],
+        source_start=max(walked.start, walked.first_read),
+        source_end=walked.end,
+        is_compacted=rule.is_compacted,
+    )
+
+
+def _after(walked: Walked, log: SourceLog) -> pa.Table:
+    """The batches from the first offset on; of a source that lost some, those it still has."""
+    first, rows = log.first_offset, walked.batches
+    bases, lasts = rows.column("base_offset"), rows.column("last_offset")
+    is_after = pc.greater_equal(bases, first)
+    if log.held.state is not None:
+        astride = rows.filter(pc.and_(pc.less(bases, first), pc.greater_equal(lasts, first)))
+        check_boundary(walked.where, first, astride.to_pylist())
+        is_after = pc.and_(is_after, pc.greater_equal(lasts, max(walked.start, first)))
+    return rows.filter(is_after)
+
+
+def _below_high_watermark(batches: pa.Table, walked: Walked, log: SourceLog) -> pa.Table:
+    watermark = walked.directory.high_watermark
     if watermark is None:
-        return header
-    below = header.filter(pc.less(header.column("last_offset"), watermark))
-    left = header.num_rows - below.num_rows
+        return batches
+    below = batches.filter(pc.less(batches.column("last_offset"), watermark))
+    left = batches.num_rows - below.num_rows
     if left:
         log.skipped.append(f"{left} batches at or above the high watermark {watermark}")
     return below
 
 
-def _check_gaps(where: str, header: pa.Table, first: int, *, is_allowed: bool) -> None:
-    bases = header.column("base_offset").to_numpy()
-    expected = np.concatenate([[first], header.column("last_offset").to_numpy()[:-1] + 1])
-    for i in np.flatnonzero(bases != expected)[:1]:
-        check_no_gap(where, int(expected[i]), int(bases[i]), is_allowed=is_allowed)
+def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
+    """Where the log ends with `new`; segments say so where batches before them were cleaned."""
+    watermark = walked.directory.high_watermark
+    bases = [s.base_offset for s in walked.segments]
+    reached = [base for base in bases if watermark is None or base <= watermark]
+    lasts = [offset + 1 for offset in new.column("last_offset")[-1:].to_pylist()]
+    return int(max([log.first_offset, *reached, *lasts]))
 
 
-def _with_transactions(header: pa.Table, undecided: Mapping[int, int]) -> pa.Table:
-    """Add `txn_first_offset`: on a marker with data, where its transaction starts."""
-    firsts: list[int | None] = [None] * header.num_rows
+def _check_gaps(
+    walked: Walked, new: pa.Table, log: SourceLog, *, reached: int, rule: GapRule
+) -> list[tuple[int, int]]:
+    """The gaps up to where `new` reaches that only the user's word explains."""
+    first, accepted = log.first_offset, []
+    bases = new.column("base_offset").to_numpy()
+    if log.held.state is not None and walked.start > first:
+        check_not_lost(walked.where, first, walked.start, is_accepted=rule.accepts_all)
+        accepted.append((first, walked.start))
+        first = min([walked.start, *bases[:1].tolist()])
+    begins = np.concatenate([[first], new.column("last_offset").to_numpy() + 1])
+    ends = np.concatenate([bases, [max(reached, int(begins[-1]))]])
+    if not rule.is_compacted:
+        for i in np.flatnonzero(ends > begins):
+            gap = (int(begins[i]), int(ends[i]))
+            check_no_gap(walked.where, *gap, is_allowed=rule.accepts_all)
+            accepted.append(gap)
+    return accepted
+
+
+def _begun(
+    walked: Walked, state: PartitionState | None, log_end_offset: int
+) -> tuple[tuple[int, int], ...]:
+    """The source's segments up to the log end offset; a bad file's time is not believed."""
+    held_until = -1 if state is None else state.active_segment
+    return tuple(
+        (segment.base_offset, segment.modified_ms)
+        for segment in walked.segments
+        if segment.base_offset <= log_end_offset
+        and (segment.base_offset != walked.first_bad or segment.base_offset > held_until)
+    )
+
+
+def _with_segments(batches: pa.Table, segments: Sequence[tuple[int, int]]) -> pa.Table:
+    """Each batch in the state's segment: the source may have merged what the table keeps apart."""
+    bases = np.array([base for base, _ in segments])
+    places = np.searchsorted(bases, batches.column("base_offset").to_numpy(), side="right") - 1
+    column = pa.array(bases[np.maximum(places, 0)], pa.int64())
+    return batches.set_column(batches.schema.get_field_index("segment"), "segment", column)
+
+
+def _with_transactions(batches: pa.Table, held: HeldLog, undecided: Mapping[int, int]) -> pa.Table:
+    """Add `txn_first_offset`: on a marker with data, where its transaction starts.
+
+    `undecided` is what the batch table leaves open, so it is followed from that table's end on.
+    """
+    firsts: list[int | None] = [None] * batches.num_rows
     transactions = OpenTransactions(dict(undecided))
-    attributes = header.column("attributes").to_numpy()
+    is_transactional = batches.column("attributes").to_numpy() & TRANSACTIONAL
+    is_unwritten = batches.column("base_offset").to_numpy() >= held.batches_end
+    rows = np.flatnonzero((is_transactional != 0) & is_unwritten)
     names = ["base_offset", "last_offset", "attributes", "producer_id"]
-    rows = np.flatnonzero(attributes & TRANSACTIONAL)
-    taken = header.select(names).take(pa.array(rows, pa.int64())).to_pylist()
+    taken = batches.select(names).take(pa.array(rows, pa.int64())).to_pylist()
     for i, row in zip(rows, taken, strict=True):
         firsts[i] = transactions.append(Batch(**row))
-    return header.append_column("txn_first_offset", pa.array(firsts, pa.int64()))
+    return batches.append_column("txn_first_offset", pa.array(firsts, pa.int64()))
 
 
-def _with_segments(header: pa.Table, state: PartitionState | None) -> pa.Table:
-    """A source may have merged segments that the table keeps apart: rows never go back."""
-    if state is None:
-        return header
-    segment = pc.max_element_wise(header.column("segment"), pa.scalar(state.active_segment))
-    index = header.schema.get_field_index("segment")
-    return header.set_column(index, "segment", segment)
+def _report_skipped(walked: Walked, log: SourceLog) -> None:
+    if walked.behind:
+        log.skipped.append(f"{walked.behind} segments behind a file that cannot be read")
+    log.skipped += [f"{text}; left for the next time" for text in walked.torn]
+    bases = [segment.base_offset for segment in walked.directory.segments]
+    if not log.batches.num_rows:
+        if not log.errors:
+            log.skipped.append(f"{len(bases)} segments hold nothing new")
+    elif before := sum(base < walked.first_read for base in bases):
+        log.skipped.append(f"{before} segments that the tables hold")

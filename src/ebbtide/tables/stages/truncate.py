@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from ebbtide.log.producers import last_records
 from ebbtide.records.attributes import NO_PRODUCER_ID
-from ebbtide.tables.batches import read_batches
+from ebbtide.tables.batches import read_batches, read_undecided
 from ebbtide.tables.commits import Step
 from ebbtide.tables.deletes import delete_rows, delete_segments
 from ebbtide.tables.topics import Topic, current_snapshot, load
@@ -117,7 +117,11 @@ def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
 
 
 def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
-    """Batch rows before the first logical segment, but for what a live producer still needs."""
+    """Batch rows before the first logical segment, but for what Kafka remembers without it.
+
+    That is the newest data of a producer that has not expired, and where an open transaction
+    begins.
+    """
     first_bases = {p: state.segments[0][0] for p, state in topic.partitions.items()}
     batches = topic.spark.table(topic.name.batches_table)
     gone = F.lit(False)
@@ -137,6 +141,8 @@ def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
         and batch.producer_id in last
         and last[batch.producer_id].is_in(batch)
     }
+    for partition, firsts in (read_undecided(batches) if rows else {}).items():
+        kept |= {(partition, offset) for offset in firsts.values()}
     holding = {
         (row["partition"], row["segment"])
         for row in rows

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What must be there before any other service starts: configuration, login, Airflow's tables.
+set -euo pipefail
+
+python conf/render.py conf/compose/spark-defaults.conf "$SPARK_CONF_DIR"
+cp conf/log4j2.properties "$SPARK_CONF_DIR/"
+python - <<'PYTHON'
+import json, os, pathlib
+
+logins = pathlib.Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
+logins.write_text(json.dumps({"admin": os.environ["AIRFLOW_ADMIN_PASSWORD"]}))
+logins.chmod(0o600)
+PYTHON
+exec airflow db migrate

@@ -1,0 +1,72 @@
+"""What all jobs share: exit codes, the rows in `runs`, and a plan that changes nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import EXIT_FAILED, EXIT_TRANSIENT, exit_code, parse_now, to_ms
+from ebbtide.tables.schema import RUNS_TABLE
+from ebbtide.tables.topics import current_snapshot
+from tests.jobs.submit import submit
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, at, ingest, mark
+
+CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+MESSAGES = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        pytest.param([None, None], 0, id="all is well"),
+        pytest.param([None, UnavailableError()], EXIT_TRANSIENT, id="a retry can help"),
+        pytest.param([UnavailableError(), ConfigurationError()], EXIT_FAILED, id="one cannot"),
+        pytest.param([ValueError()], EXIT_FAILED, id="what nobody foresaw"),
+    ],
+)
+def test_the_exit_code_says_whether_a_retry_can_help(
+    errors: list[EbbtideError | None], code: int
+) -> None:
+    assert exit_code(errors) == code
+
+
+def test_now_is_exact_to_the_millisecond() -> None:
+    assert to_ms(parse_now("2026-11-22T01:00:00.123+01:00")) == 1_795_305_600_123
+
+
+def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: Path) -> None:
+    for topic, config in {"good": CONFIG, "bad": {**CONFIG, "retention.ms": "soon"}}.items():
+        write_log(tmp_path / topic, topic, MESSAGES, CONFIG)
+        ingest(lake.session, f"log.{topic}", tmp_path / topic, FIRST_MS)
+        mark(lake.session, f"log.{topic}")
+        for setting, value in config.items():
+            lake.session.sql(
+                f"ALTER TABLE {TopicName('log', topic).records_table} "
+                f"SET TBLPROPERTIES ('kafka.{setting}' = '{value}')"
+            )
+    now = at(FIRST_MS + DAY_MS).isoformat()
+    arguments = ["--topic", "log.bad", "--topic", "log.good", "--now", now]
+
+    before = current_snapshot(lake.session, TopicName("log", "good").records_table)
+    planned = submit(lake, "clean_log", *arguments, "--plan-only")
+    assert '"superseded": 1' in planned.stdout
+    assert current_snapshot(lake.session, TopicName("log", "good").records_table) == before
+    assert not lake.session.catalog.tableExists(RUNS_TABLE)
+
+    done = submit(lake, "clean_log", *arguments)
+    assert done.returncode == EXIT_FAILED
+    message = (
+        "expected an integer in [-1, 9223372036854775807] for kafka.retention.ms, found 'soon'"
+    )
+    # spark-submit hands on both outputs of the job in one.
+    assert f"clean_log log.bad: ConfigurationError: {message}" in done.stdout
+    rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
+    assert rows["log.good"]["status"] == "succeeded"
+    assert json.loads(rows["log.good"]["result"])["partitions"]["0"]["superseded"] == 1
+    assert rows["log.bad"]["status"] == "failed"
+    assert rows["log.bad"]["error"] == message
+    assert rows["log.bad"]["is_transient"] is False

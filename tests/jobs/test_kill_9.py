@@ -1,0 +1,73 @@
+"""Each job, killed with -9 before its last commit by a real process, and run again."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.commits import Step
+from ebbtide.tables.topics import load
+from tests.jobs.submit import submit
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, at, clean, ingest, mark
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+CONFIG = {
+    "cleanup.policy": "compact,delete",
+    "min.cleanable.dirty.ratio": "0.01",
+    "retention.bytes": "158",
+}
+MESSAGES = [
+    [Message("a", "1"), Message("b", "1")],
+    [Message("a", "2"), Message("c", None)],
+    [Message("d", "1"), Message("e", "1")],
+]
+REQUEST = '{{"topics":[{{"topic":"{topic}","partitions":[{{"partition":0,"offset":3}}]}}]}}'
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> LakeSandbox:
+    return LakeSandbox(tmp_path_factory.mktemp("lake") / "home")
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "left"),
+    [
+        ("mark_tombstones", Step.MARK_STATE, [0, 1, 2, 3, 4, 5]),
+        ("clean_log", Step.ROUND_BATCHES, [1, 2, 3, 4, 5]),
+        ("expire_segments", Step.TRUNCATE_BATCHES, [2, 3, 4, 5]),
+        ("delete_records", Step.TRUNCATE_RECORDS, [3, 4, 5]),
+        ("expire_snapshots", Step.EXPIRE_SNAPSHOTS, [1, 2, 3, 4, 5]),
+        ("configure_topic", Step.CONFIGURE_TOPIC, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_killed_job_is_finished_by_the_next(
+    sandbox: LakeSandbox, tmp_path: Path, job: str, step: Step, left: list[int]
+) -> None:
+    name = TopicName(job, "t")
+    write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    if job in ("clean_log", "expire_snapshots"):
+        mark(sandbox.session, str(name))
+    if job == "expire_snapshots":
+        clean(sandbox.session, str(name), NIGHT_MS)
+    arguments = ["--topic", str(name)]
+    if job == "delete_records":
+        arguments = ["--request", REQUEST.format(topic=name)]
+    if job == "configure_topic":
+        arguments += ["--set", "kafka.retention.ms=7"]
+    arguments += ["--now", at(NIGHT_MS).isoformat()]
+
+    killed = submit(sandbox, job, *arguments, kill_at=step)
+    assert killed.returncode not in (0, 1, 2), killed.stderr[-2000:]
+    done = submit(sandbox, job, *arguments)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    view = view_of_table(sandbox.session, name, 0)
+    assert offsets(view) == left
+    assert sum(batch["record_count"] for batch in view.batches) >= len(left)
+    assert "ebbtide.round" not in load(sandbox.session, name).properties
+    if job == "configure_topic":
+        assert load(sandbox.session, name).config.retention_ms == 7

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ebbtide.errors import RequestError
+from ebbtide.log.names import TopicName, quoted, quoted_list
+
+CLUSTER = (
+    "expected a cluster name without a dot, other than 'ebbtide' and not ending in '_batches', "
+    "found {!r}; give the cluster another name"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "topic"),
+    [
+        pytest.param("log.flights", "log", "flights", id="a cluster and its topic"),
+        pytest.param("log.a.b-c_d", "log", "a.b-c_d", id="a topic may hold dots"),
+        pytest.param("log..a", "log", ".a", id="split at the first dot"),
+    ],
+)
+def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> None:
+    assert TopicName.parse(text) == (cluster, topic)
+    assert str(TopicName.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("flights", "expected <cluster>.<topic>, found 'flights'", id="no cluster"),
+        pytest.param(".flights", "expected <cluster>.<topic>, found '.flights'", id="nameless"),
+        pytest.param("log.", "expected <cluster>.<topic>, found 'log.'", id="empty topic"),
+        pytest.param("", "expected <cluster>.<topic>, found ''", id="nothing"),
+        pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
+        pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
+        pytest.param(
+            "log.a__committed",
+            "expected a topic name that does not end like a view's (__committed), "
+            "found 'a__committed'",
+            id="a view's name",
+        ),
+    ],
+)
+def test_other_names_are_refused(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+        TopicName.parse(text)
+
+
+def test_a_cluster_with_a_dot_is_refused() -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(CLUSTER.format('a.b'))}$"):
+        TopicName.checked("a.b", "flights")
+
+
+def test_a_topic_is_two_tables_and_a_view() -> None:
+    name = TopicName.parse("log.a.b")
+    assert name.records_table == "`lake`.`log`.`a.b`"
+    assert name.batches_table == "`lake`.`log_batches`.`a.b`"
+    assert name.committed_view == "`lake`.`log`.`a.b__committed`"
+
+
+def test_a_backtick_is_quoted_too() -> None:
+    assert quoted("a`b", "c") == "`a``b`.`c`"
+
+
+def test_names_in_a_message() -> None:
+    assert quoted_list(["a", "b"]) == "'a', 'b'"

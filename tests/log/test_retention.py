@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbtide.log.config import TopicConfig
+from ebbtide.log.retention import Expiry, Offsets, Rule, expire
+from ebbtide.log.segments import Segment
+from tests.log.builders import T0, segment
+
+NOW_MS = T0 + 10_000
+BOTH = frozenset({"compact", "delete"})
+LOG = [segment(0), segment(10), segment(20), segment(30)]
+
+
+def expired(
+    segments: Sequence[Segment] = LOG,
+    *,
+    start: int = 0,
+    high_watermark: int = 40,
+    max_event_time_ms: int = -1,
+    **config: Any,
+) -> Expiry:
+    """What retention does to a log that ends at 40, with cleanup.policy delete."""
+    return expire(
+        segments,
+        Offsets(start, 40, high_watermark),
+        TopicConfig(**{"cleanup_policy": frozenset({"delete"}), **config}),
+        now_ms=NOW_MS,
+        max_event_time_ms=max_event_time_ms,
+    )
+
+
+def removed(expiry: Expiry) -> list[tuple[int, str]]:
+    return [(segment.base_offset, str(rule)) for segment, rule in expiry.removed]
+
+
+def aged(*ages_ms: int) -> list[Segment]:
+    """Segments of ten offsets, whose newest records are that much older than now."""
+    return [segment(10 * i, max_timestamp_ms=NOW_MS - age) for i, age in enumerate(ages_ms)]
+
+
+def of_event_times(*times_ms: int) -> list[Segment]:
+    return [
+        segment(10 * i, max_event_time_ms=ms, max_append_time_ms=NOW_MS)
+        for i, ms in enumerate(times_ms)
+    ]
+
+
+# -- each rule
+
+
+@pytest.mark.parametrize(
+    ("ages_ms", "gone"),
+    [
+        pytest.param([101, 0], [0], id="a millisecond older than retention.ms goes"),
+        pytest.param([100, 0], [], id="exactly as old as retention.ms stays"),
+        pytest.param([101, 101, 100, 101], [0, 10], id="the walk ends at the first that stays"),
+        pytest.param([-5_000, 101, 101, 0], [], id="a time in the future blocks what follows"),
+        pytest.param([101, -5_000, 101, 0], [0], id="but not what precedes"),
+    ],
+)
+def test_which_segments_are_too_old(ages_ms: list[int], gone: list[int]) -> None:
+    expiry = expired(aged(*ages_ms), retention_ms=100)
+    assert removed(expiry) == [(base, "time") for base in gone]
+
+
+def test_a_segment_without_timestamps_is_judged_by_its_file() -> None:
+    log = [segment(0, max_timestamp_ms=-1), segment(10, max_timestamp_ms=NOW_MS)]
+    assert removed(expired(log, retention_ms=NOW_MS - T0)) == []
+    assert removed(expired(log, retention_ms=NOW_MS - T0 - 1)) == [(0, "time")]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "gone"),
+    [
+        pytest.param(400, [], id="a log of that size loses nothing"),
+        pytest.param(301, [], id="nor one that would fall below it"),
+        pytest.param(300, [0], id="one that falls to it loses a segment"),
+        pytest.param(1, [0, 10, 20], id="the log never falls below retention.bytes"),
+        pytest.param(0, [0, 10, 20, 30], id="unless it may be empty"),
+        pytest.param(-1, [], id="below 0 is no limit"),
+    ],
+)
+def test_which_segments_are_too_many(limit_bytes: int, gone: list[int]) -> None:
+    expiry = expired(retention_bytes=limit_bytes)
+    assert removed(expiry) == [(base, "size") for base in gone]
+
+
+@pytest.mark.parametrize(
+    ("start", "gone"),
+    [
+        pytest.param(9, [], id="a segment that the log start offset lies in stays"),
+        pytest.param(10, [0], id="one that ends there goes"),
+        pytest.param(35, [0, 10, 20], id="the active segment stays whatever lies below"),
+        pytest.param(40, [0, 10, 20], id="also when all of it does"),
+    ],
+)
+@pytest.mark.parametrize("policy", [None, frozenset(), frozenset({"compact"}), BOTH])
+def test_segments_below_the_log_start_offset_go_by_any_policy(
+    policy: frozenset[str] | None, start: int, gone: list[int]
+) -> None:
+    expiry = expired(start=start, cleanup_policy=policy)
+    assert removed(expiry) == [(base, "log_start_offset") for base in gone]
+    assert expiry.log_start_offset == start
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "gone"),
+    [
+        pytest.param([T0 - 101, T0], [0], id="a millisecond further behind goes"),
+        pytest.param([T0 - 100, T0], [], id="exactly as far behind stays"),
+        pytest.param([T0 - 101, T0, T0 - 101], [0], id="a prefix only"),
+        pytest.param([-1, T0 - 101, T0], [], id="records without event time stay"),
+        pytest.param([T0 - 500, T0 - 500], [0, 10], id="the newest event may be gone already"),
+    ],
+)
+def test_which_segments_are_too_far_behind_in_event_time(
+    times_ms: list[int], gone: list[int]
+) -> None:
+    log = of_event_times(*times_ms)
+    expiry = expired(log, max_event_time_ms=T0, retention_max_eventtime_ms=100)
+    assert removed(expiry) == [(base, "event_time") for base in gone]
+
+
+def test_an_empty_segment_does_not_block_event_time_retention() -> None:
+    empty = segment(0, 0, max_event_time_ms=-1, max_append_time_ms=-1)
+    log = [empty, *of_event_times(T0 - 101, T0 - 101, T0)[1:]]
+    expiry = expired(log, max_event_time_ms=T0, retention_max_eventtime_ms=100)
+    assert removed(expiry) == [(0, "event_time"), (10, "event_time")]
+
+
+def test_with_an_event_time_limit_retention_ms_asks_when_the_log_received_it() -> None:
+    old_event = segment(0, max_timestamp_ms=0, max_event_time_ms=0, max_append_time_ms=NOW_MS - 100)
+    log = [old_event, segment(10, max_append_time_ms=NOW_MS)]
+    limits = {"retention_max_eventtime_ms": NOW_MS, "max_event_time_ms": NOW_MS}
+    assert removed(expired(log, retention_ms=100, **limits)) == []
+    assert removed(expired(log, retention_ms=99, **limits)) == [(0, "time")]
+    assert removed(expired(log, retention_ms=99)) == [(0, "time"), (10, "time")]
+
+
+# -- rules together
+
+
+def test_the_first_rule_that_takes_a_segment_is_its_rule() -> None:
+    log = aged(500, 500, 500, 0)
+    expiry = expired(log, start=10, retention_bytes=200, retention_ms=100)
+    assert removed(expiry) == [(0, "log_start_offset"), (10, "size"), (20, "time")]
+
+
+def test_size_counts_what_the_rule_before_has_left() -> None:
+    assert removed(expired(start=20, retention_bytes=200)) == [
+        (0, "log_start_offset"),
+        (10, "log_start_offset"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(None, id="no policy"),
+        pytest.param(frozenset(), id="an empty policy"),
+        pytest.param(frozenset({"compact"}), id="compact"),
+    ],
+)
+def test_without_delete_no_limit_removes(policy: frozenset[str] | None) -> None:
+    expiry = expired(
+        aged(500, 500),
+        cleanup_policy=policy,
+        retention_ms=0,
+        retention_bytes=0,
+        retention_max_eventtime_ms=0,
+        max_event_time_ms=NOW_MS,
+    )
+    assert removed(expiry) == []
+
+
+def test_without_limits_nothing_goes() -> None:
+    assert removed(expired(aged(10**12, 10**12))) == []
+    assert removed(expired(retention_ms=-1, retention_max_eventtime_ms=-1)) == []
+
+
+@pytest.mark.parametrize(
+    ("high_watermark", "gone"),
+    [
+        pytest.param(9, [], id="a segment that reaches above the high watermark stays"),
+        pytest.param(10, [0], id="one that ends at it goes"),
+        pytest.param(39, [0, 10, 20], id="the active segment ends at the log end offset"),
+    ],
+)
+def test_nothing_at_or_above_the_high_watermark_goes(high_watermark: int, gone: list[int]) -> None:
+    expiry = expired(high_watermark=high_watermark, retention_bytes=0)
+    assert [segment.base_offset for segment, _ in expiry.removed] == gone
+
+
+# -- what is left
+
+
+def test_the_log_starts_at_the_first_segment_that_is_left() -> None:
+    expiry = expired(start=5, retention_bytes=200)
+    assert (expiry.log_start_offset, expiry.kept) == (20, LOG[2:])
+
+
+def test_the_log_start_offset_does_not_move_back_to_a_segments_base() -> None:
+    assert expired(start=25, retention_bytes=200).log_start_offset == 25
+
+
+def test_when_the_active_segment_goes_an_empty_one_takes_its_place() -> None:
+    expiry = expired(retention_ms=0)
+    assert expiry.kept == [Segment(40, NOW_MS)]
+    assert expiry.log_start_offset == 40
+
+
+def test_an_empty_active_segment_stays() -> None:
+    empty = [Segment(40, T0)]
+    assert expired(empty, start=40, retention_ms=0, retention_bytes=0) == Expiry([], empty, 40)
+
+
+# -- properties
+
+SEGMENTS = st.lists(
+    st.builds(
+        lambda size, age, event: Segment(
+            0, T0, size, max_timestamp_ms=NOW_MS - age, max_event_time_ms=event
+        ),
+        st.integers(0, 3).map(lambda n: 100 * n),
+        st.integers(-50, 200),
+        st.integers(-1, 200),
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda log: [s._replace(base_offset=10 * i) for i, s in enumerate(log)])
+LIMITS = st.fixed_dictionaries(
+    {
+        "retention_ms": st.none() | st.integers(-1, 200),
+        "retention_bytes": st.none() | st.integers(-1, 800),
+        "retention_max_eventtime_ms": st.none() | st.integers(-1, 200),
+        "cleanup_policy": st.sampled_from([None, frozenset({"compact"}), BOTH]),
+    }
+)
+
+
+@given(log=SEGMENTS, limits=LIMITS, start=st.integers(0, 40), watermark=st.integers(0, 40))
+def test_what_goes_is_a_prefix_by_rules_in_their_order(
+    log: list[Segment], limits: dict[str, Any], start: int, watermark: int
+) -> None:
+    start = min(start, watermark)
+    expiry = expired(log, start=start, high_watermark=watermark, max_event_time_ms=200, **limits)
+    gone = [segment for segment, _ in expiry.removed]
+    rules = [list(Rule).index(rule) for _, rule in expiry.removed]
+    is_rolled = len(gone) == len(log)
+    assert gone == log[: len(gone)]
+    assert expiry.kept == ([Segment(40, NOW_MS)] if is_rolled else log[len(gone) :])
+    assert rules == sorted(rules)
+    assert start <= expiry.log_start_offset <= watermark
+    assert not gone or expiry.kept[0].base_offset <= watermark
+
+
+@given(log=SEGMENTS, limits=LIMITS)
+def test_a_second_run_at_once_removes_nothing(log: list[Segment], limits: dict[str, Any]) -> None:
+    first = expired(log, max_event_time_ms=200, **limits)
+    again = expired(first.kept, start=first.log_start_offset, max_event_time_ms=200, **limits)
+    assert again == Expiry([], first.kept, first.log_start_offset)
+
+
+@given(log=SEGMENTS, limit_bytes=st.integers(0, 1200))
+def test_size_retention_leaves_the_shortest_log_not_below_the_limit(
+    log: list[Segment], limit_bytes: int
+) -> None:
+    expiry = expired(log, retention_bytes=limit_bytes)
+    total = sum(segment.size_bytes for segment in log)
+    left = sum(segment.size_bytes for segment in expiry.kept)
+    assert left >= min(limit_bytes, total)
+    next_out = expiry.kept[0].size_bytes
+    assert left - next_out < limit_bytes or expiry.kept == [Segment(40, NOW_MS)] or next_out == 0

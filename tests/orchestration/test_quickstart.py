@@ -1,0 +1,99 @@
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ebbtide.orchestration.quickstart import (
+    Progress,
+    StepError,
+    Watch,
+    cause_in,
+    failed_topics_in,
+    last_append_of,
+    lines_of,
+    nights_after,
+)
+
+
+@pytest.mark.parametrize(
+    ("last_append", "first"),
+    [
+        (datetime(2026, 11, 21, 11, 50, tzinfo=UTC), datetime(2026, 11, 22, 1, tzinfo=UTC)),
+        (datetime(2026, 11, 21, 1, 0, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
+        (datetime(2026, 11, 21, 0, 59, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
+        (datetime(2026, 12, 31, 1, 0, 0, 1, tzinfo=UTC), datetime(2027, 1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_the_first_night_is_the_next_one_o_clock(last_append: datetime, first: datetime) -> None:
+    one, two = nights_after(last_append)
+    assert one == first
+    assert (two - one).total_seconds() == 24 * 3600
+
+
+def test_the_log_says_when_it_was_written(tmp_path: Path) -> None:
+    manifest = tmp_path / "ebbtide-manifest.json"
+    manifest.write_text(json.dumps({"last_append_ms": 1_500}))
+    assert last_append_of(manifest) == datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
+
+
+def test_a_missing_sample_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=r"^expected the sample's m.json, found none in /.*$"):
+        last_append_of(tmp_path / "m.json")
+
+
+def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Watch("night 1", Progress())
+    for line in [
+        "Created dag run. dagrun=<DagRun n @ x: manual__2026-01-02T00:00:00+00:00, state:running",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] ebbtide: clean_log: started for log.a, log.b [airflow.task.x] loc=o.py:1",
+        "t [info ] ebbtide: clean_log: ended after 3.0 s [airflow.task.x] loc=o.py:1",
+        "t [info ] [DAG TEST] end task task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] [DAG TEST] starting task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] ebbtide: expire_segments: Spark is not started [airflow.task.x] loc=o.py:1",
+        "t [info ] [DAG TEST] end task task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
+    ]:
+        watch.see(line)
+    watch.finish()
+    assert watch.run_id == "manual__2026-01-02T00:00:00+00:00"
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "night 1 Airflow, start 0.0 s",
+        "night 1 clean_log 0.0 s Spark for log.a, log.b",
+        "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
+        "night 1 Airflow, end 0.0 s",
+    ]
+
+
+def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "import sys; print('one'); print('two', file=sys.stderr)"
+    assert list(lines_of([sys.executable, "-u", "-c", code], log)) == ["one\n", "two\n"]
+    assert log.read_text() == "one\ntwo\n"
+
+
+def test_a_command_that_fails_shows_its_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "print('noise'); print('log.a failed in clean_log: X: why'); raise SystemExit(3)"
+    message = rf"^log.a failed in clean_log: X: why\n.* ended with 3; all of it: {log}$"
+    with pytest.raises(StepError, match=message):
+        list(lines_of([sys.executable, "-c", code], log, on_failure=cause_in))
+
+
+def test_a_command_that_fails_without_a_word_shows_its_end(tmp_path: Path) -> None:
+    code = "print(*range(40), sep='\\n'); raise SystemExit(1)"
+    with pytest.raises(StepError, match=r"^15\n16\n"):
+        list(lines_of([sys.executable, "-c", code], tmp_path / "log", on_failure=cause_in))
+
+
+def test_a_failed_ingest_names_topics_and_javas_own_words() -> None:
+    text = (
+        "ingest_segments log.a: done in 3 s\n"
+        "ingest_segments log.b: Py4JJavaError: An error occurred\n: java.X: why\n\tat a.b\n"
+        "ingest_segments log.c: ForeignLogError: expected x, found y\n"
+    )
+    assert failed_topics_in(text) == (
+        "ingest_segments log.b: Py4JJavaError: An error occurred\n: java.X: why\n"
+        "ingest_segments log.c: ForeignLogError: expected x, found y"
+    )

