@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.delete_records import parse_request
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics, to_ms
+from ebbtide.tables.application import argument, job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.delete_records import answer_unknown_topic, execute_delete, plan_delete
@@ -18,9 +18,15 @@ from ebbtide.tables.topics import exists, load
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("delete_records", __doc__ or "", has_topics=False)
-    parser.add_argument("--request", required=True, metavar="JSON", help="topics and offsets")
+    parser.add_argument(
+        "--request",
+        required=True,
+        type=argument(parse_request),
+        metavar="JSON",
+        help="topics and offsets, in the shape of the KIP",
+    )
     args = parser.parse_args(argv)
-    request = parse_request(args.request)
+    request = args.request
     spark = SparkSession.builder.appName("delete_records").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:

@@ -9,8 +9,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import exit_code, job_parser, run_topics
+from ebbtide.tables.application import argument, exit_code, job_parser, run_topics
 from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.configure import parse_setting
 from ebbtide.tables.stages.ingest import Source, ingest_topic
 
 
@@ -21,14 +22,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--topic",
         action="append",
-        type=TopicName.parse,
+        type=argument(TopicName.parse),
         metavar="CLUSTER.TOPIC",
         help="only this topic; repeat for more",
     )
     parser.add_argument("--accept-gap", action="store_true", help="take a log with lost offsets")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=argument(parse_setting),
+        metavar="NAME=VALUE",
+        help="a setting of the topics that this run creates; repeat for more",
+    )
     args = parser.parse_args(argv)
     try:
-        source = Source.of_uri(args.source, args.now, accept_gap=args.accept_gap)
+        source = Source.of_uri(
+            args.source,
+            args.now,
+            accept_gap=args.accept_gap,
+            settings=dict(args.set),
+        )
         topics = select_topics(source, args.cluster, args.topic or ())
     except EbbtideError as error:
         print(f"ingest_segments: {type(error).__name__}: {error}", file=sys.stderr)

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError
+from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.log.names import TopicName
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
@@ -21,6 +22,7 @@ ATTEMPTS_ON_CONFLICT = 3
 EXIT_FAILED = 1
 EXIT_TRANSIENT = 75  # sysexits' EX_TEMPFAIL
 
+T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
 Work = Callable[[SparkSession, TopicName], Outcome]
 
@@ -34,7 +36,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
             "--topic",
             action="append",
             required=True,
-            type=TopicName.parse,
+            type=argument(TopicName.parse),
             metavar="CLUSTER.TOPIC",
             help="a topic to work on; repeat for more",
         )
@@ -52,6 +54,18 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
         "--plan-only", action="store_true", help="print what would be done, and change nothing"
     )
     return parser
+
+
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` as argparse wants it: what it refuses is a bad argument, with its own message."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except EbbtideError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
 
 
 def parse_now(text: str) -> datetime:

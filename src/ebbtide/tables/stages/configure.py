@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.config import parse_config, settings
 from ebbtide.log.names import quoted_list
 from ebbtide.log.state import PREFIX, ROUND
@@ -43,7 +43,7 @@ class ConfigurePlan:
 
 def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan:
     """Check the changes and work out what a run at `now_ms` would then remove."""
-    _check_names(changes)
+    check_names(changes)
     properties = _changed(topic.properties, changes)
     parse_config(properties)
     changed = Topic(topic.spark, topic.name, properties)
@@ -53,7 +53,18 @@ def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan
     return ConfigurePlan(topic, changes, effect)
 
 
-def _check_names(changes: Changes) -> None:
+def parse_setting(text: str) -> tuple[str, str]:
+    """A setting given as NAME=VALUE, checked as far as it can be without the topic."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise RequestError(f"expected NAME=VALUE for a setting, found {text!r}")
+    check_names({name: value})
+    parse_config({name: value})
+    return name, value
+
+
+def check_names(changes: Changes) -> None:
+    """ConfigurationError for a name that no topic may be given."""
     known = {*settings(), *ICEBERG_SETTINGS}
     for name, value in changes.items():
         is_kafka = name.startswith("kafka.")  # parse_config tells these apart

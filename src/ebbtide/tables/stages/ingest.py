@@ -7,7 +7,7 @@ finished without a duplicate or a hole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Self
 
@@ -66,11 +66,20 @@ class Source:
     manifest: Manifest | None
     now: datetime
     accept_gap: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the topics it creates
 
     @classmethod
-    def of_uri(cls, uri: str, now: datetime, *, accept_gap: bool = False) -> Self:
+    def of_uri(
+        cls,
+        uri: str,
+        now: datetime,
+        *,
+        accept_gap: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> Self:
         """The log directory as it is now."""
-        return cls(uri, list_log_directory(uri), read_manifest(uri), now, accept_gap)
+        directories, manifest = list_log_directory(uri), read_manifest(uri)
+        return cls(uri, directories, manifest, now, accept_gap, settings or {})
 
     def listed_again(self) -> Source:
         """The same log directory as it is by now."""
@@ -160,7 +169,7 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     if not exists(spark, name):
         config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
         properties = {f"kafka.{setting}": value for setting, value in config.items()}
-        properties |= _pinned(topic_ids)
+        properties |= {**source.settings, **_pinned(topic_ids)}
         if is_plan_only:
             return Topic(spark, name, properties)
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
@@ -225,7 +234,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
     spark, name = topic.spark, topic.name
-    ranges = [r for p, log in plan.logs.items() for r in _ranges(p, log)]
+    ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
     if ranges:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
         # Rows come segment by segment: no sort, and no writer is held open for another segment.
@@ -252,7 +261,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     return outcome
 
 
-def _ranges(partition: int, log: SourceLog) -> list[RecordsToRead]:
+def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
     """One byte range a file that has records which the records table does not hold."""
     return [
         RecordsToRead(
