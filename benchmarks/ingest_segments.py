@@ -22,8 +22,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-import pyarrow as pa
-
 from ebbtide.log.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables import commits
@@ -90,6 +88,8 @@ def ingest(sandbox: LakeSandbox, cluster: str, directory: Path) -> Seconds:
 
 def read(sandbox: LakeSandbox, directory: Path) -> Seconds:
     """Reading alone, without a table."""
+    import pyarrow as pa
+
     source = Source.of_uri(str(directory), NOW)
     topic = Topic(sandbox.session, TopicName("none", "t"), {})
     walk, plan = timed(lambda: plan_ingest(topic, source, {}))

@@ -47,6 +47,8 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
     watch = Watch("night 1", Progress())
     for line in [
         "Created dag run. dagrun=<DagRun n @ x: manual__2026-01-02T00:00:00+00:00, state:running",
+        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
+        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
         "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
         "t [info ] ebbtide: clean_log: started for log.a, log.b [airflow.task.x] loc=o.py:1",
         "t [info ] ebbtide: clean_log: ended after 3.0 s [airflow.task.x] loc=o.py:1",
@@ -60,6 +62,7 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
     assert watch.run_id == "manual__2026-01-02T00:00:00+00:00"
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "night 1 Airflow, start 0.0 s",
+        "night 1 group_topics 0.0 s of which most is Airflow's in-process API, once",
         "night 1 clean_log 0.0 s Spark for log.a, log.b",
         "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
         "night 1 Airflow, end 0.0 s",

@@ -12,7 +12,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, expire, ingest
+from tests.tables.nights import DAY_MS, expire, ingest, mark
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 # Four segments of two records, a day apart in event time.
@@ -56,7 +56,7 @@ def test_whole_segments_go(
     assert offsets(view) == list(range(start, 8))
     assert [batch["base_offset"] for batch in view.batches] == list(range(start, 8, 2))
     assert outcome.partitions[0]["by"][rule] == outcome.partitions[0]["segments_expired"]
-    assert outcome.rows_removed == start
+    assert outcome.partitions[0]["records_removed"] == outcome.rows_removed == start
     if start == 8:
         assert view.segments == [(8, NIGHT_MS)]
 
@@ -104,3 +104,14 @@ def test_without_explicit_settings_nothing_is_removed(
     topic = load(sandbox.session, TopicName(cluster, "t"))
     plan = plan_expire(topic, NIGHT_MS + 10_000 * DAY_MS)
     assert plan.expiries[0].removed == []
+
+
+def test_a_row_that_marking_rewrote_is_counted_once(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    config = {"cleanup.policy": "delete", "retention.ms": str(8 * DAY_MS)}
+    messages = [[Message("a", None), Message("b", "1")], *MESSAGES[1:]]
+    write_log(tmp_path / "log", "t", messages, config)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, f"{cluster}.t")
+    assert expire(sandbox.session, f"{cluster}.t", NIGHT_MS).rows_removed == 4

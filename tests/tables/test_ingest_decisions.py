@@ -23,7 +23,14 @@ from ebbtide.tables.sources import (
     walk_file,
 )
 from ebbtide.tables.stages.ingest import MAX_BATCH_BYTES, unread_segments
-from ebbtide.tables.stages.source_log import GapRule, HeldLog, SourceLog, read_back, take_log
+from ebbtide.tables.stages.source_log import (
+    GapRule,
+    HeldLog,
+    SourceLog,
+    first_offsets,
+    read_back,
+    take_log,
+)
 from tests.log.log_files import marker, transactional
 from tests.tables.partition_log import (
     MODIFIED_MS,
@@ -46,12 +53,7 @@ ACCEPT = GapRule(is_compacted=False, accepts_all=True)
 NOTHING = HeldLog()
 
 
-def take(
-    directory: Path,
-    held: HeldLog = NOTHING,
-    rule: GapRule = DELETE,
-    undecided: dict[int, int] | None = None,
-) -> SourceLog:
+def take(directory: Path, held: HeldLog = NOTHING, rule: GapRule = DELETE) -> SourceLog:
     """What an ingest would take of partition 0."""
     (partition,) = list_log_directory(str(directory))
     unread = unread_segments(partition, held.state)
@@ -65,7 +67,7 @@ def take(
     ]
     walked = pa.Table.from_batches(rows, WALK_SCHEMA)
     first_read = unread[0].base_offset if unread else 0
-    return take_log(read_back(partition, first_read, walked, {}), held, undecided or {}, rule)
+    return take_log(read_back(partition, first_read, walked, {}), held, rule)
 
 
 def held_after(log: SourceLog, **changes: Any) -> HeldLog:
@@ -492,22 +494,21 @@ def test_a_modified_time_alone_moves_the_active_segments_only(source: Path) -> N
 class TestTransactions:
     def test_a_marker_names_the_first_offset_of_its_transaction(self, tmp_path: Path) -> None:
         log = take(write_segments(tmp_path / "source", {0: transactions()}))
-        firsts = log.batches.column("txn_first_offset").to_pylist()
-        assert firsts == [None, None, None, 0, None, None, 1]
+        assert first_offsets(log, {}).to_pylist() == [None, None, None, 0, None, None, 1]
 
     def test_also_when_the_transaction_was_open_at_the_last_ingest(self, tmp_path: Path) -> None:
         source = write_segments(tmp_path / "source", {0: transactions()[:3]})
         held = held_after(take(source))
         append(source, 0, *transactions()[3:])
-        log = take(source, held, undecided={7: 0, 8: 1})
-        assert log.batches.column("txn_first_offset").to_pylist() == [0, None, None, 1]
+        log = take(source, held)
+        assert first_offsets(log, {7: 0, 8: 1}).to_pylist() == [0, None, None, 1]
 
     def test_also_when_a_killed_ingest_wrote_some_of_the_batches(self, tmp_path: Path) -> None:
         source = write_segments(tmp_path / "source", {0: transactions()[:3]})
         held = held_after(take(source))._replace(batches_end=5)
         append(source, 0, *transactions()[3:])
-        log = take(source, held, undecided={7: 4, 8: 1})
-        assert log.batches.column("txn_first_offset").to_pylist()[-1] == 1
+        log = take(source, held)
+        assert first_offsets(log, {7: 4, 8: 1}).to_pylist() == [None, None, None, 1]
 
 
 def transactions() -> list[bytes]:

@@ -147,6 +147,7 @@ class Watch:
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
+            self.notes.append("of which most is Airflow's in-process API, once")
         elif found := STARTED.search(line):
             self.notes.append(f"Spark for {found[1]}")
         elif NO_SPARK.search(line):

@@ -96,7 +96,7 @@ def execute_delete(plan: DeletePlan) -> Outcome:
     if moved:
         compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _raise(current, moved))
         truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
-        outcome.rows_removed, outcome.files_removed = truncation.rows, truncation.files
+        outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
         outcome.bytes_removed = truncation.bytes
     return outcome
 

@@ -68,8 +68,9 @@ def execute_expire(plan: ExpirePlan) -> Outcome:
             plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan, moving)
         )
     truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
-    outcome.rows_removed, outcome.files_removed = truncation.rows, truncation.files
-    outcome.topic["records_removed"] = truncation.rows
+    outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
+    for partition, numbers in outcome.partitions.items():
+        numbers["records_removed"] = truncation.rows[partition]
     return outcome
 
 

@@ -32,7 +32,6 @@ from ebbtide.records.log_directory import (
     read_manifest,
 )
 from ebbtide.tables.application import to_ms
-from ebbtide.tables.batches import read_undecided
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import committed_view_sql, create_topic
@@ -195,15 +194,12 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     ]
     walked = walk_files(topic.spark, files, max(MAX_BATCH_BYTES, config.max_message_bytes))
     held = find_ends(topic, directories)
-    has_batches = any(log.batches_end for log in held.values())
-    batches_table = topic.name.batches_table
-    undecided = read_undecided(topic.spark.table(batches_table)) if has_batches else {}
     rule = GapRule(config.is_compacted, source.accept_gap)
     logs = {}
     for partition, directory in directories.items():
         first_read = unread[partition][0].base_offset if unread[partition] else 0
         mine = read_back(directory, first_read, walked, refused)
-        logs[partition] = take_log(mine, held[partition], undecided.get(partition, {}), rule)
+        logs[partition] = take_log(mine, held[partition], rule)
     return IngestPlan(topic, source, logs)
 
 

@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 from ebbtide.errors import ForeignLogError
 from ebbtide.records.attributes import CONTROL
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
-from ebbtide.tables.stages.source_log import HeldLog, SourceLog
+from ebbtide.tables.batches import read_undecided
+from ebbtide.tables.stages.source_log import HeldLog, SourceLog, first_offsets
 from ebbtide.tables.topics import Topic, exists
 
 
@@ -74,11 +75,12 @@ def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) 
     logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
     if not logs:
         return Ingested(pa.table({"is_written": pa.array([], pa.bool_())}))
+    undecided = _undecided(topic, logs.values())
     planned = [
         log.batches.append_column(
             "is_written", pc.less(log.batches.column("base_offset"), log.held.batches_end)
-        )
-        for log in logs.values()
+        ).append_column("txn_first_offset", first_offsets(log, undecided.get(partition, {})))
+        for partition, log in logs.items()
     ]
     is_planned = _any_of(
         f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
@@ -99,6 +101,13 @@ def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) 
         {p: row["max_event_time_ms_max"] for p, row in found.items()},
         _timestamps_in_headers(topic, is_planned) if is_untimed else {},
     )
+
+
+def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
+    """Transactions that the batch table leaves open, if new batches can go on with any."""
+    if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
+        return {}
+    return read_undecided(topic.spark.table(topic.name.batches_table))
 
 
 def _record_totals(topic: Topic, condition: str) -> pa.Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -98,7 +99,7 @@ class SourceLog:
     visible_from: int  # of batches, records below are not taken
     first_offset: int  # what is taken begins here
     log_end_offset: int
-    batches: pa.Table  # WALK_SCHEMA, and `txn_first_offset`
+    batches: pa.Table  # WALK_SCHEMA
     segments: tuple[tuple[int, int], ...] = ()  # the source's, (base offset, modified ms)
     skipped: list[str] = field(default_factory=list)
     errors: list[EbbtideError] = field(default_factory=list)
@@ -121,6 +122,12 @@ class SourceLog:
     def bytes(self) -> int:
         """Bytes of the batches, as the log holds them."""
         return int(pc.sum(self.batches.column("size_bytes")).as_py() or 0)
+
+    @property
+    def is_transactional(self) -> npt.NDArray[np.bool_]:
+        """Which batches belong to a transaction."""
+        attributes = self.batches.column("attributes").to_numpy()
+        return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
     def unread(self) -> Iterator[tuple[str, pa.Table]]:
         """The batches of each file whose records are not all in the records table."""
@@ -189,9 +196,7 @@ def read_back(
     )
 
 
-def take_log(
-    walked: Walked, held: HeldLog, undecided: Mapping[int, int], rule: GapRule
-) -> SourceLog:
+def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
     """What is taken of one partition: up to its high watermark, or to the first bad file."""
     log = _nothing(walked, held)
     try:
@@ -206,8 +211,8 @@ def take_log(
         log.log_end_offset = max(log.log_end_offset, reached)
         log.segments = _begun(walked, held.state, log.log_end_offset)
     if new.num_rows:
-        placed = _with_segments(new, log.segments_after(held.state))
-        log.batches = _with_transactions(placed, held, undecided)
+        log.batches = new
+        log.batches = _with_segments(new, log.segments_after(held.state))
     _report_skipped(walked, log)
     return log
 
@@ -220,14 +225,13 @@ def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
         first = next((s.base_offset for s in walked.directory.segments), start)
     else:
         start, first = state.log_start_offset, state.log_end_offset
-    none = walked.batches.slice(0, 0)
     return SourceLog(
         held,
         log_start_offset=start,
         visible_from=max(start, walked.start),
         first_offset=first,
         log_end_offset=max(first, start),
-        batches=none.append_column("txn_first_offset", pa.array([], pa.int64())),
+        batches=walked.batches.slice(0, 0),
         errors=[walked.error] if walked.error else [],
     )
 
@@ -326,21 +330,20 @@ def _with_segments(batches: pa.Table, segments: Sequence[tuple[int, int]]) -> pa
     return batches.set_column(batches.schema.get_field_index("segment"), "segment", column)
 
 
-def _with_transactions(batches: pa.Table, held: HeldLog, undecided: Mapping[int, int]) -> pa.Table:
-    """Add `txn_first_offset`: on a marker with data, where its transaction starts.
+def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
+    """For each batch that is a marker with data, where its transaction starts; else null.
 
     `undecided` is what the batch table leaves open, so it is followed from that table's end on.
     """
-    firsts: list[int | None] = [None] * batches.num_rows
+    firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))
-    is_transactional = batches.column("attributes").to_numpy() & TRANSACTIONAL
-    is_unwritten = batches.column("base_offset").to_numpy() >= held.batches_end
-    rows = np.flatnonzero((is_transactional != 0) & is_unwritten)
+    is_unwritten = log.batches.column("base_offset").to_numpy() >= log.held.batches_end
+    rows = pa.array(np.flatnonzero(log.is_transactional & is_unwritten), pa.int64())
     names = ["base_offset", "last_offset", "attributes", "producer_id"]
-    taken = batches.select(names).take(pa.array(rows, pa.int64())).to_pylist()
-    for i, row in zip(rows, taken, strict=True):
+    taken = log.batches.select(names).take(rows).to_pylist()
+    for i, row in zip(rows.to_pylist(), taken, strict=True):
         firsts[i] = transactions.append(Batch(**row))
-    return batches.append_column("txn_first_offset", pa.array(firsts, pa.int64()))
+    return pa.array(firsts, pa.int64())
 
 
 def _report_skipped(walked: Walked, log: SourceLog) -> None:

@@ -6,6 +6,7 @@ whatever still lies below, so a killed one is finished by the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -29,8 +30,8 @@ class Truncation:
     astride: dict[int, Ids] = field(default_factory=dict)
     batches_whole: dict[int, Ids] = field(default_factory=dict)
     batches_single: dict[int, Ids] = field(default_factory=dict)  # base offsets
+    rows: Counter[int] = field(default_factory=Counter)  # live rows, by partition
     files: int = 0
-    rows: int = 0
     bytes: int = 0
 
 
@@ -70,7 +71,7 @@ def _find(topic: Topic, now_ms: int) -> Truncation:
         if row["last_offset"] < state.log_start_offset:
             found.whole.setdefault(row["partition"], []).append(row["segment"])
             found.files += row["files"]
-            found.rows += row["rows"]
+            found.rows[row["partition"]] += row["rows"]
             found.bytes += row["bytes"]
         else:
             found.astride.setdefault(row["partition"], []).append(row["segment"])
@@ -87,8 +88,14 @@ def _files(topic: Topic) -> DataFrame:
         SELECT partition.`partition` AS `partition`, partition.segment AS segment,
             min(readable_metrics.offset.lower_bound) AS first_offset,
             max(readable_metrics.offset.upper_bound) AS last_offset,
-            count(*) AS files, sum(record_count) AS rows, sum(file_size_in_bytes) AS bytes
-        FROM {topic.name.records_table}.data_files GROUP BY 1, 2
+            count(*) AS files, sum(file_size_in_bytes) AS bytes,
+            sum(record_count - coalesce(deleted.rows, 0)) AS rows
+        FROM {topic.name.records_table}.data_files AS data
+        LEFT JOIN (
+            SELECT referenced_data_file, sum(record_count) AS rows
+            FROM {topic.name.records_table}.delete_files GROUP BY referenced_data_file
+        ) AS deleted ON deleted.referenced_data_file = data.file_path
+        GROUP BY 1, 2
         """
     )
 
@@ -104,7 +111,7 @@ def _count_astride(topic: Topic, found: Truncation) -> None:
     )
     counts = {row["partition"]: row["count"] for row in rows}
     found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
-    found.rows += sum(counts.values())
+    found.rows.update(counts)
 
 
 def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
