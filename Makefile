@@ -53,6 +53,7 @@ sample: setup-test ## Produce the sample log again, on a real broker
 
 bench: setup-test ## Measure
 	@$(PY) benchmarks/read_segments.py
+	@$(PY) -m benchmarks.ingest_segments
 
 lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements.in -o requirements.txt

@@ -115,3 +115,16 @@ def test_a_row_that_marking_rewrote_is_counted_once(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     mark(sandbox.session, f"{cluster}.t")
     assert expire(sandbox.session, f"{cluster}.t", NIGHT_MS).rows_removed == 4
+
+
+def test_what_an_ingest_is_writing_into_a_rolled_segment_stays(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(DAY_MS)})
+    sandbox.session.sql(
+        f"INSERT INTO {name.batches_table} (`partition`, base_offset, last_offset, segment, "
+        "attributes, producer_id, record_count, size_bytes) VALUES (0, 8, 9, 6, 0, -1, 2, 79)"
+    )
+    expire(sandbox.session, str(name), NIGHT_MS)
+    rows = sandbox.session.table(name.batches_table).collect()
+    assert [row["base_offset"] for row in rows] == [8]

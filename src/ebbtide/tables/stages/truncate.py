@@ -6,10 +6,11 @@ whatever still lies below, so a killed one is finished by the next.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from ebbtide.log.producers import last_records
@@ -20,6 +21,7 @@ from ebbtide.tables.deletes import delete_rows, delete_segments
 from ebbtide.tables.topics import Topic, current_snapshot, load
 
 Ids = list[int]
+Key = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -124,42 +126,53 @@ def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
 
 
 def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
-    """Batch rows before the first logical segment, but for what Kafka remembers without it.
-
-    That is the newest data of a producer that has not expired, and where an open transaction
-    begins.
-    """
-    first_bases = {p: state.segments[0][0] for p, state in topic.partitions.items()}
+    """Batch rows before the first logical segment, but for those that must stay."""
     batches = topic.spark.table(topic.name.batches_table)
-    gone = F.lit(False)
-    for partition, base in first_bases.items():
-        gone = gone | ((F.col("partition") == partition) & (F.col("segment") < base))
-    columns = ("partition", "segment", "base_offset", "producer_id")
-    rows = batches.where(gone).select(*columns).collect()
-    producers = {row["partition"] for row in rows if row["producer_id"] != NO_PRODUCER_ID}
-    logs = read_batches(batches, producers) if producers else {}
-    expiration_ms = topic.config.producer_id_expiration_ms
-    kept = {
-        (partition, batch.base_offset)
-        for partition, log in logs.items()
-        for last in [last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)]
-        for batch in log
-        if not batch.is_control
-        and batch.producer_id in last
-        and last[batch.producer_id].is_in(batch)
-    }
-    for partition, firsts in (read_undecided(batches) if rows else {}).items():
-        kept |= {(partition, offset) for offset in firsts.values()}
-    holding = {
-        (row["partition"], row["segment"])
-        for row in rows
-        if (row["partition"], row["base_offset"]) in kept
-    }
+    before_first = F.lit(False)
+    for partition, state in topic.partitions.items():
+        is_before = F.col("segment") < state.segments[0][0]
+        before_first = before_first | ((F.col("partition") == partition) & is_before)
+    columns = ("partition", "segment", "base_offset", "last_offset", "producer_id")
+    rows = batches.where(before_first).select(*columns).collect()
+    kept = _kept_batches(topic, batches, rows, now_ms) if rows else set()
+    leaving: dict[Key, Ids] = defaultdict(list)
+    holding = set()
     for row in rows:
-        partition, segment, offset = row["partition"], row["segment"], row["base_offset"]
-        if (partition, segment) not in holding:
-            segments = found.batches_whole.setdefault(partition, [])
-            if segment not in segments:
-                segments.append(segment)
-        elif (partition, offset) not in kept:
-            found.batches_single.setdefault(partition, []).append(offset)
+        if (row["partition"], row["base_offset"]) in kept:
+            holding.add((row["partition"], row["segment"]))
+        else:
+            leaving[row["partition"], row["segment"]].append(row["base_offset"])
+    for (partition, segment), offsets in leaving.items():
+        if (partition, segment) in holding:
+            found.batches_single.setdefault(partition, []).extend(offsets)
+        else:
+            found.batches_whole.setdefault(partition, []).append(segment)
+
+
+def _kept_batches(topic: Topic, batches: DataFrame, rows: Sequence[Row], now_ms: int) -> set[Key]:
+    """What stays of the rows, as (partition, base offset).
+
+    Kafka remembers, without its segment, the newest data of a producer that has not expired and
+    where an open transaction begins. And an ingest that appends meanwhile may still write at or
+    above the log start offset into a segment that retention has rolled away.
+    """
+    starts = {p: state.log_start_offset for p, state in topic.partitions.items()}
+    kept = {
+        (row["partition"], row["base_offset"])
+        for row in rows
+        if row["last_offset"] >= starts[row["partition"]]
+    }
+    for partition, firsts in read_undecided(batches).items():
+        kept |= {(partition, offset) for offset in firsts.values()}
+    producing = {row["partition"] for row in rows if row["producer_id"] != NO_PRODUCER_ID}
+    expiration_ms = topic.config.producer_id_expiration_ms
+    for partition, log in (read_batches(batches, producing) if producing else {}).items():
+        last = last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)
+        kept |= {
+            (partition, batch.base_offset)
+            for batch in log
+            if not batch.is_control
+            and batch.producer_id in last
+            and last[batch.producer_id].is_in(batch)
+        }
+    return kept
