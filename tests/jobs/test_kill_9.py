@@ -17,7 +17,7 @@ NIGHT_MS = FIRST_MS + 10 * DAY_MS
 CONFIG = {
     "cleanup.policy": "compact,delete",
     "min.cleanable.dirty.ratio": "0.01",
-    "retention.bytes": "158",
+    "retention.bytes": "157",
 }
 MESSAGES = [
     [Message("a", "1"), Message("b", "1")],

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ebbtide.orchestration.report import render_run
 from ebbtide.orchestration.settings import Paths, paths
-from ebbtide.orchestration.text import aligned, seconds
+from ebbtide.orchestration.text import aligned, seconds, size
 from ebbtide.tables.reader import open_lake
 
 CLUSTER = "log"
@@ -78,11 +78,19 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
     last_append = last_append_of(source / "ebbtide-manifest.json")
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
     ingest(where, source, last_append, progress)
+    print(f"  the lake holds {lake_size(where)}")
     reports = []
     for number, now in enumerate(nights_after(last_append), start=1):
         print(f"night {number}, now = {now:%F %T} UTC")
         reports.append(report_of(run_night(where, number, now, progress)))
+        print(f"  the lake holds {lake_size(where)}")
     return reports
+
+
+def lake_size(where: Paths) -> str:
+    """Bytes of all files below the warehouse, old snapshots and metadata included."""
+    files = (where.home / "lake" / "warehouse").rglob("*")
+    return size(sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def last_append_of(manifest: Path) -> datetime:
