@@ -133,7 +133,7 @@ def describe_failure(log: Path) -> str:
     failed = sorted(set(re.findall(r"\[FAILED\s*\] (\S+?)!", text)))
     names = ", ".join((missing + failed)[:3]) or "the jars"
     return (
-        f"could not fetch {names} from https://repo1.maven.org/maven2/: check the network; behind "
+        f"could not fetch {names} from Maven Central: check the network; behind "
         "a proxy set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'. "
         f"Ivy's output is in {log}"
     )
