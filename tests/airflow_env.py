@@ -21,6 +21,4 @@ os.environ.update(
     AIRFLOW__USAGE_DATA_COLLECTION__ENABLED="False",
     AIRFLOW_CONN_SPARK_DEFAULT=SPARK_CONNECTION,
     SPARK_LOCAL_IP="127.0.0.1",
-    # Sessions live for seconds here: the JVM's second compiler would cost more than it gains.
-    SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1",
 )

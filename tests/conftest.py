@@ -8,8 +8,6 @@ from hypothesis import settings
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-# Sessions of seconds end before the JVM's second compiler pays: it costs a third of their CPU time.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
 
 # A busy machine must not fail a test, and a landing must not depend on the examples drawn.
 settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.environ)

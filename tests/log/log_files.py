@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ebbtide.log.batches import ABORT, COMMIT, Batch
 from ebbtide.log.state import PartitionState
-from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
 from ebbtide.records.segment import read_records, segment_base_offset, walk_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from tests.log.plain_cleaner import Log
+from tests.log.plain_cleaner import Log, open_transactions, truncate
 
 MAX_BATCH_BYTES = 1 << 20
 MARKER_TYPES = {ABORT: 0, COMMIT: 1}
@@ -72,29 +72,67 @@ def write_log(directory: Path, segments: Segments) -> Path:
 
 def read_log(directory: Path, modified_ms: int, *, log_start_offset: int = 0) -> Log:
     """All of a partition's directory; every file was last modified at `modified_ms`."""
-    batches: list[Batch] = []
-    records: dict[int, list[Record]] = {}
-    transactions = OpenTransactions()
     paths = [str(path) for path in sorted(directory.glob("*.log"))]
-    for path in paths:
-        walk = walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
-        for row in walk.batches.to_pylist():
-            batch = batch_of(row)
-            batches.append(batch._replace(txn_first_offset=transactions.append(batch)))
-            records[batch.base_offset] = control_records(row)
-        for chunk in read_records(path, 0, walk.valid_bytes):
-            for row in chunk.to_pylist():
-                records[row["batch"]].append(record_of(row))
-    bases = [segment_base_offset(path) for path in paths]
-    log_end_offset = max([bases[-1], *(batch.next_offset for batch in batches)])
+    found = [(segment_base_offset(path), modified_ms, list(read_segment(path))) for path in paths]
+    return truncate(grow(empty_log(found[0][0]), found), log_start_offset)
+
+
+def empty_log(first_offset: int) -> Log:
+    """A log that begins there."""
     state = PartitionState(
-        log_start_offset=log_start_offset,
-        log_end_offset=log_end_offset,
-        first_dirty_offset=log_start_offset,
-        first_unmarked_offset=log_end_offset,
-        segments=tuple((base, modified_ms) for base in bases),
+        log_start_offset=first_offset,
+        log_end_offset=first_offset,
+        first_dirty_offset=first_offset,
+        first_unmarked_offset=first_offset,
+        segments=((first_offset, -1),),
     )
-    return Log(batches=tuple(batches), records=records, state=state)
+    return Log(batches=(), records={}, state=state)
+
+
+# Base offset, modified ms, and what is new in it.
+Grown = tuple[int, int, Sequence[tuple[Batch, Sequence[Record]]]]
+
+
+def grow(log: Log, found: Sequence[Grown]) -> Log:
+    """The log with what is new of each segment of its source."""
+    batches, records = list(log.batches), dict(log.records)
+    transactions = open_transactions(log)
+    for batch, written in (new for *_, content in found for new in content):
+        batches.append(batch._replace(txn_first_offset=transactions.append(batch)))
+        records[batch.base_offset] = written
+    segments = grown_segments(
+        log.state,
+        [(base, modified_ms) for base, modified_ms, _ in found],
+        has_new=len(batches) > len(log.batches),
+    )
+    end = max(log.state.log_end_offset, segments[-1][0], *(b.next_offset for b in batches[-1:]))
+    state = log.state.moved(log_end_offset=end, first_unmarked_offset=end, segments=segments)
+    return replace(log, batches=tuple(batches), records=records, state=state)
+
+
+def grown_segments(
+    state: PartitionState, found: Sequence[tuple[int, int]], *, has_new: bool
+) -> tuple[tuple[int, int], ...]:
+    """The segments, the active one as the source has it by now, and those that it began."""
+    base, active_ms = state.segments[-1]
+    for found_base, modified_ms in found:
+        if found_base == base or (found_base < base and has_new):
+            active_ms = modified_ms
+    begun = [s for s in found if s[0] > base and s[0] >= state.log_end_offset]
+    return (*state.segments[:-1], (base, active_ms), *begun)
+
+
+def read_segment(path: str) -> Iterator[tuple[Batch, list[Record]]]:
+    """Every batch of a file with its records."""
+    walk = walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
+    records: dict[int, list[Record]] = {}
+    for chunk in read_records(path, 0, walk.valid_bytes):
+        for row in chunk.to_pylist():
+            records.setdefault(row["batch"], []).append(record_of(row))
+    for row in walk.batches.to_pylist():
+        batch = batch_of(row)
+        control = control_records(row) if batch.is_control else None
+        yield batch, control if control is not None else records.get(batch.base_offset, [])
 
 
 def batch_of(row: Mapping[str, Any]) -> Batch:

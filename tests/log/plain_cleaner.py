@@ -10,17 +10,18 @@ from ebbtide.log.cleaning import (
     Round,
     Survivors,
     Verdict,
-    is_past_horizon,
+    drops_tombstones,
+    idle_reason,
     is_retained,
     judge,
     rewrite,
 )
 from ebbtide.log.config import TopicConfig
-from ebbtide.log.producers import LastRecord, last_records
+from ebbtide.log.producers import LastRecord, carried, last_records, remembered
 from ebbtide.log.retention import Offsets, expire
 from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
 from ebbtide.log.state import PartitionState
-from ebbtide.log.transactions import OpenTransactions
+from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
 
@@ -28,13 +29,15 @@ from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 class Log:
     """One partition: headers in offset order, and each batch's records by its base offset.
 
-    A control batch's record is among them. Below the first segment are the batches of which only
-    the producer is remembered.
+    A control batch's record is among them; what lies below the log start offset is not. Below the
+    first segment are the batches of which only the producer is remembered. `measured` replaces the
+    headers where segments are added up, since sizes of compressed batches are estimates here.
     """
 
     batches: tuple[Batch, ...]
     records: Mapping[int, Sequence[Record]]
     state: PartitionState
+    measured: tuple[Batch, ...] | None = None
 
 
 def in_segments(log: Log) -> list[Batch]:
@@ -61,7 +64,7 @@ def segments_of(log: Log) -> list[Segment]:
     """The logical segments with what their batches add up to."""
     bases = [base for base, _ in log.state.segments]
     contents: dict[int, list[Batch]] = {base: [] for base in bases}
-    for batch in in_segments(log):
+    for batch in in_segments(log) if log.measured is None else log.measured:
         contents[segment_of(bases, batch.base_offset)].append(batch)
     return [
         Segment(
@@ -75,6 +78,17 @@ def segments_of(log: Log) -> list[Segment]:
     ]
 
 
+def truncate(log: Log, offset: int) -> Log:
+    """The log after DeleteRecords; the rows of hidden batches stay, their records do not."""
+    end = log.state.log_end_offset
+    start = max(log.state.log_start_offset, end if offset == -1 else offset)
+    records = {
+        base: [record for record in records if record.offset >= start]
+        for base, records in log.records.items()
+    }
+    return replace(log, records=records, state=log.state.moved(log_start_offset=start))
+
+
 def offer(log: Log, config: TopicConfig, now_ms: int) -> Cleanable:
     """What the log offers to the cleaner at `now_ms`."""
     state = log.state
@@ -82,10 +96,46 @@ def offer(log: Log, config: TopicConfig, now_ms: int) -> Cleanable:
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=open_transactions(log).last_stable_offset(state.log_end_offset),
+        last_stable_offset=stable_offset(log),
         first_unmarked_offset=state.first_unmarked_offset,
     )
     return cleanable(segments_of(log), bounds, config, now_ms)
+
+
+def stable_offset(log: Log) -> int:
+    """The last stable offset."""
+    start, end = log.state.log_start_offset, log.state.log_end_offset
+    visible = (batch for batch in log.batches if batch.next_offset > start)
+    return visible_stable_offset(
+        open_transactions(log).last_stable_offset(end),
+        log_start_offset=start,
+        log_end_offset=end,
+        first_batch_offset=next((batch.written_base_offset for batch in visible), None),
+    )
+
+
+def round_of(log: Log, offered: Cleanable, config: TopicConfig, now_ms: int) -> Round:
+    """The round over what the log offers."""
+    return Round(
+        now_ms,
+        config.delete_retention_ms,
+        offered.first_uncleanable_offset,
+        log.state.log_start_offset,
+        offered.first_dirty_offset,
+        log.state.segments,
+    )
+
+
+def is_idle_round_due(log: Log, offered: Cleanable, config: TopicConfig, now_ms: int) -> bool:
+    """Whether a log that Kafka does not pick has something to do all the same."""
+    this_round = round_of(log, offered, config, now_ms)
+    with_tombstone = {
+        base
+        for base, records in log.records.items()
+        if any(record.value is None for record in records)
+    }
+    verdicts = judge(in_segments(log), this_round, {})
+    return idle_reason(verdicts, this_round, with_tombstone) is not None
 
 
 def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) -> Log:
@@ -95,7 +145,7 @@ def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) 
     """
     offered = offer(log, config, now_ms)
     bound, first_dirty = offered.first_uncleanable_offset, offered.first_dirty_offset
-    this_round = Round(now_ms, config.delete_retention_ms, bound, log.state.log_start_offset)
+    this_round = round_of(log, offered, config, now_ms)
     producers = producers_of(log, config, now_ms)
     verdicts = list(judge(in_segments(log), this_round, producers))
     latest = {} if is_idle else latest_offsets(log, verdicts, first_dirty)
@@ -106,7 +156,8 @@ def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) 
         segments=tuple((segment.base_offset, segment.modified_ms) for segment in segments),
         cleaned_at_ms=now_ms,
     )
-    return swept(replace(log, state=state), verdicts, latest, this_round)
+    after = swept(replace(log, state=state), verdicts, latest, this_round)
+    return carry(log, after, producers)
 
 
 def swept(
@@ -120,7 +171,7 @@ def swept(
     records = dict(log.records)
     for batch, verdict in verdicts:
         before = records.pop(batch.base_offset)
-        survivors = list(surviving(batch, verdict, before, latest, now_ms=this_round.now_ms))
+        survivors = list(surviving(batch, verdict, before, latest, this_round=this_round))
         after = rewritten(batch, verdict, before, survivors, this_round=this_round)
         if after is None:
             del batches[batch.base_offset]
@@ -128,6 +179,18 @@ def swept(
             batches[batch.base_offset] = after
             records[batch.base_offset] = survivors
     return replace(log, batches=tuple(batches.values()), records=records)
+
+
+def carry(before: Log, after: Log, producers: Mapping[int, LastRecord]) -> Log:
+    """The log after a round, with what its removed markers said where it is still needed."""
+    kept = {batch.base_offset: batch for batch in after.batches}
+    removed = {batch.base_offset for batch in before.batches} - kept.keys()
+    first_segment = after.state.segments[0][0]
+    # Of a producer's data, a round may have changed the header too.
+    log = [kept.get(batch.base_offset, batch) for batch in before.batches]
+    for batch, changed in carried(log, removed, producers, first_segment):
+        kept[batch.base_offset] = changed
+    return replace(after, batches=tuple(kept.values()))
 
 
 def retain(log: Log, config: TopicConfig, now_ms: int) -> Log:
@@ -140,32 +203,14 @@ def retain(log: Log, config: TopicConfig, now_ms: int) -> Log:
         now_ms=now_ms,
         max_event_time_ms=state.max_event_time_ms,
     )
-    kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
-    remembered = remembered_offsets(log, producers_of(log, config, now_ms))
-    return replace(
-        log,
-        batches=tuple(
-            batch
-            for batch in log.batches
-            if batch.base_offset >= kept[0][0] or batch.base_offset in remembered
-        ),
-        state=state.moved(log_start_offset=expiry.log_start_offset, segments=kept),
-    )
-
-
-def remembered_offsets(log: Log, producers: Mapping[int, LastRecord]) -> set[int]:
-    """Base offsets of what Kafka remembers without its segment.
-
-    The newest data of a producer that has not expired, and where an open transaction begins.
-    """
-    newest = {
-        batch.base_offset
-        for batch in log.batches
-        if not batch.is_control
-        and (last := producers.get(batch.producer_id)) is not None
-        and last.is_in(batch)
+    segments = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+    producers = producers_of(log, config, now_ms)
+    kept = remembered(log.batches, producers) | {
+        batch.base_offset for batch in log.batches if batch.base_offset >= segments[0][0]
     }
-    return newest | set(open_transactions(log).first_offsets.values())
+    state = state.moved(log_start_offset=expiry.log_start_offset, segments=segments)
+    batches = tuple(batch for batch in log.batches if batch.base_offset in kept)
+    return truncate(replace(log, batches=batches, state=state), state.log_start_offset)
 
 
 def latest_offsets(
@@ -187,15 +232,16 @@ def surviving(
     records: Sequence[Record],
     latest: Mapping[bytes | None, int],
     *,
-    now_ms: int,
+    this_round: Round,
 ) -> Iterator[Record]:
     """The records of a batch that the round keeps."""
+    may_drop = drops_tombstones(batch, this_round)
     for record in records:
         is_kept = batch.is_control or is_retained(
             has_key=record.key is not None,
             is_latest=record.offset >= latest.get(record.key, -1),
             is_tombstone=record.value is None,
-            is_past_batch_horizon=is_past_horizon(batch, now_ms),
+            is_past_batch_horizon=may_drop,
         )
         if is_kept and not verdict.discards_records:
             yield record
@@ -217,6 +263,9 @@ def rewritten(
         first_timestamp_ms=times_ms[0],
         max_timestamp_ms=max(times_ms),
         records_bytes_before=encoded_bytes(before, batch),
+        hidden=batch.record_count - len(before) if this_round.is_astride(batch) else 0,
+        first_offset=survivors[0].offset if survivors else None,
+        last_offset=survivors[-1].offset if survivors else None,
     )
     after = rewrite(batch, verdict, left, this_round)
     if after is None or not survivors:
@@ -230,5 +279,7 @@ def encoded_bytes(records: Sequence[Record], batch: Batch) -> int:
     """Bytes of the records in a v2 batch with this header, uncompressed."""
     if not records:
         return 0
-    fields = BatchFields(base_offset=batch.base_offset, base_timestamp_ms=batch.base_timestamp_ms)
+    fields = BatchFields(
+        base_offset=batch.written_base_offset, base_timestamp_ms=batch.base_timestamp_ms
+    )
     return len(write_batch(fields, records)) - HEADER_BYTES

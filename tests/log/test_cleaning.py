@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbtide.errors import NotCoveredError
 from ebbtide.log.batches import ABORT, COMMIT, HEADER_BYTES, Batch
 from ebbtide.log.cleaning import (
     CODEC_FRAME_BYTES,
@@ -11,6 +12,8 @@ from ebbtide.log.cleaning import (
     Round,
     Survivors,
     Verdict,
+    drops_tombstones,
+    idle_reason,
     is_past_horizon,
     is_retained,
     judge,
@@ -272,3 +275,124 @@ def test_a_round_never_changes_what_fences_a_producer_or_moves_a_horizon(
     assert after.record_count == kept
     if kept and horizon_ms is not None:
         assert after.delete_horizon_ms == horizon_ms
+
+
+# -- batches of magic 0 and 1
+
+LEGACY = data(2, 4, magic=1, size_bytes=34 + 90)
+# Clean up to offset 5: a tombstone of old may go 100 ms after its segment's last change.
+SEGMENTS = ((0, T0), (5, T0 + 200), (8, T0 + 300))
+
+
+@pytest.mark.parametrize(
+    ("first_dirty_offset", "modified_ms", "may_go"),
+    [
+        pytest.param(8, T0 + 100, True, id="its segment is old enough"),
+        pytest.param(8, T0 + 101, False, id="its segment is a millisecond too young"),
+        pytest.param(0, 0, True, id="nothing is clean, but its segment has no age"),
+        pytest.param(0, 1, False, id="nothing is clean yet"),
+    ],
+)
+def test_an_old_tombstone_goes_by_the_age_of_its_segment(
+    first_dirty_offset: int, modified_ms: int, may_go: bool
+) -> None:
+    segments = ((0, modified_ms), *SEGMENTS[1:])
+    this_round = ROUND._replace(first_dirty_offset=first_dirty_offset, segments=segments)
+    assert drops_tombstones(LEGACY, this_round) is may_go
+
+
+def test_a_batch_of_an_old_format_becomes_one_of_its_records_alone() -> None:
+    left = SOME._replace(first_offset=3, last_offset=3, records=1)
+    after = rewrite(LEGACY, KEPT, left, ROUND)
+    assert after == LEGACY._replace(
+        magic=2,
+        header_base_offset=3,
+        last_offset=3,
+        base_timestamp_ms=T0 + 5,
+        max_timestamp_ms=T0 + 7,
+        record_count=1,
+        size_bytes=HEADER_BYTES + 60,
+    )
+    assert (after.base_offset, after.written_base_offset) == (2, 3)
+
+
+def test_a_batch_of_an_old_format_is_converted_although_it_keeps_everything() -> None:
+    left = ALL._replace(has_tombstone=True, first_offset=2, last_offset=4)
+    after = rewrite(LEGACY, KEPT, left, ROUND)
+    assert after is not None
+    assert (after.magic, after.delete_horizon_ms) == (2, NOW_MS + 100)
+
+
+def test_an_old_format_has_no_empty_batch_to_end_a_round() -> None:
+    with pytest.raises(NotCoveredError, match="magic 1 has no empty batch"):
+        rewrite(LEGACY, KEPT_EMPTY, Survivors(0), ROUND)
+
+
+# -- below the log start offset
+
+
+def test_a_hidden_batch_stays_as_it_is() -> None:
+    this_round = ROUND._replace(log_start_offset=3)
+    aborted = Verdict(True, False, Retention.DELETE)
+    assert rewrite(THREE, aborted, Survivors(0), this_round) is THREE
+
+
+ASTRIDE = ROUND._replace(log_start_offset=1)
+
+
+def test_the_hidden_records_of_a_batch_astride_count_as_kept() -> None:
+    left = Survivors(1, False, T0 + 5, T0 + 5, 30, 60, hidden=1)
+    assert rewrite(THREE, KEPT, left, ASTRIDE) == THREE._replace(
+        record_count=2, size_bytes=HEADER_BYTES + 60
+    )
+
+
+def test_a_batch_astride_stays_for_its_hidden_records() -> None:
+    after = rewrite(THREE, KEPT_EMPTY, Survivors(0, records_bytes_before=60, hidden=1), ASTRIDE)
+    assert after is not None
+    assert (after.record_count, after.size_bytes) == (1, HEADER_BYTES + 30)
+
+
+def test_aborted_data_astride_goes_with_what_is_hidden() -> None:
+    aborted = Verdict(True, False, Retention.DELETE)
+    assert rewrite(THREE, aborted, Survivors(0, hidden=1), ASTRIDE) is None
+
+
+# -- what is remembered of a producer
+
+
+def test_the_time_of_an_append_outlives_the_records_that_carried_it() -> None:
+    batch = THREE._replace(producer_id=1, max_timestamp_ms=T0 + 9)
+    once = rewrite(batch, KEPT, SOME, ROUND)
+    assert once is not None
+    assert (once.max_timestamp_ms, once.last_append_ms) == (T0 + 7, T0 + 9)
+    twice = rewrite(once, KEPT, SOME._replace(records=1, max_timestamp_ms=T0 + 5), ROUND)
+    assert twice is not None
+    assert (twice.max_timestamp_ms, twice.last_append_ms) == (T0 + 5, T0 + 9)
+
+
+# -- idle rounds
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_due"),
+    [
+        pytest.param(ended(0, COMMIT), True, id="a marker has outlived its data"),
+        pytest.param(
+            with_horizon(ended(0, COMMIT), NOW_MS + 1), False, id="a marker waits for its horizon"
+        ),
+        pytest.param(with_horizon(ended(0, COMMIT), NOW_MS), True, id="a marker is at its horizon"),
+        pytest.param(emptied(ended(0, COMMIT)), False, id="an emptied marker waits for nothing"),
+        pytest.param(with_horizon(data(4), NOW_MS), True, id="a tombstone is at its horizon"),
+        pytest.param(with_horizon(data(5), NOW_MS), False, id="the tombstone has gone already"),
+        pytest.param(data(4), False, id="a tombstone without horizon waits for a dirty round"),
+    ],
+)
+def test_when_an_idle_round_is_due(batch: Batch, is_due: bool) -> None:
+    reason = idle_reason(judge([batch], ROUND, {}), ROUND, {4})
+    assert (reason is not None) is is_due
+
+
+def test_what_is_hidden_is_no_reason_for_an_idle_round() -> None:
+    this_round = ROUND._replace(log_start_offset=1)
+    assert idle_reason(judge([ended(0, COMMIT)], this_round, {}), this_round, ()) is None

@@ -59,6 +59,11 @@ def check(*source: SourceBatch, held: SourceBatch | None = HELD, **options: Any)
         ),
         pytest.param([HELD], {"held": HELD._replace(crc=None)}, id="cleaned here"),
         pytest.param(
+            [HELD._replace(leader_epoch=-1)],
+            {"held": HELD._replace(leader_epoch=-1, last_offset=12, record_count=2, crc=None)},
+            id="converted here from an old format, which ends it with its last record",
+        ),
+        pytest.param(
             [HELD._replace(attributes=0, record_count=0, crc=1)],
             {"held": HELD._replace(attributes=ZSTD), "is_compacted": True},
             id="emptied there, without its codec",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.log.batches import ABORT, COMMIT, Batch
-from ebbtide.log.producers import LastRecord, last_records
+from ebbtide.log.producers import LastRecord, carried, last_records, remembered
 from tests.log.builders import T0, data, emptied, ended, sent
 
 FOREVER_MS = 10**15
@@ -106,3 +106,95 @@ def test_the_last_data_is_the_newest_of_the_current_epoch(
         build = ended(offset, COMMIT, producer) if is_marker else sent(offset, producer)
         log.append(build._replace(producer_epoch=epochs[producer]))
     assert known(log) == expected
+
+
+def last(log: list[Batch], expiration_ms: int = FOREVER_MS) -> dict[int, LastRecord]:
+    return last_records(log, now_ms=T0 + 100, expiration_ms=expiration_ms)
+
+
+def test_a_marker_that_the_source_emptied_is_unknown() -> None:
+    log = [sent(0), ended(1, COMMIT), emptied(ended(2, ABORT, producer_epoch=5))]
+    assert last([*log[:2], log[2]._replace(control_type=None)])[1].producer_epoch == 0
+    assert last(log)[1].producer_epoch == 5
+
+
+DONE = [sent(0), sent(1), ended(2, COMMIT, txn_first_offset=0)]
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        pytest.param(DONE, {1, 2}, id="the newest data and the marker that decides it"),
+        pytest.param(
+            [*DONE, ended(3, ABORT), ended(4, ABORT)], {1, 2, 4}, id="and the last append"
+        ),
+        pytest.param(
+            [*DONE, ended(3, ABORT, producer_epoch=1)], {3}, id="not the data of an older epoch"
+        ),
+        pytest.param([sent(0), sent(1)], {0, 1}, id="where an open transaction begins"),
+        pytest.param([data(0), data(1, producer_id=1)], {1}, id="nothing without a producer"),
+    ],
+)
+def test_which_rows_outlive_their_segments(log: list[Batch], found: set[int]) -> None:
+    assert remembered(log, last(log)) == found
+
+
+def test_nothing_outlives_its_segment_for_an_expired_producer() -> None:
+    assert remembered(DONE, last(DONE, expiration_ms=1)) == set()
+
+
+def changed(log: list[Batch], removed: set[int], **options: int) -> list[tuple[int, int, bool]]:
+    """(base offset, remembered time since T0, is it still of a transaction) of the rows changed."""
+    first_segment = options.pop("first_segment_offset", 0)
+    return [
+        (after.base_offset, after.last_append_ms - T0, after.is_transactional)
+        for _, after in carried(log, removed, last(log, **options), first_segment)
+    ]
+
+
+LATE = {"max_timestamp_ms": T0 + 50}
+
+
+@pytest.mark.parametrize(
+    ("log", "removed", "options", "found"),
+    [
+        pytest.param(
+            [*DONE, ended(3, ABORT, **LATE)],
+            {3},
+            {},
+            [(2, 50, True)],
+            id="the last marker's time moves to the row before it",
+        ),
+        pytest.param(
+            [*DONE, ended(3, ABORT, **LATE)], {1}, {}, [], id="other rows have nothing to say"
+        ),
+        pytest.param(
+            [data(0, producer_id=1, **LATE), data(1, producer_id=1)],
+            {1},
+            {"expiration_ms": 60},
+            [(0, 0, False)],
+            id="an expired producer does not come back by an older row",
+        ),
+        pytest.param(
+            [data(0, producer_id=1), data(1, producer_id=1, **LATE)],
+            {1},
+            {"expiration_ms": 1},
+            [],
+            id="an older row that has expired too need not say so",
+        ),
+        pytest.param(
+            DONE,
+            {2},
+            {"first_segment_offset": 2},
+            [(0, 0, False), (1, 0, False)],
+            id="data without segment and marker is decided",
+        ),
+    ],
+)
+def test_what_rows_take_over_from_those_removed(
+    log: list[Batch],
+    removed: set[int],
+    options: dict[str, int],
+    found: list[tuple[int, int, bool]],
+) -> None:
+    assert changed(log, removed, **options) == found

@@ -10,6 +10,7 @@ from ebbtide.log.transactions import (
     OpenTransactions,
     TransactionReader,
     aborted_transactions,
+    visible_stable_offset,
 )
 from tests.log.builders import data, emptied, ended, sent
 
@@ -207,3 +208,21 @@ def test_a_marker_is_removable_exactly_where_its_producer_sent_nothing_since_its
             expected.append(offset)
         last_step[producer] = step
     assert removable_markers(log_of(steps)) == expected
+
+
+@pytest.mark.parametrize(
+    ("undecided", "first_batch_offset", "found"),
+    [
+        pytest.param(7, 5, 7, id="above the log start offset it counts"),
+        pytest.param(5, 5, 5, id="at the log start offset it counts"),
+        pytest.param(3, 4, 4, id="below, the batch around the log start offset does"),
+        pytest.param(3, 8, 8, id="or the one behind a gap"),
+        pytest.param(3, None, 20, id="or, where there is none, the log's end"),
+    ],
+)
+def test_the_last_stable_offset_follows_the_log_start_offset(
+    undecided: int, first_batch_offset: int | None, found: int
+) -> None:
+    assert found == visible_stable_offset(
+        undecided, log_start_offset=5, log_end_offset=20, first_batch_offset=first_batch_offset
+    )

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import NotCoveredError
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
+from ebbtide.tables.stages import offset_map
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.topics import current_snapshot, load
 from tests.lake_sandbox import LakeSandbox
@@ -45,6 +45,17 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert outcome.partitions[0]["superseded"] == 2
     assert outcome.partitions[0]["tombstones_kept"] == 1
     assert outcome.partitions[0]["next_horizon_ms"] == NIGHT_MS + DAY_MS
+
+
+def test_an_offset_map_too_large_to_be_sent_is_joined(
+    sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_map, "MAX_SENT_RECORDS", 0)
+    outcome = clean(sandbox.session, str(topic), NIGHT_MS)
+    view = view_of_table(sandbox.session, topic, 0)
+    assert offsets(view) == [2, 3, 4, 5]
+    assert [b["record_count"] for b in view.batches] == [1, 2, 1]
+    assert outcome.partitions[0]["superseded"] == 2
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)
@@ -120,13 +131,3 @@ def test_unmarked_records_are_not_cleaned(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
-
-
-def test_a_log_start_inside_a_batch_is_refused(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    write_log(tmp_path / "log", "t", MESSAGES, COMPACT, log_start_offset=1)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, f"{cluster}.t")
-    with pytest.raises(NotCoveredError, match=r"found 1 inside \[0, 2\]; truncate to 3"):
-        clean(sandbox.session, f"{cluster}.t", NIGHT_MS)

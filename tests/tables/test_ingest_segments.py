@@ -102,6 +102,12 @@ def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> 
     return contents(sandbox.session, TopicName("unbroken", "t"))
 
 
+def test_what_only_a_round_can_change_is_in_the_header_yet(unbroken: Contents) -> None:
+    for row in unbroken.batches:
+        assert row["header_base_offset"] is None
+        assert row["producer_timestamp_ms"] is None
+
+
 def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
     spark: SparkSession, name: TopicName, source: Path, unbroken: Contents
 ) -> None:

@@ -1,4 +1,4 @@
-"""A cleaner round over the records of many partitions at once.
+"""A cleaner round over the records of one segment, column by column.
 
 Kafka: Cleaner.buildOffsetMap, Cleaner.shouldRetainRecord, MemoryRecords.filterTo. The offset map
 is unbounded here and compares whole keys.
@@ -6,11 +6,28 @@ is unbounded here and compares whole keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbtide.frames.headers import Headers
+from ebbtide.log.batches import Batch
+from ebbtide.log.cleaning import (
+    Retention,
+    Round,
+    Survivors,
+    Verdict,
+    drops_tombstones,
+    rewrite,
+)
+from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
+
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # Why a record goes, in the order in which the rules are asked.
 ABORTED = "aborted"
@@ -19,108 +36,230 @@ SUPERSEDED = "superseded"
 TOMBSTONE = "tombstone"
 RULES = (ABORTED, KEYLESS, SUPERSEDED, TOMBSTONE)
 
-NARROW = ("partition", "segment", "offset", "batch", "key", "is_tombstone", "size_bytes")
+# What a round reads of a record: never its value.
+COLUMNS = (
+    *("offset", "batch", "timestamp", "event_time", "append_time"),
+    *("key", "is_tombstone", "size_bytes"),
+)
+ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
 
-def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
-    """Whether the row's offset lies in its partition's half-open range."""
-    conditions: Iterable[Column] = (
-        (F.col("partition") == partition) & (F.col("offset") >= first) & (F.col("offset") < end)
-        for partition, (first, end) in ranges.items()
-    )
-    return reduce(Column.__or__, conditions, F.lit(False))
+class Records(NamedTuple):
+    """Records of one segment in offset order; times in ms since the epoch, -1 where there is none.
 
-
-def narrow(records: DataFrame, future_limit_ms: int) -> DataFrame:
-    """The columns that a round reads: never values; times in ms, -1 where there is none."""
-    event_ms = F.coalesce(F.unix_millis("event_time"), F.lit(-1))
-    append_ms = F.unix_millis("append_time")
-    is_future = event_ms > append_ms + future_limit_ms
-    return records.select(
-        *NARROW,
-        F.coalesce(F.unix_millis("timestamp"), F.lit(-1)).alias("timestamp_ms"),
-        F.when(is_future, append_ms).otherwise(event_ms).alias("event_time_ms"),
-    )
-
-
-def latest_offsets(dirty: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """The offset map: the last offset of each key in the dirty records, aborted ones left out."""
-    discarded = verdicts.where("discards").select("partition", "batch")
-    return (
-        dirty.where(F.col("key").isNotNull())
-        .join(discarded, ["partition", "batch"], "left_anti")
-        .groupBy("partition", "key")
-        .agg(F.max("offset").alias("latest_offset"))
-    )
-
-
-def judged(records: DataFrame, verdicts: DataFrame, latest: DataFrame) -> DataFrame:
-    """Each record with the `rule` by which it goes; null where it stays.
-
-    `verdicts` has `discards` and `is_past_horizon` of the batches where either is true.
+    `batch_of` numbers the batches that hold any, whose base offsets are `bases`; batch i's records
+    start at `starts[i]`.
     """
-    is_superseded = F.col("offset") < F.col("latest_offset")
-    rule = (
-        F.when(F.col("discards"), ABORTED)
-        .when(F.col("key").isNull(), KEYLESS)
-        .when(is_superseded, SUPERSEDED)
-        .when(F.col("is_tombstone") & F.col("is_past_horizon"), TOMBSTONE)
-    )
-    return (
-        records.join(verdicts, ["partition", "batch"], "left")
-        .join(latest, ["partition", "key"], "left")
-        .withColumn("rule", rule)
-        .drop("discards", "is_past_horizon", "latest_offset", "key")
-    )
 
+    offsets: Longs
+    keys: pa.ChunkedArray
+    is_tombstone: Bools
+    timestamps_ms: Longs
+    event_times_ms: Longs
+    size_bytes: Longs
+    bases: Longs
+    starts: Longs
+    batch_of: Longs
 
-def batch_totals(judged_records: DataFrame) -> DataFrame:
-    """One row a batch that loses records or holds a tombstone: what goes and what stays."""
-    stays = F.col("rule").isNull()
-    tombstones = F.count_if(stays & F.col("is_tombstone"))
-    return (
-        judged_records.groupBy("partition", "batch")
-        .agg(
-            F.count("*").alias("record_count"),
-            F.count_if(stays).alias("survivors"),
-            tombstones.alias("tombstones"),
-            F.min_by(F.when(stays, F.col("timestamp_ms")), F.when(stays, F.col("offset"))).alias(
-                "first_timestamp_ms"
-            ),
-            F.max(F.when(stays, F.col("timestamp_ms"))).alias("max_timestamp_ms"),
-            F.max(F.when(stays, F.col("event_time_ms"))).alias("max_event_time_ms"),
-            *(F.count_if(F.col("rule") == rule).alias(rule) for rule in RULES),
+    @classmethod
+    def of(cls, rows: pa.Table, future_limit_ms: int) -> Records:
+        """The records of a table's rows; an event time too far in the future is its append time."""
+        batches = rows["batch"].to_numpy()
+        is_first = np.ones(len(batches), np.bool_)
+        is_first[1:] = batches[1:] != batches[:-1]
+        starts = np.flatnonzero(is_first)
+        event_ms, append_ms = _to_ms(rows["event_time"]), _to_ms(rows["append_time"])
+        is_future = (append_ms >= 0) & (event_ms > append_ms + future_limit_ms)
+        return cls(
+            rows["offset"].to_numpy(),
+            rows["key"],
+            rows["is_tombstone"].to_numpy(),
+            _to_ms(rows["timestamp"]),
+            np.where(is_future, append_ms, event_ms),
+            rows["size_bytes"].to_numpy().astype(np.int64),
+            batches[starts],
+            starts,
+            np.cumsum(is_first) - 1,
         )
-        .where((F.col("survivors") < F.col("record_count")) | (F.col("tombstones") > 0))
-    )
+
+    @property
+    def counts(self) -> Longs:
+        """How many records each batch has here."""
+        return np.diff(self.starts, append=len(self.offsets))
+
+    def sums(self, of_records: npt.NDArray[np.generic]) -> Longs:
+        """The sum over each batch's records."""
+        return np.add.reduceat(of_records.astype(np.int64), self.starts)
+
+    def largest(self, of_records: Longs) -> Longs:
+        """The largest over each batch's records."""
+        return np.maximum.reduceat(of_records, self.starts)
 
 
-def batch_bytes(judged_records: DataFrame, bases: DataFrame) -> DataFrame:
-    """Bytes of the records of the batches in `bases`, before and after, as v2 encodes them.
+def _to_ms(column: pa.ChunkedArray) -> Longs:
+    micros = column.cast(pa.int64())
+    is_missing = micros.is_null().to_numpy()
+    found = micros.fill_null(0).to_numpy() // 1000
+    return np.where(is_missing, NO_TIMESTAMP, found)
 
-    `bases` gives each batch its base timestamp before (`old_base_ms`) and after (`new_base_ms`).
+
+class SegmentEffect(NamedTuple):
+    """What a round does to the data batches of one segment."""
+
+    is_victim: Bools
+    changes: list[tuple[Batch, Batch | None, int]]  # before, after, max event time in ms
+    by_rule: dict[str, int]
+    tombstones_kept: int
+    next_horizon_ms: int | None  # of the batches that still hold a tombstone
+
+
+def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
+    """`key, offset`: where each key was written last in the dirty part, aborted data left out.
+
+    `rows` has `offset, batch, key`; `discarded` are the base offsets of aborted batches.
     """
-    sized = judged_records.join(bases, ["partition", "batch"], "inner")
-    after = F.when(F.col("rule").isNull(), record_bytes(F.col("new_base_ms")))
-    return sized.groupBy("partition", "batch").agg(
-        F.coalesce(F.sum(after), F.lit(0)).alias("records_bytes"),
-        F.sum(record_bytes(F.col("old_base_ms"))).alias("records_bytes_before"),
+    is_dirty = rows["offset"].to_numpy() >= first_dirty_offset
+    is_dirty &= ~np.isin(rows["batch"].to_numpy(), list(discarded))
+    keyed = rows.filter(pa.array(is_dirty)).filter(pc.field("key").is_valid())
+    latest = keyed.group_by("key").aggregate([("offset", "max")])
+    return latest.rename_columns(["key", "offset"])
+
+
+def clean_segment(
+    records: Records,
+    headers: Headers,
+    verdicts: Mapping[int, Verdict],
+    latest: Longs,
+    this_round: Round,
+) -> SegmentEffect:
+    """The round over the records of one segment.
+
+    `headers` are those of the batches in `records.bases`, in that order; `verdicts` are the ones
+    that are not ORDINARY, by base offset; `latest` is the offset map's word on each record's key.
+    """
+    rules = _rules(records, headers, verdicts, latest, this_round)
+    left = _Left.of(records, headers, rules == 0)
+    is_touched = left.survivors < records.counts
+    is_touched |= (left.tombstones > 0) & ~headers.has_bit(DELETE_HORIZON)
+    is_touched |= headers.is_legacy
+    touched = np.flatnonzero(is_touched)
+    before = headers.at(touched)
+    judged = [
+        (header, verdicts.get(header.base_offset, ORDINARY), left.of_batch(i, header, this_round))
+        for i, header in zip(touched, before, strict=True)
+    ]
+    written, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
+    old_bytes = records.sums(_record_bytes(records, written, bases_ms))
+    for i, (header, verdict, survivors) in zip(touched, judged, strict=True):
+        after = rewrite(header, verdict, survivors, this_round)
+        if after is not None:
+            written[i], bases_ms[i] = after.written_base_offset, after.base_timestamp_ms
+    # Where the records end depends on what they are written against.
+    new_bytes = records.sums(np.where(left.stays, _record_bytes(records, written, bases_ms), 0))
+    changes = []
+    for i, (header, verdict, survivors) in zip(touched, judged, strict=True):
+        sized = survivors._replace(
+            records_bytes=int(new_bytes[i]), records_bytes_before=int(old_bytes[i])
+        )
+        after = rewrite(header, verdict, sized, this_round)
+        if after != header:
+            changes.append((header, after, int(left.event_times_ms[i])))
+    waiting = bases_ms[left.tombstones > 0]
+    return SegmentEffect(
+        ~left.stays,
+        changes,
+        {rule: int(np.count_nonzero(rules == code)) for code, rule in enumerate(RULES, 1)},
+        int(left.tombstones.sum()),
+        int(waiting.min()) if len(waiting) else None,
     )
 
 
-def record_bytes(base_timestamp_ms: Column) -> Column:
-    """Bytes of a v2 record: its body (attributes, deltas, key, value, headers) and its length."""
+def _rules(
+    records: Records,
+    headers: Headers,
+    verdicts: Mapping[int, Verdict],
+    latest: Longs,
+    this_round: Round,
+) -> npt.NDArray[np.int8]:
+    """For each record the number of the rule by which it goes; 0 where it stays."""
+    discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
+    is_discarded = np.isin(records.bases, discarded)[records.batch_of]
+    may_drop = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
+    asked = headers.where(may_drop).batches()
+    may_drop[may_drop] = [drops_tombstones(batch, this_round) for batch in asked]
+    conditions = [
+        is_discarded,
+        records.keys.is_null().to_numpy(),
+        records.offsets < latest,
+        records.is_tombstone & may_drop[records.batch_of],
+    ]
+    codes = [np.int8(code) for code in range(1, len(RULES) + 1)]
+    return np.select(conditions, codes, np.int8(0))
+
+
+class _Left(NamedTuple):
+    """What stays, record by record and batch by batch."""
+
+    stays: Bools
+    survivors: Longs
+    hidden: Longs  # below the log start offset, where the table holds no record any more
+    tombstones: Longs
+    firsts: Longs  # number of the first record that stays
+    lasts: Longs
+    max_timestamps_ms: Longs
+    event_times_ms: Longs
+    records: Records
+
+    @classmethod
+    def of(cls, records: Records, headers: Headers, stays: Bools) -> _Left:
+        numbers = np.arange(len(stays))
+        return cls(
+            stays,
+            records.sums(stays),
+            headers.column("record_count") - records.counts,
+            records.sums(stays & records.is_tombstone),
+            np.minimum.reduceat(np.where(stays, numbers, len(stays) - 1), records.starts),
+            np.maximum.reduceat(np.where(stays, numbers, 0), records.starts),
+            records.largest(np.where(stays, records.timestamps_ms, NO_TIMESTAMP)),
+            records.largest(np.where(stays, records.event_times_ms, NO_TIMESTAMP)),
+            records,
+        )
+
+    def of_batch(self, i: np.integer[Any], header: Batch, this_round: Round) -> Survivors:
+        """What stays of batch i, without its bytes."""
+        hidden = int(self.hidden[i]) if this_round.is_astride(header) else 0
+        if not self.survivors[i]:
+            return Survivors(0, hidden=hidden)
+        first, last = self.firsts[i], self.lasts[i]
+        return Survivors(
+            int(self.survivors[i]),
+            bool(self.tombstones[i]),
+            int(self.records.timestamps_ms[first]),
+            int(self.max_timestamps_ms[i]),
+            hidden=hidden,
+            first_offset=int(self.records.offsets[first]),
+            last_offset=int(self.records.offsets[last]),
+        )
+
+
+def _record_bytes(records: Records, bases: Longs, bases_ms: Longs) -> Longs:
+    """Bytes of each v2 record: attributes, deltas, key, value, headers, and its length before."""
     body = (
-        F.lit(1)
-        + varint_bytes(F.col("timestamp_ms") - base_timestamp_ms, 10)
-        + varint_bytes(F.col("offset") - F.col("batch"), 5)
-        + F.col("size_bytes")
+        1
+        + varint_bytes(records.timestamps_ms - bases_ms[records.batch_of])
+        + varint_bytes(records.offsets - bases[records.batch_of])
+        + records.size_bytes
     )
-    return body + varint_bytes(body, 5)
+    return body + varint_bytes(body)
 
 
-def varint_bytes(value: Column, at_most: int) -> Column:
-    """Length of a zigzag varint; linear in `value`, since Spark writes it out each time."""
-    magnitude = F.greatest(value, -value - 1)
-    longer = [(magnitude >= 1 << (7 * n - 1)).cast("int") for n in range(1, at_most)]
-    return reduce(Column.__add__, longer, F.lit(1))
+def varint_bytes(values: Longs) -> Longs:
+    """Lengths of zigzag varints."""
+    magnitudes = np.maximum(values, -values - 1)
+    largest = int(magnitudes.max(initial=0))
+    lengths = np.ones(len(values), np.int64)
+    for bits in range(6, 63, 7):
+        if largest < 1 << bits:
+            break
+        lengths += magnitudes >= 1 << bits
+    return lengths

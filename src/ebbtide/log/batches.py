@@ -22,7 +22,12 @@ ABORT = "ABORT"
 
 
 class Batch(NamedTuple):
-    """The header of one record batch; times in ms since the epoch, sizes in bytes."""
+    """The header of one record batch; times in ms since the epoch, sizes in bytes.
+
+    `base_offset` is its identity and never changes. `header_base_offset` is what the header says
+    since a round converted an old format; `producer_timestamp_ms` what Kafka remembers of the
+    producer's last append since no header says it any more.
+    """
 
     base_offset: int
     last_offset: int
@@ -36,6 +41,20 @@ class Batch(NamedTuple):
     control_type: str | None = None
     txn_first_offset: int | None = None
     magic: int = 2
+    header_base_offset: int | None = None
+    producer_timestamp_ms: int | None = None
+
+    @property
+    def written_base_offset(self) -> int:
+        """The base offset in the batch's header."""
+        return self.base_offset if self.header_base_offset is None else self.header_base_offset
+
+    @property
+    def last_append_ms(self) -> int:
+        """The time of the producer's append, as Kafka remembers it."""
+        if self.producer_timestamp_ms is not None:
+            return self.producer_timestamp_ms
+        return self.max_timestamp_ms
 
     @property
     def next_offset(self) -> int:
@@ -48,6 +67,11 @@ class Batch(NamedTuple):
         return bool(self.attributes & CONTROL)
 
     @property
+    def was_emptied_at_source(self) -> bool:
+        """Whether this is a marker of which Kafka too reads no more than its header."""
+        return self.is_control and self.record_count == 0 and self.control_type is None
+
+    @property
     def is_transactional(self) -> bool:
         """Whether this was written in a transaction."""
         return bool(self.attributes & TRANSACTIONAL)
@@ -56,6 +80,11 @@ class Batch(NamedTuple):
     def is_log_append_time(self) -> bool:
         """Whether the broker's clock, not the producer's, stamped the records."""
         return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether this is of magic 0 or 1, which the next round converts."""
+        return self.magic < 2
 
     @property
     def is_compressed(self) -> bool:

@@ -5,12 +5,14 @@ Kafka: Cleaner.doClean, Cleaner.shouldRetainRecord, MemoryRecords.filterTo.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from ebbtide.errors import NotCoveredError
 from ebbtide.log.batches import HEADER_BYTES, Batch
 from ebbtide.log.producers import LastRecord
+from ebbtide.log.segments import segment_of
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
@@ -21,6 +23,8 @@ from ebbtide.records.attributes import (
 
 # What a codec adds at most to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
+# A message of magic 0 or 1 around its key and value.
+LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
 
 class Retention(Enum):
@@ -40,7 +44,11 @@ class Verdict(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """What a round leaves of one batch's records; sizes as v2 encodes records, uncompressed."""
+    """What a round leaves of one batch's records; sizes as v2 encodes records, uncompressed.
+
+    `hidden` counts those of a batch astride the log start offset that lie below it: nobody can
+    read them any more, so they count as kept. The offsets matter to a batch of an old format.
+    """
 
     records: int
     has_tombstone: bool = False
@@ -48,15 +56,32 @@ class Survivors(NamedTuple):
     max_timestamp_ms: int = NO_TIMESTAMP
     records_bytes: int = 0
     records_bytes_before: int = 0
+    hidden: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
 
 
 class Round(NamedTuple):
-    """The parameters of one round; it covers the segments below `first_uncleanable_offset`."""
+    """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
+
+    The logical segments, as (base offset, modified ms), and the first dirty offset decide how long
+    tombstones of old formats stay.
+    """
 
     now_ms: int
     delete_retention_ms: int
     first_uncleanable_offset: int
     log_start_offset: int = 0
+    first_dirty_offset: int = 0
+    segments: Sequence[tuple[int, int]] = ()
+
+    def is_hidden(self, batch: Batch) -> bool:
+        """Whether all of the batch lies below the log start offset."""
+        return batch.next_offset <= self.log_start_offset
+
+    def is_astride(self, batch: Batch) -> bool:
+        """Whether the log start offset lies inside the batch."""
+        return batch.written_base_offset < self.log_start_offset < batch.next_offset
 
 
 def judge(
@@ -100,6 +125,20 @@ def is_past_horizon(batch: Batch, now_ms: int) -> bool:
     return batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= now_ms
 
 
+def drops_tombstones(batch: Batch, this_round: Round) -> bool:
+    """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
+
+    Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
+    """
+    if not batch.is_legacy:
+        return is_past_horizon(batch, this_round.now_ms)
+    modified_ms = dict(this_round.segments)
+    clean = [ms for base, ms in this_round.segments if base < this_round.first_dirty_offset]
+    horizon_ms = clean[-1] - this_round.delete_retention_ms if clean else 0
+    segment = segment_of(list(modified_ms), batch.base_offset)
+    return modified_ms[segment] <= horizon_ms
+
+
 def is_retained(
     *, has_key: bool, is_latest: bool, is_tombstone: bool, is_past_batch_horizon: bool
 ) -> bool:
@@ -116,33 +155,60 @@ def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
 def rewrite(
     batch: Batch, verdict: Verdict, survivors: Survivors, this_round: Round
 ) -> Batch | None:
-    """The batch's header after the round; None where the batch goes."""
+    """The batch's header after the round; None where the batch goes.
+
+    One below the log start offset stays as it is until its segment goes.
+    """
+    if this_round.is_hidden(batch):
+        return batch
     if verdict.retention is Retention.DELETE:
         return None
-    if survivors.records == 0:
+    left = 0 if verdict.discards_records else survivors.records + survivors.hidden
+    if left == 0:
         return _emptied(batch) if verdict.retention is Retention.RETAIN_EMPTY else None
     sets_horizon = needs_horizon(batch, verdict, survivors)
-    if survivors.records == batch.record_count and not sets_horizon:
+    if left == batch.record_count and not sets_horizon and not batch.is_legacy:
         return batch
-    attributes, base_timestamp_ms = batch.attributes, batch.base_timestamp_ms
+    after = _converted(batch, survivors) if batch.is_legacy else batch
     if sets_horizon:
-        attributes |= DELETE_HORIZON
-        base_timestamp_ms = this_round.now_ms + this_round.delete_retention_ms
-    elif batch.delete_horizon_ms is None:
-        base_timestamp_ms = survivors.first_timestamp_ms
-    return batch._replace(
-        attributes=attributes,
-        base_timestamp_ms=base_timestamp_ms,
-        max_timestamp_ms=(
-            batch.max_timestamp_ms if batch.is_log_append_time else survivors.max_timestamp_ms
-        ),
-        record_count=survivors.records,
-        size_bytes=_rewritten_bytes(batch, survivors),
+        after = after._replace(
+            attributes=batch.attributes | DELETE_HORIZON,
+            base_timestamp_ms=this_round.now_ms + this_round.delete_retention_ms,
+        )
+    elif batch.delete_horizon_ms is None and not survivors.hidden:
+        after = after._replace(base_timestamp_ms=survivors.first_timestamp_ms)
+    return _retimed(after, survivors)._replace(
+        record_count=left, size_bytes=_rewritten_bytes(batch, survivors)
     )
+
+
+def _converted(batch: Batch, survivors: Survivors) -> Batch:
+    """A batch of an old format in magic 2, which then begins and ends with its records."""
+    if survivors.hidden or survivors.first_offset is None or survivors.last_offset is None:
+        return batch._replace(magic=2)
+    return batch._replace(
+        magic=2, header_base_offset=survivors.first_offset, last_offset=survivors.last_offset
+    )
+
+
+def _retimed(batch: Batch, survivors: Survivors) -> Batch:
+    """The largest timestamp may go down; that of a producer's append is remembered."""
+    newest_ms = survivors.max_timestamp_ms
+    if batch.is_log_append_time or survivors.hidden or newest_ms == batch.max_timestamp_ms:
+        return batch
+    if batch.producer_id != NO_PRODUCER_ID:
+        batch = batch._replace(producer_timestamp_ms=batch.last_append_ms)
+    return batch._replace(max_timestamp_ms=newest_ms)
 
 
 def _emptied(batch: Batch) -> Batch:
     """A header alone: no compression, no horizon, all that fences the producer."""
+    if batch.is_legacy:
+        raise NotCoveredError(
+            f"expected a record to survive in the batch at offset {batch.base_offset}, the last "
+            f"that a round covers, found none: magic {batch.magic} has no empty batch, and Kafka "
+            "stops cleaning such a log too; let another segment be written, then clean again"
+        )
     return batch._replace(
         attributes=batch.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON),
         base_timestamp_ms=NO_TIMESTAMP,
@@ -154,11 +220,33 @@ def _emptied(batch: Batch) -> Batch:
 def _rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
     """Exact for an uncompressed batch; for a compressed one an estimate."""
     before = survivors.records_bytes_before
+    overhead = LEGACY_OVERHEAD_BYTES[batch.magic] if batch.is_legacy else HEADER_BYTES
     if not batch.is_compressed or before == 0:
-        return HEADER_BYTES + survivors.records_bytes
+        hidden = batch.size_bytes - overhead - before if survivors.hidden else 0
+        return HEADER_BYTES + hidden + survivors.records_bytes
     # The fewer records, the less a codec finds to share between them, and the more so the better
     # it did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
-    compressed = batch.size_bytes - HEADER_BYTES
+    compressed = batch.size_bytes - overhead
     exponent = 0.6 + 0.4 * min(1.0, compressed / before)
     estimate: float = compressed * (survivors.records_bytes / before) ** exponent
     return HEADER_BYTES + min(round(estimate), survivors.records_bytes + CODEC_FRAME_BYTES)
+
+
+def idle_reason(
+    verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
+) -> str | None:
+    """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
+
+    `with_tombstone` holds the base offsets of the batches that hold one.
+    """
+    for batch, verdict in verdicts:
+        if this_round.is_hidden(batch):
+            continue
+        is_marker = batch.is_control and batch.record_count > 0
+        may_wait = is_marker or batch.base_offset in with_tombstone
+        if may_wait and is_past_horizon(batch, this_round.now_ms):
+            return "a delete horizon is reached"
+        has_outlived = is_marker and verdict.is_marker_of_empty_transaction
+        if has_outlived and batch.delete_horizon_ms is None:
+            return "a transaction marker has outlived its data"
+    return None

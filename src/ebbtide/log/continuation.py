@@ -96,6 +96,9 @@ def _is_astride(held: SourceBatch, found: SourceBatch) -> bool:
 
 
 def _is_same(held: SourceBatch, found: SourceBatch, *, is_compacted: bool) -> bool:
+    if held.crc is None and found.leader_epoch == held.leader_epoch == NO_LEADER_EPOCH:
+        # A round that converts magic 0 or 1 ends the batch with its last record.
+        found = found._replace(last_offset=held.last_offset)
     bounds = (held.base_offset, held.last_offset, held.leader_epoch)
     if bounds != (found.base_offset, found.last_offset, found.leader_epoch):
         return False

@@ -86,6 +86,8 @@ class OpenTransactions:
     def append(self, batch: Batch) -> int | None:
         """Follow one more batch; for a marker, the first offset of the data that it decides."""
         if batch.is_control:
+            if batch.was_emptied_at_source:
+                return None
             return self.first_offsets.pop(batch.producer_id, None)
         if batch.is_transactional:
             self.first_offsets.setdefault(batch.producer_id, batch.base_offset)
@@ -94,3 +96,20 @@ class OpenTransactions:
     def last_stable_offset(self, high_watermark: int) -> int:
         """The offset below which every transaction is decided."""
         return min(self.first_offsets.values(), default=high_watermark)
+
+
+def visible_stable_offset(
+    last_stable_offset: int,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    first_batch_offset: int | None,
+) -> int:
+    """The last stable offset where it may lie below the log start offset.
+
+    It is then where the batch begins that contains the log start offset or follows it
+    (`first_batch_offset`), or the log's end (UnifiedLog.maybeIncrementFirstUnstableOffset).
+    """
+    if last_stable_offset >= log_start_offset:
+        return last_stable_offset
+    return log_end_offset if first_batch_offset is None else first_batch_offset

@@ -7,7 +7,6 @@ future of a freshly made sample; only here is that allowed, because the lake is 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -27,9 +26,6 @@ CLUSTER = "log"
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
 LAST_LINES = 25
-# The sample's jobs run for seconds, in which the JVM's second compiler costs more than it gains:
-# a session with one query took 27 s of CPU with it and 15 s without.
-SHORT_JOBS = "-XX:TieredStopAtLevel=1"
 
 STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+)")
 ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
@@ -193,7 +189,6 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
     """The command with both outputs in one."""
     return subprocess.Popen(
         command,
-        env={**os.environ, "SPARK_SUBMIT_OPTS": SHORT_JOBS},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

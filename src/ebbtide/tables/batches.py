@@ -1,122 +1,168 @@
-"""Batch rows as values: read for the decisions in `log`, and changed by their results."""
+"""Batch rows: read as columns for the decisions in `log`, and changed by their results."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
-from ebbtide.frames.batches import segment_totals, undecided_transactions
+from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
 from ebbtide.log.batches import Batch
-from ebbtide.log.segments import Segment, segment_of
-from ebbtide.log.state import PartitionState
+from ebbtide.tables.file_commits import Replacement, new_path, replace_files
+from ebbtide.tables.files import (
+    MAX_OFFSET,
+    SegmentFiles,
+    plan_segments,
+    read_segment,
+    write_rows,
+)
+from ebbtide.tables.tasks import map_segments
+from ebbtide.tables.topics import current_snapshot
 
-CHANGED = ("attributes", "base_timestamp_ms", "max_timestamp_ms", "record_count", "size_bytes")
-CHANGES_VIEW = "ebbtide_batch_changes"
-
-
-def read_batches(batches: DataFrame, partitions: Iterable[int]) -> dict[int, list[Batch]]:
-    """The headers of whole partitions, in offset order."""
-    rows = (
-        batches.where(F.col("partition").isin(list(partitions)))
-        .select("partition", *Batch._fields)
-        .toArrow()
-        .sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-    )
-    columns = [rows.column(name).to_pylist() for name in ("partition", *Batch._fields)]
-    logs: dict[int, list[Batch]] = defaultdict(list)
-    for partition, *header in zip(*columns, strict=True):
-        logs[partition].append(Batch(*header))
-    return logs
-
-
-def read_segments(
-    batches: DataFrame, states: Mapping[int, PartitionState]
-) -> dict[int, list[Segment]]:
-    """Each partition's logical segments with what their batches add up to.
-
-    Rows before the first segment (what is kept of producers only) count for none.
-    """
-    totals = {
-        partition: {base: Segment(base, modified) for base, modified in state.segments}
-        for partition, state in states.items()
-    }
-    bases = {partition: list(segments) for partition, segments in totals.items()}
-    for row in segment_totals(batches).orderBy("partition", "segment").collect():
-        segments = totals.get(row["partition"])
-        if segments is None or row["segment"] < bases[row["partition"]][0]:
-            continue
-        base = segment_of(bases[row["partition"]], row["segment"])
-        segments[base] = _with(segments[base], row.asDict())
-    return {partition: list(segments.values()) for partition, segments in totals.items()}
-
-
-def _with(segment: Segment, row: Mapping[str, int]) -> Segment:
-    """The segment with one more source file's totals; files come in offset order."""
-    first_ms = segment.first_batch_timestamp_ms
-    return segment._replace(
-        size_bytes=segment.size_bytes + row["size_bytes"],
-        max_timestamp_ms=max(segment.max_timestamp_ms, row["max_timestamp_ms"]),
-        first_batch_timestamp_ms=row["first_batch_timestamp_ms"] if first_ms is None else first_ms,
-        max_event_time_ms=max(segment.max_event_time_ms, row["max_event_time_ms"]),
-        max_append_time_ms=max(segment.max_append_time_ms, row["max_append_time_ms"]),
-    )
-
-
-def read_undecided(batches: DataFrame) -> dict[int, dict[int, int]]:
-    """First offset of each open transaction: {partition: {producer id: offset}}."""
-    undecided: dict[int, dict[int, int]] = defaultdict(dict)
-    for row in undecided_transactions(batches).collect():
-        undecided[row["partition"]][row["producer_id"]] = row["first_offset"]
-    return undecided
-
-
-def changes_table(changes: Iterable[tuple[int, Batch, Batch | None, int]]) -> pa.Table:
-    """Rows for `merge_changes`: (partition, before, after or None, max event time in ms)."""
-    rows = [
-        {
-            "partition": partition,
-            "base_offset": before.base_offset,
-            "is_removed": after is None,
-            "max_event_time_ms": max_event_time_ms,
-            **{name: getattr(after or before, name) for name in CHANGED},
-        }
-        for partition, before, after, max_event_time_ms in changes
-    ]
-    return pa.Table.from_pylist(rows, schema=_CHANGES_SCHEMA)
-
-
-_CHANGES_SCHEMA = pa.schema(
+# What a round may change of a batch row; its CRC goes.
+CHANGED = (
+    "last_offset",
+    "magic",
+    "attributes",
+    "base_timestamp_ms",
+    "max_timestamp_ms",
+    "record_count",
+    "size_bytes",
+    "header_base_offset",
+    "producer_timestamp_ms",
+)
+_CHANGES = pa.schema(
     [
         ("partition", pa.int32()),
+        ("segment", pa.int64()),
         ("base_offset", pa.int64()),
         ("is_removed", pa.bool_()),
         ("max_event_time_ms", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("magic", pa.int32()),
         ("attributes", pa.int32()),
         ("base_timestamp_ms", pa.int64()),
         ("max_timestamp_ms", pa.int64()),
         ("record_count", pa.int32()),
         ("size_bytes", pa.int32()),
+        ("header_base_offset", pa.int64()),
+        ("producer_timestamp_ms", pa.int64()),
     ]
 )
 
 
-def merge_changes(spark: SparkSession, batches_table: str, changes: pa.Table) -> None:
-    """Rewrite or remove the batch rows named by `changes`, in one commit."""
-    spark.createDataFrame(changes).createOrReplaceTempView(CHANGES_VIEW)
-    partitions = ", ".join(str(p) for p in sorted(set(changes.column("partition").to_pylist())))
-    assignments = ", ".join(
-        f"batch.{name} = change.{name}" for name in (*CHANGED, "max_event_time_ms")
+def read_headers(
+    spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
+) -> dict[int, Headers]:
+    """The headers of whole partitions, as of a snapshot or now; none for a partition without."""
+    snapshot = snapshot or current_snapshot(spark, batches_table)
+    empty = {partition: Headers(_NO_HEADERS) for partition in partitions}
+    if snapshot is None:
+        return empty
+    units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(empty, MAX_OFFSET))
+    tables = [read_segment(unit, ("partition", *COLUMNS), "base_offset").table for unit in units]
+    return empty | (of_partitions(pa.concat_tables(tables)) if tables else {})
+
+
+_NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
+
+
+def changes_table(
+    partition: int, segment: int, changes: Sequence[tuple[Batch, Batch | None, int]]
+) -> pa.Table:
+    """Rows for `rewrite_batches`: (before, after or None, max event time in ms)."""
+    left = [after or before for before, after, _ in changes]
+    return pa.table(
+        {
+            "partition": [partition] * len(changes),
+            "segment": [segment] * len(changes),
+            "base_offset": [before.base_offset for before, _, _ in changes],
+            "is_removed": [after is None for _, after, _ in changes],
+            "max_event_time_ms": [newest for _, _, newest in changes],
+            **{name: [getattr(batch, name) for batch in left] for name in CHANGED},
+        },
+        schema=_CHANGES,
     )
-    spark.sql(
-        f"""
-        MERGE INTO {batches_table} AS batch USING {CHANGES_VIEW} AS change
-        ON batch.`partition` = change.`partition` AND batch.base_offset = change.base_offset
-            AND batch.`partition` IN ({partitions})
-        WHEN MATCHED AND change.is_removed THEN DELETE
-        WHEN MATCHED THEN UPDATE SET {assignments}, batch.crc = NULL
-        """
-    )
+
+
+def after_changes(batch: Batch, changes: pa.Table) -> Batch:
+    """The batch with what `changes` says of it; one that they remove stays as it was."""
+    mine = changes.filter(pc.field("base_offset") == batch.base_offset).to_pylist()
+    return batch._replace(**{name: row[name] for row in mine for name in CHANGED})
+
+
+def no_changes() -> pa.Table:
+    """A table of changes without any."""
+    return _CHANGES.empty_table()
+
+
+def rewrite_batches(
+    spark: SparkSession,
+    batches_table: str,
+    snapshot: int,
+    changes: pa.Table,
+    properties: Mapping[str, str],
+) -> None:
+    """Change or remove the rows that `changes` names, in one commit.
+
+    The segments that hold them are written anew from `snapshot`; the commit fails where another
+    writer rewrote one since.
+    """
+    by_segment = _by_segment(changes)
+    ends: dict[int, int] = {}
+    for partition, segment in by_segment:
+        ends[partition] = max(ends.get(partition, 0), segment + 1)
+    units = [
+        unit
+        for unit in plan_segments(spark, batches_table, snapshot, ends)
+        if (unit.partition, unit.segment) in by_segment
+    ]
+    work = [
+        (unit, by_segment[unit.partition, unit.segment], new_path(spark, batches_table, unit, name))
+        for unit, name in ((unit, uuid.uuid4().hex) for unit in units)
+    ]
+    replacements = map_segments(spark, _write_changed, work)
+    replace_files(spark, batches_table, replacements, properties)
+
+
+def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
+    """In a task: write a segment with its changes to a new file."""
+    unit, changes, path = work
+    rows = _changed(unit, changes)
+    if not rows.num_rows:
+        return Replacement(unit, None)
+    write_rows(path, rows)
+    return Replacement(unit, path)
+
+
+def _by_segment(changes: pa.Table) -> dict[tuple[int, int], pa.Table]:
+    """The changes of each (partition, segment), in offset order."""
+    order = [("partition", "ascending"), ("segment", "ascending"), ("base_offset", "ascending")]
+    changes = changes.sort_by(order)
+    keys = np.stack([changes["partition"].to_numpy(), changes["segment"].to_numpy()])
+    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    return {
+        (int(partition), int(segment)): changes.slice(start, count)
+        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
+    }
+
+
+def _changed(unit: SegmentFiles, changes: pa.Table) -> pa.Table:
+    """The segment's rows after their changes."""
+    rows = read_segment(unit, None, "base_offset").table.combine_chunks()
+    at = np.searchsorted(rows["base_offset"].to_numpy(), changes["base_offset"].to_numpy())
+    is_changed = np.zeros(rows.num_rows, np.bool_)
+    is_changed[at] = True
+    mask = pa.array(is_changed)
+    for name in (*CHANGED, "max_event_time_ms"):
+        column = pc.replace_with_mask(rows[name], mask, changes[name].combine_chunks())
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
+    crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
+    rows = rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)
+    keeps = np.ones(rows.num_rows, np.bool_)
+    keeps[at[changes["is_removed"].to_numpy()]] = False
+    return rows.filter(pa.array(keeps))

@@ -43,6 +43,8 @@ class Step(StrEnum):
     TRUNCATE_BATCHES = "truncate_batches"
     REWRITE_FILES = "rewrite_files"
     EXPIRE_SNAPSHOTS = "expire_snapshots"
+    EXPORT_CHECKPOINTS = "export_checkpoints"
+    EXPORT_TARGET = "export_target"
     RUN_ROW = "run_row"
 
 

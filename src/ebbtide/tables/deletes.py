@@ -19,7 +19,15 @@ def delete_segments(
     properties: Mapping[str, str],
 ) -> None:
     """Drop whole physical segments, {partition: segments}, as one metadata commit."""
-    jvm: Any = spark._jvm
+    matches = segments_filter(spark._jvm, segments)
+    delete = java_table(spark, table).newDelete().deleteFromRowFilter(matches)
+    for name, value in properties.items():
+        delete = delete.set(name, value)
+    commit(step, delete.commit)
+
+
+def segments_filter(jvm: Any, segments: Mapping[int, Sequence[int]]) -> Any:
+    """Iceberg's expression for physical segments, {partition: segments}."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     # `in`, `or` and `and` are words of Python, so these Java methods are asked for by name.
     matches = expressions.alwaysFalse()
@@ -28,10 +36,7 @@ def delete_segments(
         in_partition = expressions.equal("partition", partition)
         both = getattr(expressions, "and")(in_partition, in_segments)
         matches = getattr(expressions, "or")(matches, both)
-    delete = java_table(spark, table).newDelete().deleteFromRowFilter(matches)
-    for name, value in properties.items():
-        delete = delete.set(name, value)
-    commit(step, delete.commit)
+    return matches
 
 
 def delete_rows(

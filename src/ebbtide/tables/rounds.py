@@ -86,8 +86,8 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
     """Write the round down; CommitConflictError where another one was first."""
 
     def change(current: Topic) -> Changes | None:
-        found = current.properties.get(ROUND)
-        if found is not None and found != this_round.to_json():
+        found = open_round(current)
+        if found is not None and found.id != this_round.id:
             raise CommitConflictError(
                 f"expected no cleaner round on {topic.name}, found one in flight; "
                 "run the job again to finish it"

@@ -50,7 +50,11 @@ BATCH_COLUMNS = """
     control_type STRING,
     control_key BINARY,
     control_value BINARY,
-    txn_first_offset BIGINT COMMENT 'on a marker with data: where its transaction starts'
+    txn_first_offset BIGINT COMMENT 'on a marker with data: where its transaction starts',
+    header_base_offset BIGINT
+        COMMENT 'what the header says since a round converted magic 0 or 1; null: base_offset',
+    producer_timestamp_ms BIGINT
+        COMMENT 'last append of the producer, where no header says it; null: max_timestamp_ms'
 """
 
 RUN_COLUMNS = """

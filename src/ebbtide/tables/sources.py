@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heapreplace
@@ -10,14 +9,13 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide import errors
 from ebbtide.errors import EbbtideError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.segment import read_records, require_whole, walk_segment
+from ebbtide.tables.tasks import errors_of_tasks
 
 Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
@@ -28,7 +26,6 @@ LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
 
-_RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
 _TIME = pa.timestamp("us", tz="UTC")
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
 # One row a batch; a file that is not what it should be is one row with an error instead, and a
@@ -236,16 +233,3 @@ def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
         spread[group].append(index)
         heapreplace(loads, (load + sizes[index], count + 1, group))
     return [sorted(group) for group in spread]
-
-
-@contextmanager
-def errors_of_tasks() -> Iterator[None]:
-    """Raise again here what one of ours was in a Spark task; Spark hands on its text only."""
-    try:
-        yield
-    except PythonException as failure:
-        raised = _RAISED.findall(str(failure))
-        if not raised:
-            raise
-        name, message = raised[-1]
-        raise getattr(errors, name)(message) from failure

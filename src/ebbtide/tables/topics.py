@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -51,7 +53,15 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
             f"expected the table {name.records_table}, found none; ingest the topic first"
         )
     table = java_table(spark, name.records_table)
-    return Topic(spark, name, dict(table.properties()))
+    return Topic(spark, name, _as_dict(spark, table.properties()))
+
+
+def _as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
+    """A Java map in one call; going through it one by one takes two for each entry."""
+    jvm: Any = spark._jvm
+    mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
+    found: dict[str, str] = json.loads(mapper.writeValueAsString(java_map))
+    return found
 
 
 def java_table(spark: SparkSession, table: str) -> Any:
@@ -70,12 +80,14 @@ def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes 
     for _ in range(CAS_ATTEMPTS):
         operations = java_table(topic.spark, topic.name.records_table).operations()
         base = operations.current()
-        current = Topic(topic.spark, topic.name, dict(base.properties()))
+        properties = _as_dict(topic.spark, base.properties())
+        current = Topic(topic.spark, topic.name, properties)
         changes = change(current)
         if not changes or _is_applied(current.properties, changes):
             return current
         try:
-            commit(step, lambda ops=operations, base=base, c=changes: _replace(ops, base, c))  # type: ignore[misc]
+            after = base.replaceProperties(_merged(properties, changes))
+            commit(step, partial(operations.commit, base, after))
         except CommitConflictError:
             continue
         return load(topic.spark, topic.name)
@@ -89,15 +101,8 @@ def _is_applied(properties: Mapping[str, str], changes: Changes) -> bool:
     return all(properties.get(name) == value for name, value in changes.items())
 
 
-def _replace(operations: Any, base: Any, changes: Changes) -> None:
-    properties = base.properties()
-    merged = dict(properties)
-    for name, value in changes.items():
-        if value is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    operations.commit(base, base.replaceProperties(merged))
+def _merged(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+    return {name: value for name, value in {**properties, **changes}.items() if value is not None}
 
 
 def current_snapshot(spark: SparkSession, table: str) -> int | None:

@@ -7,20 +7,26 @@ in the history already, so a killed round ends where an unbroken one would.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
+from ebbtide.frames.cleaning import ORDINARY
+from ebbtide.frames.headers import Headers, segment_totals, stable_offset
 from ebbtide.log.batches import Batch
-from ebbtide.log.cleaning import Round, is_past_horizon, judge
+from ebbtide.log.cleaning import Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.config import TopicConfig
-from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged, with_sizes
+from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged
 from ebbtide.log.state import ROUND, PartitionState, to_properties
-from ebbtide.tables.batches import merge_changes, read_batches, read_segments, read_undecided
-from ebbtide.tables.commits import Step, commit, snapshot_properties
-from ebbtide.tables.deletes import delete_rows
+from ebbtide.records.attributes import DELETE_HORIZON
+from ebbtide.tables.batches import read_headers, rewrite_batches
+from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.file_commits import delete_positions
+from ebbtide.tables.files import (
+    SegmentFiles,
+    plan_segments,
+    read_segment,
+)
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
@@ -30,6 +36,7 @@ from ebbtide.tables.rounds import (
 )
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.cleaner import RoundEffect, effect_of
+from ebbtide.tables.tasks import map_segments
 from ebbtide.tables.topics import (
     Changes,
     Topic,
@@ -38,8 +45,6 @@ from ebbtide.tables.topics import (
     find_snapshot,
     load,
 )
-
-VICTIMS_VIEW = "ebbtide_victims"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +79,55 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     """The round to run on the topic at `now_ms`, or the one in flight, with what it will do."""
     in_flight = open_round(topic)
     if in_flight is not None:
+        in_flight = _repinned(topic, in_flight)
         return CleanPlan(topic, in_flight, effect_of(topic, in_flight), {})
     config = topic.config
     reasons = {p: _why_not(state, config, now_ms) for p, state in topic.partitions.items()}
-    candidates = {p: topic.partitions[p] for p, reason in reasons.items() if reason is None}
+    candidates = [p for p, reason in reasons.items() if reason is None]
+    pins = _pins(topic)
+    if not candidates or pins is None:
+        return CleanPlan(topic, None, None, _shown(reasons))
+    headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
-    if candidates:
-        for partition, (part, reason) in _choose(topic, candidates, config, now_ms).items():
-            reasons[partition] = reason
-            if part is not None:
-                chosen[partition] = part
-    shown = {p: reason or "" for p, reason in reasons.items()}
+    for partition, (part, reason) in _choose(topic, headers, pins, now_ms).items():
+        reasons[partition] = reason
+        if part is not None:
+            chosen[partition] = part
     if not chosen:
-        return CleanPlan(topic, None, None, shown)
-    new_round = _new_round(topic, config, chosen, now_ms)
-    return CleanPlan(topic, new_round, effect_of(topic, new_round), shown)
+        return CleanPlan(topic, None, None, _shown(reasons))
+    new_round = _new_round(config, chosen, pins, now_ms)
+    return CleanPlan(topic, new_round, effect_of(topic, new_round, headers), _shown(reasons))
+
+
+class _Pins(NamedTuple):
+    """The snapshots that a round reads."""
+
+    records: int
+    batches: int
+
+
+def _pins(topic: Topic) -> _Pins | None:
+    """The newest snapshots; None for a topic that holds nothing."""
+    records = current_snapshot(topic.spark, topic.name.records_table)
+    batches = current_snapshot(topic.spark, topic.name.batches_table)
+    return None if records is None or batches is None else _Pins(records, batches)
+
+
+def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
+    """A round of which nothing is committed yet, as of the newest snapshots.
+
+    Another writer may have moved rows to other files since, and what is below the round's bound
+    is decided, so that the newer rows say the same.
+    """
+    tables = (topic.name.records_table, topic.name.batches_table)
+    pins = _pins(topic)
+    if pins is None or any(_is_done(topic, table, in_flight) for table in tables):
+        return in_flight
+    return replace(in_flight, records_snapshot=pins.records, batches_snapshot=pins.batches)
+
+
+def _shown(reasons: Mapping[int, str | None]) -> dict[int, str]:
+    return {partition: reason or "" for partition, reason in reasons.items()}
 
 
 def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | None:
@@ -102,61 +141,35 @@ def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | N
 
 
 def _choose(
-    topic: Topic, states: Mapping[int, PartitionState], config: TopicConfig, now_ms: int
+    topic: Topic, headers: Mapping[int, Headers], pins: _Pins, now_ms: int
 ) -> dict[int, tuple[PartitionRound | None, str]]:
     """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits."""
-    batches = topic.spark.table(topic.name.batches_table)
-    segments = read_segments(batches, states)
-    undecided = read_undecided(batches)
-    offers = {
-        p: _offer(state, segments[p], undecided.get(p, {}), config, now_ms)
-        for p, state in states.items()
-    }
+    config, states = topic.config, topic.partitions
     choices: dict[int, tuple[PartitionRound | None, str]] = {}
-    unpicked = []
-    for partition, offer in offers.items():
+    idle: dict[int, PartitionRound] = {}
+    for partition, of_partition in headers.items():
+        offer = _offer(states[partition], of_partition, config, now_ms)
         if offer.is_picked(config.min_cleanable_dirty_ratio):
             part = _part(states[partition], offer, is_idle=False)
             choices[partition] = part, f"dirty ratio {offer.ratio:.2f}"
         else:
             choices[partition] = None, f"dirty ratio {offer.ratio:.2f} is too low"
-            unpicked.append(partition)
-    if config.cleans_idle and unpicked:
-        logs = read_batches(batches, unpicked)
-        holders = _tombstone_batches(topic, unpicked)
-        for partition in unpicked:
-            part = _part(states[partition], offers[partition], is_idle=True)
-            log = part.retained(logs.get(partition, []))
-            if reason := _idle_reason(log, part, holders[partition], now_ms):
-                choices[partition] = part, reason
+            idle[partition] = _part(states[partition], offer, is_idle=True)
+    if config.cleans_idle:
+        for partition, reason in _idle_reasons(topic, headers, idle, (pins, now_ms)).items():
+            choices[partition] = idle[partition], reason
     return choices
 
 
-def _tombstone_batches(topic: Topic, partitions: list[int]) -> dict[int, set[int]]:
-    """Base offsets of the batches that hold a tombstone."""
-    holders: dict[int, set[int]] = {partition: set() for partition in partitions}
-    records = topic.spark.table(topic.name.records_table)
-    found = records.where(F.col("is_tombstone") & F.col("partition").isin(partitions))
-    for row in found.select("partition", "batch").distinct().collect():
-        holders[row["partition"]].add(row["batch"])
-    return holders
-
-
-def _offer(
-    state: PartitionState,
-    segments: list[Segment],
-    open_transactions: Mapping[int, int],
-    config: TopicConfig,
-    now_ms: int,
-) -> Cleanable:
+def _offer(state: PartitionState, headers: Headers, config: TopicConfig, now_ms: int) -> Cleanable:
     bounds = Bounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=min(open_transactions.values(), default=state.log_end_offset),
+        last_stable_offset=stable_offset(headers, state.log_start_offset, state.log_end_offset),
         first_unmarked_offset=state.first_unmarked_offset,
     )
-    return cleanable(segments, bounds, config, now_ms)
+    return cleanable(segment_totals(headers, state.segments), bounds, config, now_ms)
 
 
 def _part(state: PartitionState, offer: Cleanable, *, is_idle: bool) -> PartitionRound:
@@ -169,36 +182,82 @@ def _part(state: PartitionState, offer: Cleanable, *, is_idle: bool) -> Partitio
     )
 
 
-def _idle_reason(
-    log: list[Batch], part: PartitionRound, tombstone_batches: set[int], now_ms: int
-) -> str | None:
-    """Why a log that Kafka would leave alone gets a round all the same."""
-    this_round = Round(now_ms, 0, part.first_uncleanable_offset, part.log_start_offset)
-    for batch, verdict in judge(log, this_round, {}):
-        is_marker = batch.is_control and batch.record_count > 0
-        may_wait = is_marker or batch.base_offset in tombstone_batches
-        if may_wait and is_past_horizon(batch, now_ms):
-            return "a delete horizon is reached"
-        if is_marker and verdict.is_marker_of_empty_transaction and not batch.delete_horizon_ms:
-            return "a transaction marker has outlived its data"
-    return None
+def _idle_reasons(
+    topic: Topic,
+    headers: Mapping[int, Headers],
+    parts: Mapping[int, PartitionRound],
+    at: tuple[_Pins, int],
+) -> dict[int, str]:
+    """Why logs that Kafka would leave alone get a round all the same."""
+    pins, now_ms = at
+    reasons: dict[int, str] = {}
+    due: dict[int, list[Batch]] = {}
+    rounds = {p: _idle_round(part, now_ms) for p, part in parts.items()}
+    for partition, part in parts.items():
+        is_there = headers[partition].column("base_offset") >= part.first_segment_offset
+        log = headers[partition].where(is_there)
+        transactional = log.where(log.is_in_transaction).batches()
+        verdicts = judge(transactional, rounds[partition], {})
+        if reason := idle_reason(verdicts, rounds[partition], ()):
+            reasons[partition] = reason
+        elif batches := _due_batches(log, rounds[partition]):
+            due[partition] = batches
+    for partition, bases in _with_tombstones(topic, due, pins.records).items():
+        verdicts = ((batch, ORDINARY) for batch in due[partition])
+        if reason := idle_reason(verdicts, rounds[partition], bases):
+            reasons[partition] = reason
+    return reasons
+
+
+def _idle_round(part: PartitionRound, now_ms: int) -> Round:
+    return Round(now_ms, 0, part.first_uncleanable_offset, part.log_start_offset)
+
+
+def _due_batches(headers: Headers, this_round: Round) -> list[Batch]:
+    """The data batches whose horizon is reached; they may hold no tombstone any more."""
+    may_be = headers.has_bit(DELETE_HORIZON) & ~headers.is_control
+    may_be &= headers.column("base_offset") < this_round.first_uncleanable_offset
+    return [
+        batch
+        for batch in headers.where(may_be).batches()
+        if is_past_horizon(batch, this_round.now_ms)
+    ]
+
+
+def _with_tombstones(
+    topic: Topic, due: Mapping[int, list[Batch]], records_snapshot: int
+) -> dict[int, set[int]]:
+    """The base offsets of the `due` batches that still hold a tombstone, by partition."""
+    bases = {partition: {batch.base_offset for batch in of} for partition, of in due.items()}
+    ends = {partition: max(of) + 1 for partition, of in bases.items()}
+    if not ends:
+        return {}
+    units = plan_segments(topic.spark, topic.name.records_table, records_snapshot, ends)
+    found: dict[int, set[int]] = {partition: set() for partition in due}
+    held = map_segments(topic.spark, partial(_tombstone_batches, bases), units)
+    for unit, of_segment in zip(units, held, strict=True):
+        found[unit.partition] |= of_segment
+    return found
+
+
+def _tombstone_batches(bases: Mapping[int, set[int]], unit: SegmentFiles) -> set[int]:
+    """In a task: which of the batches hold a tombstone of the segment."""
+    rows = read_segment(unit, ("offset", "batch", "is_tombstone")).table
+    batches = set(rows["batch"].to_numpy()[rows["is_tombstone"].to_numpy()].tolist())
+    return batches & bases[unit.partition]
 
 
 def _new_round(
-    topic: Topic, config: TopicConfig, parts: dict[int, PartitionRound], now_ms: int
+    config: TopicConfig, parts: dict[int, PartitionRound], pins: _Pins, now_ms: int
 ) -> CleaningRound:
-    records = current_snapshot(topic.spark, topic.name.records_table)
-    batches = current_snapshot(topic.spark, topic.name.batches_table)
-    assert records is not None
-    assert batches is not None
     return CleaningRound(
         id=new_round_id(),
         now_ms=now_ms,
         delete_retention_ms=config.delete_retention_ms,
         producer_id_expiration_ms=config.producer_id_expiration_ms,
         segment_bytes=config.segment_bytes,
-        records_snapshot=records,
-        batches_snapshot=batches,
+        records_snapshot=pins.records,
+        batches_snapshot=pins.batches,
         partitions=parts,
     )
 
@@ -211,15 +270,20 @@ def execute_clean(plan: CleanPlan) -> Outcome:
     topic, this_round, effect = plan.topic, plan.round, plan.effect
     start_round(topic, this_round)
     tables = (topic.name.records_table, topic.name.batches_table)
-    if effect.victims and not _is_done(topic, tables[0], this_round):
-        _delete_victims(topic, this_round, effect)
+    if effect.deletions and not _is_done(topic, tables[0], this_round):
+        ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
+        summary = _summary(this_round, effect.victims)
+        commit(
+            Step.ROUND_RECORDS,
+            lambda: delete_positions(topic.spark, tables[0], ends, effect.deletions, summary),
+        )
     if effect.changes.num_rows and not _is_done(topic, tables[1], this_round):
-        with snapshot_properties(topic.spark, _summary(this_round, effect.changes.num_rows)):
-            commit(
-                Step.ROUND_BATCHES, lambda: merge_changes(topic.spark, tables[1], effect.changes)
-            )
+        pinned, summary = this_round.batches_snapshot, _summary(this_round, len(effect.changes))
+        commit(
+            Step.ROUND_BATCHES,
+            lambda: rewrite_batches(topic.spark, tables[1], pinned, effect.changes, summary),
+        )
     compare_and_set(topic, Step.ROUND_STATE, lambda current: _finished(current, this_round, effect))
-    effect.judged.unpersist()
     found = (find_snapshot(topic.spark, table, ROUND, this_round.id) for table in tables)
     outcome.snapshot_ids = [snapshot for snapshot in found if snapshot is not None]
     return outcome
@@ -239,24 +303,6 @@ def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
 
 def _summary(this_round: CleaningRound, rows: int) -> dict[str, str]:
     return {ROUND: this_round.id, "ebbtide.rows": str(rows)}
-
-
-def _delete_victims(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> None:
-    victims: DataFrame = effect.judged.where("rule IS NOT NULL").select("partition", "offset")
-    victims.createOrReplaceTempView(VICTIMS_VIEW)
-    bounds = " OR ".join(
-        f"(`partition` = {p} AND segment < {part.first_uncleanable_offset})"
-        for p, part in this_round.partitions.items()
-    )
-    delete_rows(
-        topic.spark,
-        topic.name.records_table,
-        f"({bounds}) AND EXISTS (SELECT 1 FROM {VICTIMS_VIEW} AS victim "
-        f"WHERE victim.`partition` = {topic.name.records_table}.`partition` "
-        f"AND victim.offset = {topic.name.records_table}.offset)",
-        Step.ROUND_RECORDS,
-        _summary(this_round, effect.victims),
-    )
 
 
 def _finished(current: Topic, this_round: CleaningRound, effect: RoundEffect) -> Changes | None:
@@ -279,7 +325,7 @@ def _state_after(
     effect: RoundEffect,
     partition: int,
 ) -> PartitionState:
-    segments = with_sizes(state.segments, effect.logs[partition])
+    segments = segment_totals(effect.headers[partition], state.segments)
     after = merged(segments, part.first_uncleanable_offset, this_round.segment_bytes)
     first_dirty = state.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
     moved: dict[str, Any] = {

@@ -1,316 +1,344 @@
-"""What a cleaner round does to a topic, worked out from the snapshots that the round pins."""
+"""What a cleaner round does to a topic, worked out from the snapshots that the round pins.
+
+The driver judges the few batches that rules look at (transactions, markers, empty ones), tasks
+judge records, a segment each: first the dirty ones for the offset map, then all that the round
+covers, once.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.errors import NotCoveredError
 from ebbtide.frames.cleaning import (
-    RULES,
-    batch_bytes,
-    batch_totals,
-    judged,
-    latest_offsets,
-    narrow,
-    within,
+    COLUMNS,
+    ORDINARY,
+    Records,
+    clean_segment,
+    dirty_keys,
 )
+from ebbtide.frames.headers import Headers, of_bereaved
 from ebbtide.log.batches import HEADER_BYTES, Batch
-from ebbtide.log.cleaning import (
-    Round,
-    Survivors,
-    Verdict,
-    is_past_horizon,
-    judge,
-    needs_horizon,
-    rewrite,
-)
-from ebbtide.log.producers import last_records
+from ebbtide.log.cleaning import Round, Survivors, Verdict, judge, needs_horizon, rewrite
+from ebbtide.log.producers import LastRecord, carried, last_records
+from ebbtide.log.segments import segment_of
 from ebbtide.log.state import NEVER
 from ebbtide.records.varint import varint_size
-from ebbtide.tables.batches import changes_table, read_batches
+from ebbtide.tables.batches import after_changes, changes_table, no_changes, read_headers
+from ebbtide.tables.files import (
+    Deletion,
+    SegmentFiles,
+    deletion_of,
+    plan_segments,
+    read_segment,
+)
 from ebbtide.tables.rounds import CleaningRound, PartitionRound
+from ebbtide.tables.stages.offset_map import Latest, map_with_latest
 from ebbtide.tables.topics import Topic
-
-Key = tuple[int, int]  # partition, base offset of a batch
-_VERDICTS = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("batch", pa.int64()),
-        ("discards", pa.bool_()),
-        ("is_past_horizon", pa.bool_()),
-    ]
-)
-_BASES = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("batch", pa.int64()),
-        ("old_base_ms", pa.int64()),
-        ("new_base_ms", pa.int64()),
-    ]
-)
 
 
 @dataclass(slots=True)
 class RoundEffect:
     """What a round removes and changes, before anything of it is committed."""
 
-    judged: DataFrame  # persisted; `rule` says why a record goes
-    changes: pa.Table
+    deletions: list[Deletion] = field(default_factory=list)
+    changes: pa.Table = field(default_factory=no_changes)
     victims: int = 0
     bytes_removed: int = 0
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
     next_clean_ms: dict[int, int] = field(default_factory=dict)
-    logs: dict[int, list[Batch]] = field(default_factory=dict)  # before the round
+    headers: dict[int, Headers] = field(default_factory=dict)  # before the round
 
 
-@dataclass(frozen=True, slots=True)
-class _JudgedLog:
-    """One partition's batches with what the round says of those below its bound."""
+class _Judged(NamedTuple):
+    """One partition's round: its parameters, and the batches that rules look at."""
 
-    log: list[Batch]
-    verdicts: list[tuple[Batch, Verdict]]
     this_round: Round
+    part: PartitionRound
+    last_records: dict[int, LastRecord]
+    verdicts: list[tuple[Batch, Verdict]]
+
+    def of_data(self) -> dict[int, Verdict]:
+        """Verdicts that are not ordinary, of batches that hold data, by base offset."""
+        return {
+            batch.base_offset: verdict
+            for batch, verdict in self.verdicts
+            if not batch.is_control and batch.record_count and verdict != ORDINARY
+        }
 
 
-def effect_of(topic: Topic, cleaning: CleaningRound) -> RoundEffect:
-    """Work out the round; a pure function of it and of the snapshots it names."""
-    spark, name = topic.spark, topic.name
-    batches = _at(spark, name.batches_table, cleaning.batches_snapshot)
-    headers = read_batches(batches, cleaning.partitions)
-    logs = {
-        partition: _judge_log(topic, partition, headers.get(partition, []), cleaning)
+class _Unit(NamedTuple):
+    """One segment's share of the round, as a task gets it."""
+
+    records: SegmentFiles
+    batches: SegmentFiles
+
+
+class _UnitEffect(NamedTuple):
+    """What the round does to one segment's data batches."""
+
+    partition: int
+    deletions: list[Deletion]
+    changes: pa.Table
+    by_rule: dict[str, int]
+    records_removed: int
+    bytes_removed: int
+    tombstones_kept: int
+    next_horizon_ms: int | None
+
+
+def effect_of(
+    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, Headers] | None = None
+) -> RoundEffect:
+    """Work out the round; a pure function of it and of the snapshots it names.
+
+    `headers` are those of the round's batches snapshot, if somebody has read them before.
+    """
+    name = topic.name
+    if headers is None:
+        headers = read_headers(
+            topic.spark, name.batches_table, cleaning.partitions, cleaning.batches_snapshot
+        )
+    judged = {
+        partition: _judge(topic, partition, headers[partition], cleaning)
         for partition in cleaning.partitions
     }
-    records = _at(spark, name.records_table, cleaning.records_snapshot)
-    judged_records = _judge_records(topic, records, cleaning, logs)
-    totals = _totals(judged_records)
-    survivors = _survivors(spark, judged_records, logs, totals)
-    effect = RoundEffect(judged_records, pa.table({}))
-    changes = []
-    for partition, judged_log in logs.items():
-        after = _rewritten(judged_log, partition, cleaning.partitions[partition], survivors)
-        changes += [
-            (partition, before, batch, _event_time(totals, partition, before))
-            for before, batch in after
-            if batch != before
-        ]
-        _describe(effect, partition, judged_log, after, totals)
-    effect.changes = changes_table(changes)
+    units = _clean_units(topic, cleaning, judged)
+    effect = RoundEffect(headers=dict(headers))
+    tables = []
+    for partition, of_partition in judged.items():
+        mine = [unit for unit in units if unit.partition == partition]
+        after = list(_after(of_partition))
+        changes = _changes(partition, headers[partition], after, mine)
+        tables.append(_with_carried(partition, headers[partition], of_partition, changes))
+        _describe(effect, partition, (headers[partition], of_partition, after), mine)
+    effect.changes = pa.concat_tables(tables) if tables else no_changes()
+    effect.deletions = [deletion for unit in units for deletion in unit.deletions]
     return effect
 
 
-def _at(spark: SparkSession, table: str, snapshot: int) -> DataFrame:
-    return spark.read.option("versionAsOf", snapshot).table(table)
-
-
-def _judge_log(
-    topic: Topic, partition: int, log: list[Batch], cleaning: CleaningRound
-) -> _JudgedLog:
+def _judge(topic: Topic, partition: int, headers: Headers, cleaning: CleaningRound) -> _Judged:
+    """Verdicts on transactions, markers, empty batches and those that must not go."""
     part = cleaning.partitions[partition]
+    bound = part.first_uncleanable_offset
     this_round = Round(
         cleaning.now_ms,
         cleaning.delete_retention_ms,
-        part.first_uncleanable_offset,
+        bound,
         part.log_start_offset,
+        part.first_dirty_offset,
+        topic.partitions[partition].segments,
     )
     last = last_records(
-        log, now_ms=cleaning.now_ms, expiration_ms=cleaning.producer_id_expiration_ms
+        headers.of_last_records.batches(),
+        now_ms=cleaning.now_ms,
+        expiration_ms=cleaning.producer_id_expiration_ms,
     )
-    retained = part.retained(log)
-    verdicts = list(judge(retained, this_round, last))
-    _refuse_uncovered(topic, partition, verdicts, part)
-    return _JudgedLog(retained, verdicts, this_round)
+    last_offsets = headers.column("last_offset")
+    is_special = headers.is_in_transaction | (headers.column("record_count") == 0)
+    is_special |= np.isin(
+        last_offsets, [r.last_data_offset for r in last.values() if r.last_data_offset is not None]
+    )
+    is_special |= last_offsets == bound - 1
+    is_special &= headers.column("base_offset") >= part.first_segment_offset
+    special = headers.where(is_special).batches()
+    return _Judged(this_round, part, last, list(judge(special, this_round, last)))
 
 
-def _refuse_uncovered(
-    topic: Topic, partition: int, verdicts: list[tuple[Batch, Verdict]], part: PartitionRound
-) -> None:
-    start = part.log_start_offset
-    for batch, _ in verdicts:
-        if batch.magic < 2:
-            raise NotCoveredError(
-                f"expected record batches of magic 2 in {topic.name} partition {partition}, found "
-                f"magic {batch.magic} at offset {batch.base_offset}; cleaning the old formats is "
-                "not covered yet: take the topic out with ebbtide.enabled=false"
-            )
-        if batch.base_offset < start <= batch.last_offset:
-            raise NotCoveredError(
-                f"expected the log start offset of {topic.name} partition {partition} between two "
-                f"record batches, found {start} inside [{batch.base_offset}, "
-                f"{batch.last_offset}]; truncate to {batch.next_offset} and clean again"
-            )
-
-
-def _judge_records(
-    topic: Topic, records: DataFrame, cleaning: CleaningRound, logs: Mapping[int, _JudgedLog]
-) -> DataFrame:
-    parts = cleaning.partitions
-    columns = narrow(records, topic.config.message_timestamp_after_max_ms)
-    verdicts = topic.spark.createDataFrame(_verdict_rows(logs, cleaning.now_ms))
-    dirty = columns.where(within({p: part.dirty for p, part in parts.items()}))
-    covered = columns.where(within({p: part.covered for p, part in parts.items()}))
-    return judged(covered, verdicts, latest_offsets(dirty, verdicts)).persist()
-
-
-def _verdict_rows(logs: Mapping[int, _JudgedLog], now_ms: int) -> pa.Table:
-    rows = [
-        {
-            "partition": partition,
-            "batch": batch.base_offset,
-            "discards": verdict.discards_records,
-            "is_past_horizon": is_past_horizon(batch, now_ms),
-        }
-        for partition, judged_log in logs.items()
-        for batch, verdict in judged_log.verdicts
-        if not batch.is_control and (verdict.discards_records or is_past_horizon(batch, now_ms))
-    ]
-    return pa.Table.from_pylist(rows, schema=_VERDICTS)
-
-
-def _totals(judged_records: DataFrame) -> dict[Key, dict[str, Any]]:
-    rows = batch_totals(judged_records).toArrow().to_pylist()
-    return {(row["partition"], row["batch"]): row for row in rows}
-
-
-def _survivors(
-    spark: SparkSession,
-    judged_records: DataFrame,
-    logs: Mapping[int, _JudgedLog],
-    totals: Mapping[Key, Mapping[str, Any]],
-) -> dict[Key, Survivors]:
-    """Survivors of every batch that may change; sizes where a batch is written anew."""
-    found = {
-        (partition, batch.base_offset): _counted(batch, totals.get((partition, batch.base_offset)))
-        for partition, judged_log in logs.items()
-        for batch, _ in judged_log.verdicts
+def _clean_units(
+    topic: Topic, cleaning: CleaningRound, judged: Mapping[int, _Judged]
+) -> list[_UnitEffect]:
+    """The offset map from the dirty segments, then each segment of the round."""
+    spark, name = topic.spark, topic.name
+    ends = {p: part.first_uncleanable_offset for p, part in cleaning.partitions.items()}
+    batches = {
+        (unit.partition, unit.segment): unit
+        for unit in plan_segments(spark, name.batches_table, cleaning.batches_snapshot, ends)
     }
-    bases = [
-        {
-            "partition": partition,
-            "batch": batch.base_offset,
-            "old_base_ms": batch.base_timestamp_ms,
-            "new_base_ms": after.base_timestamp_ms,
-        }
-        for partition, judged_log in logs.items()
-        for batch, verdict in judged_log.verdicts
-        if (key := (partition, batch.base_offset)) in totals
-        and (after := rewrite(batch, verdict, found[key], judged_log.this_round)) is not None
-        and after is not batch
-        and after.record_count > 0
+    # Where no batch is left, no record is: what the file holds is deleted.
+    units = [
+        _Unit(unit, batches[unit.partition, unit.segment])
+        for unit in plan_segments(spark, name.records_table, cleaning.records_snapshot, ends)
+        if (unit.partition, unit.segment) in batches
     ]
-    if bases:
-        frame = spark.createDataFrame(pa.Table.from_pylist(bases, schema=_BASES))
-        for row in batch_bytes(judged_records, frame).toArrow().to_pylist():
-            key = row["partition"], row["batch"]
-            found[key] = found[key]._replace(
-                records_bytes=row["records_bytes"],
-                records_bytes_before=row["records_bytes_before"],
-            )
-    return found
+    future_limit_ms = topic.config.message_timestamp_after_max_ms
+    dirty = [unit.records for unit in _dirty_units(units, judged)]
+    shared = spark.sparkContext.broadcast((judged, units, future_limit_ms))
+    effects = map_with_latest(
+        spark,
+        [unit.records for unit in units],
+        dirty,
+        partial(_dirty_keys, shared),
+        partial(_clean_unit, shared),
+    )
+    return [effect for effect in effects if effect is not None]
 
 
-def _counted(batch: Batch, total: Mapping[str, Any] | None) -> Survivors:
-    """Survivors of a batch without their sizes; a batch that is not in the totals keeps all."""
-    if total is None:
-        return Survivors(
-            batch.record_count,
-            first_timestamp_ms=batch.max_timestamp_ms,
-            max_timestamp_ms=batch.max_timestamp_ms,
-        )
-    if total["survivors"] == 0:
-        return Survivors(0)
-    return Survivors(
-        total["survivors"],
-        total["tombstones"] > 0,
-        total["first_timestamp_ms"],
-        total["max_timestamp_ms"],
+def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[_Unit]:
+    """Segments that hold dirty records; none in an idle round."""
+    dirty = []
+    for partition, of_partition in judged.items():
+        mine = [unit for unit in units if unit.records.partition == partition]
+        first, end = of_partition.part.dirty
+        if mine and first < end:
+            start = segment_of([unit.records.segment for unit in mine], first)
+            dirty += [unit for unit in mine if unit.records.segment >= start]
+    return dirty
+
+
+def _dirty_keys(shared: Any, unit: SegmentFiles) -> pa.Table:
+    """In a task: where each key of a dirty segment was written last."""
+    of_partition: _Judged = shared.value[0][unit.partition]
+    rows = read_segment(unit, ("offset", "batch", "key")).table
+    discarded = [base for base, v in of_partition.of_data().items() if v.discards_records]
+    return dirty_keys(rows, discarded, of_partition.part.dirty[0])
+
+
+def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
+    """In a task: the round over one segment; None where it holds no record."""
+    judged, units, future_limit_ms = shared.value
+    unit: _Unit = units[number]
+    partition, segment = unit.records.partition, unit.records.segment
+    of_partition: _Judged = judged[partition]
+    rows = read_segment(unit.records, COLUMNS)
+    covered = rows.table["offset"].to_numpy() >= of_partition.part.log_start_offset
+    records = Records.of(rows.table.filter(pa.array(covered)), future_limit_ms)
+    if not len(records.offsets):
+        return None
+    table = read_segment(unit.batches, Batch._fields, "base_offset").table
+    at = np.searchsorted(table["base_offset"].to_numpy(), records.bases)
+    done = clean_segment(
+        records,
+        Headers(table.take(pa.array(at))),
+        of_partition.of_data(),
+        latest(records.keys, records.offsets),
+        of_partition.this_round,
+    )
+    gone = np.flatnonzero(covered)[done.is_victim]
+    files, positions = rows.files[gone], rows.positions[gone]
+    sizes = [(before, after) for before, after, _ in done.changes]
+    return _UnitEffect(
+        partition,
+        [
+            deletion_of(file, positions[files == number])
+            for number, file in enumerate(unit.records.files)
+            if np.any(files == number)
+        ],
+        changes_table(partition, segment, done.changes),
+        done.by_rule,
+        sum(before.record_count - (after.record_count if after else 0) for before, after in sizes),
+        sum(before.size_bytes - (after.size_bytes if after else 0) for before, after in sizes),
+        done.tombstones_kept,
+        done.next_horizon_ms,
     )
 
 
-def _rewritten(
-    judged_log: _JudgedLog,
-    partition: int,
-    part: PartitionRound,
-    survivors: Mapping[Key, Survivors],
-) -> list[tuple[Batch, Batch | None]]:
-    """Each batch below the bound and what becomes of it; those below the log start stay."""
-    this_round = judged_log.this_round
-    after: list[tuple[Batch, Batch | None]] = []
-    for batch, verdict in judged_log.verdicts:
-        if batch.next_offset <= part.log_start_offset:
-            after.append((batch, batch))
-            continue
-        left = survivors[partition, batch.base_offset]
-        if batch.is_control:
-            left = _marker_left(batch, verdict, left, this_round)
-        after.append((batch, rewrite(batch, verdict, left, this_round)))
-    return after
+def _after(judged: _Judged) -> Iterator[tuple[Batch, Batch | None]]:
+    """Control and empty batches and what becomes of each."""
+    for batch, verdict in judged.verdicts:
+        if batch.is_control or not batch.record_count:
+            left = _control_left(batch, verdict, judged.this_round)
+            yield batch, rewrite(batch, verdict, left, judged.this_round)
 
 
-def _marker_left(batch: Batch, verdict: Verdict, left: Survivors, this_round: Round) -> Survivors:
+def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
     """A control batch holds one record; its delta grows when its horizon is set."""
-    if verdict.discards_records:
+    if verdict.discards_records or not batch.record_count:
         return Survivors(0)
+    at_ms = batch.max_timestamp_ms
+    left = Survivors(batch.record_count, first_timestamp_ms=at_ms, max_timestamp_ms=at_ms)
     if not needs_horizon(batch, verdict, left):
         return left
     horizon_ms = this_round.now_ms + this_round.delete_retention_ms
     # One byte tells a control record's length, which stays below 64.
     body_bytes = batch.size_bytes - HEADER_BYTES - 1
-    body_bytes -= varint_size(batch.max_timestamp_ms - batch.base_timestamp_ms)
-    body_bytes += varint_size(batch.max_timestamp_ms - horizon_ms)
+    body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)
+    body_bytes += varint_size(at_ms - horizon_ms)
     return left._replace(records_bytes=body_bytes + varint_size(body_bytes))
 
 
-def _event_time(totals: Mapping[Key, Mapping[str, Any]], partition: int, batch: Batch) -> int:
-    total = totals.get((partition, batch.base_offset))
-    newest = None if total is None else total["max_event_time_ms"]
-    return NEVER if newest is None else int(newest)
+def _changes(
+    partition: int,
+    headers: Headers,
+    after: Sequence[tuple[Batch, Batch | None]],
+    units: Sequence[_UnitEffect],
+) -> pa.Table:
+    """All changes of the partition's rows, those of batches without data among them."""
+    changed = [(before, batch, NEVER) for before, batch in after if batch != before]
+    own = _by_segment(partition, headers, changed)
+    return pa.concat_tables([no_changes(), *own, *(unit.changes for unit in units)])
+
+
+def _by_segment(
+    partition: int, headers: Headers, changed: Sequence[tuple[Batch, Batch | None, int]]
+) -> list[pa.Table]:
+    segments = headers.column("segment")
+    rows = np.searchsorted(
+        headers.column("base_offset"), [before.base_offset for before, _, _ in changed]
+    )
+    by_segment: dict[int, list[tuple[Batch, Batch | None, int]]] = {}
+    for row, change in zip(rows, changed, strict=True):
+        by_segment.setdefault(int(segments[row]), []).append(change)
+    return [changes_table(partition, segment, of) for segment, of in by_segment.items()]
+
+
+def _with_carried(partition: int, headers: Headers, judged: _Judged, changes: pa.Table) -> pa.Table:
+    """The changes, and those of rows that must go on saying what removed rows said."""
+    removed = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
+    first_segment = judged.part.first_segment_offset
+    told = of_bereaved(headers, removed, first_segment)
+    if not len(told):
+        return changes
+    log = [after_changes(batch, changes) for batch in told.batches()]
+    newest_ms = dict(zip(told.column("base_offset"), told.column("max_event_time_ms"), strict=True))
+    moved = [
+        (before, after, int(newest_ms[before.base_offset]))
+        for before, after in carried(log, set(removed), judged.last_records, first_segment)
+    ]
+    is_moved = np.isin(changes["base_offset"], [before.base_offset for before, _, _ in moved])
+    kept = changes.filter(pa.array(~is_moved))
+    return pa.concat_tables([kept, *_by_segment(partition, headers, moved)])
 
 
 def _describe(
     effect: RoundEffect,
     partition: int,
-    judged_log: _JudgedLog,
-    after: list[tuple[Batch, Batch | None]],
-    totals: Mapping[Key, Mapping[str, Any]],
+    before: tuple[Headers, _Judged, Sequence[tuple[Batch, Batch | None]]],
+    units: Sequence[_UnitEffect],
 ) -> None:
     """Add the partition's numbers to the effect."""
-    below = {before.base_offset for before, _ in after}
-    above = [batch for batch in judged_log.log if batch.base_offset not in below]
-    log_after = [batch for _, batch in after if batch is not None] + above
+    headers, judged, after = before
     by_rule = Counter[str]()
-    holders = set()
-    kept_tombstones = 0
-    for (of, base), total in totals.items():
-        if of == partition:
-            by_rule.update({rule: total[rule] for rule in RULES})
-            kept_tombstones += total["tombstones"]
-            if total["tombstones"]:
-                holders.add(base)
-    waits = list(_waiting(log_after, judged_log.this_round, holders))
-    before_bytes = sum(batch.size_bytes for batch in judged_log.log)
-    after_bytes = sum(batch.size_bytes for batch in log_after)
+    for unit in units:
+        by_rule.update(unit.by_rule)
+    retained = headers.where(headers.column("base_offset") >= judged.part.first_segment_offset)
+    counts = retained.column("record_count")[~retained.is_control]
+    bytes_before = int(retained.column("size_bytes").sum())
+    bytes_removed = sum(unit.bytes_removed for unit in units) + sum(
+        batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
+    )
+    waits = [unit.next_horizon_ms for unit in units if unit.next_horizon_ms is not None]
+    waits += list(_waiting_markers(judged, after, units))
     markers = [(b, a) for b, a in after if b.is_control and b.record_count]
     markers_removed = sum(1 for _, a in markers if a is None or a.record_count == 0)
-    effect.victims += sum(by_rule.values())
-    effect.bytes_removed += before_bytes - after_bytes
+    effect.victims += by_rule.total()
+    effect.bytes_removed += bytes_removed
     effect.next_clean_ms[partition] = min(waits, default=NEVER)
-    effect.logs[partition] = judged_log.log
     effect.numbers[partition] = {
-        "records_before": _data_records(judged_log.log),
-        "records_after": _data_records(log_after),
-        "bytes_before": before_bytes,
-        "bytes_after": after_bytes,
+        "records_before": int(counts.sum()),
+        "records_after": int(counts.sum()) - sum(unit.records_removed for unit in units),
+        "bytes_before": bytes_before,
+        "bytes_after": bytes_before - bytes_removed,
         "superseded": by_rule["superseded"],
         "aborted": by_rule["aborted"],
         "keyless": by_rule["keyless"],
-        "tombstones_kept": kept_tombstones,
+        "tombstones_kept": sum(unit.tombstones_kept for unit in units),
         "tombstones_removed": by_rule["tombstone"],
         "markers_removed": markers_removed,
         "markers_kept": len(markers) - markers_removed,
@@ -318,19 +346,26 @@ def _describe(
     }
 
 
-def _data_records(log: list[Batch]) -> int:
-    return sum(batch.record_count for batch in log if not batch.is_control)
-
-
-def _waiting(log: list[Batch], this_round: Round, tombstone_holders: set[int]) -> Iterator[int]:
-    """When each tombstone batch or marker left may go; 0 for a marker that has no horizon yet."""
-    for batch, verdict in judge(log, this_round, {}):
-        if batch.record_count == 0:
+def _waiting_markers(
+    judged: _Judged,
+    after: Sequence[tuple[Batch, Batch | None]],
+    units: Sequence[_UnitEffect],
+) -> Iterator[int]:
+    """When each marker left may go; 0 for one without horizon that has outlived its data."""
+    removed = set[int]()
+    for unit in units:
+        removed.update(unit.changes.filter(unit.changes["is_removed"])["base_offset"].to_pylist())
+    control = {before.base_offset: batch for before, batch in after}
+    left = [
+        batch
+        for before, _ in judged.verdicts
+        if (batch := control.get(before.base_offset, before)) is not None
+        and before.base_offset not in removed
+    ]
+    for batch, verdict in judge(left, judged.this_round, {}):
+        if not batch.is_control or not batch.record_count or judged.this_round.is_hidden(batch):
             continue
-        horizon_ms = batch.delete_horizon_ms
-        if batch.is_control and verdict.is_marker_of_empty_transaction and horizon_ms is None:
+        if batch.delete_horizon_ms is not None:
+            yield batch.delete_horizon_ms
+        elif verdict.is_marker_of_empty_transaction:
             yield 0
-        elif horizon_ms is not None and (
-            batch.is_control or batch.base_offset in tombstone_holders
-        ):
-            yield horizon_ms

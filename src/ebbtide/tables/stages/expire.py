@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.frames.headers import segment_totals
 from ebbtide.log.retention import Expiry, Offsets, Rule, expire
 from ebbtide.log.state import PartitionState, to_properties
-from ebbtide.tables.batches import read_segments
+from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.truncate import truncate_below_start
@@ -44,11 +45,10 @@ class ExpirePlan:
 def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
     """What retention removes from the topic at `now_ms`."""
     config = topic.config
-    batches = topic.spark.table(topic.name.batches_table)
-    segments = read_segments(batches, topic.partitions)
+    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
     expiries = {
         partition: expire(
-            segments[partition],
+            segment_totals(headers[partition], state.segments),
             Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
             config,
             now_ms=now_ms,

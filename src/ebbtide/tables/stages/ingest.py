@@ -38,13 +38,13 @@ from ebbtide.tables.schema import committed_view_sql, create_topic
 from ebbtide.tables.sources import (
     FileToWalk,
     RecordsToRead,
-    errors_of_tasks,
     log_append_batches,
     records_frame,
     walk_files,
 )
 from ebbtide.tables.stages.ingested import Ingested, find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
+from ebbtide.tables.tasks import errors_of_tasks
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, exists, load
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.

@@ -12,11 +12,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import ForeignLogError
+from ebbtide.frames.headers import open_transactions
 from ebbtide.records.attributes import CONTROL
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
-from ebbtide.tables.batches import read_undecided
+from ebbtide.tables.batches import read_headers
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog, first_offsets
 from ebbtide.tables.topics import Topic, exists
+
+# What a batch's header no longer says once a cleaner round has written it anew.
+SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
 
 def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
@@ -88,6 +92,8 @@ def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) 
     keys = ["partition", "base_offset"]
     batches = pa.concat_tables(planned).join(_record_totals(topic, is_planned), keys)
     batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
+    for name in SET_BY_ROUNDS:
+        batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
     for partition, log in logs.items():
         _check_counts(topic, log, batches.filter(pc.equal(batches.column("partition"), partition)))
     totals = batches.group_by("partition").aggregate(
@@ -107,7 +113,11 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     """Transactions that the batch table leaves open, if new batches can go on with any."""
     if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
         return {}
-    return read_undecided(topic.spark.table(topic.name.batches_table))
+    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
+    return {
+        partition: open_transactions(of_partition).first_offsets
+        for partition, of_partition in headers.items()
+    }
 
 
 def _record_totals(topic: Topic, condition: str) -> pa.Table:

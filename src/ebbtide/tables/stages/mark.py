@@ -6,11 +6,13 @@ may carry a value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from ebbtide.frames.cleaning import within
 from ebbtide.log.state import to_properties
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
@@ -69,6 +71,15 @@ def plan_mark(topic: Topic) -> MarkPlan:
     for row in rows:
         found.setdefault(row["partition"], {})[row["reason"]] = row["count"]
     return MarkPlan(topic, ranges, found)
+
+
+def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
+    """Whether the row's offset lies in its partition's half-open range."""
+    conditions = (
+        (F.col("partition") == partition) & (F.col("offset") >= first) & (F.col("offset") < end)
+        for partition, (first, end) in ranges.items()
+    )
+    return reduce(Column.__or__, conditions, F.lit(False))
 
 
 def execute_mark(plan: MarkPlan) -> Outcome:

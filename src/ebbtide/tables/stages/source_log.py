@@ -340,6 +340,7 @@ def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
     is_unwritten = log.batches.column("base_offset").to_numpy() >= log.held.batches_end
     rows = pa.array(np.flatnonzero(log.is_transactional & is_unwritten), pa.int64())
     names = ["base_offset", "last_offset", "attributes", "producer_id"]
+    names += ["record_count", "control_type"]  # a marker emptied at the source decides nothing
     taken = log.batches.select(names).take(rows).to_pylist()
     for i, row in zip(rows.to_pylist(), taken, strict=True):
         firsts[i] = transactions.append(Batch(**row))

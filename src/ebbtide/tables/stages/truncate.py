@@ -7,21 +7,18 @@ whatever still lies below, so a killed one is finished by the next.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
-from ebbtide.log.producers import last_records
-from ebbtide.records.attributes import NO_PRODUCER_ID
-from ebbtide.tables.batches import read_batches, read_undecided
+from ebbtide.frames.headers import Headers, open_transactions
+from ebbtide.log.producers import last_records, remembered
+from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.deletes import delete_rows, delete_segments
 from ebbtide.tables.topics import Topic, current_snapshot, load
 
 Ids = list[int]
-Key = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -127,52 +124,40 @@ def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
 
 def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
     """Batch rows before the first logical segment, but for those that must stay."""
-    batches = topic.spark.table(topic.name.batches_table)
-    before_first = F.lit(False)
+    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
     for partition, state in topic.partitions.items():
-        is_before = F.col("segment") < state.segments[0][0]
-        before_first = before_first | ((F.col("partition") == partition) & is_before)
-    columns = ("partition", "segment", "base_offset", "last_offset", "producer_id")
-    rows = batches.where(before_first).select(*columns).collect()
-    kept = _kept_batches(topic, batches, rows, now_ms) if rows else set()
-    leaving: dict[Key, Ids] = defaultdict(list)
-    holding = set()
-    for row in rows:
-        if (row["partition"], row["base_offset"]) in kept:
-            holding.add((row["partition"], row["segment"]))
-        else:
-            leaving[row["partition"], row["segment"]].append(row["base_offset"])
-    for (partition, segment), offsets in leaving.items():
-        if (partition, segment) in holding:
-            found.batches_single.setdefault(partition, []).extend(offsets)
-        else:
-            found.batches_whole.setdefault(partition, []).append(segment)
+        of_partition = headers[partition]
+        is_before = of_partition.column("segment") < state.segments[0][0]
+        if not is_before.any():
+            continue
+        kept = _kept_batches(topic, of_partition, state.log_start_offset, now_ms)
+        leaving: dict[int, Ids] = defaultdict(list)
+        holding = set()
+        before = of_partition.where(is_before)
+        pairs = zip(before.column("segment"), before.column("base_offset"), strict=True)
+        for segment, base_offset in pairs:
+            if int(base_offset) in kept:
+                holding.add(int(segment))
+            else:
+                leaving[int(segment)].append(int(base_offset))
+        for segment, offsets in leaving.items():
+            if segment in holding:
+                found.batches_single.setdefault(partition, []).extend(offsets)
+            else:
+                found.batches_whole.setdefault(partition, []).append(segment)
 
 
-def _kept_batches(topic: Topic, batches: DataFrame, rows: Sequence[Row], now_ms: int) -> set[Key]:
-    """What stays of the rows, as (partition, base offset).
+def _kept_batches(topic: Topic, headers: Headers, log_start_offset: int, now_ms: int) -> set[int]:
+    """Base offsets of what stays although its segment went.
 
-    Kafka remembers, without its segment, the newest data of a producer that has not expired and
-    where an open transaction begins. And an ingest that appends meanwhile may still write at or
+    Kafka remembers, without their segments, producers that have not expired and where an open
+    transaction begins. And an ingest that appends meanwhile may still write at or
     above the log start offset into a segment that retention has rolled away.
     """
-    starts = {p: state.log_start_offset for p, state in topic.partitions.items()}
-    kept = {
-        (row["partition"], row["base_offset"])
-        for row in rows
-        if row["last_offset"] >= starts[row["partition"]]
-    }
-    for partition, firsts in read_undecided(batches).items():
-        kept |= {(partition, offset) for offset in firsts.values()}
-    producing = {row["partition"] for row in rows if row["producer_id"] != NO_PRODUCER_ID}
+    is_above = headers.column("last_offset") >= log_start_offset
+    kept = {int(base) for base in headers.where(is_above).column("base_offset")}
+    kept |= set(open_transactions(headers).first_offsets.values())
+    log = headers.of_last_records.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
-    for partition, log in (read_batches(batches, producing) if producing else {}).items():
-        last = last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)
-        kept |= {
-            (partition, batch.base_offset)
-            for batch in log
-            if not batch.is_control
-            and batch.producer_id in last
-            and last[batch.producer_id].is_in(batch)
-        }
-    return kept
+    last = last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)
+    return kept | remembered(log, last)

@@ -1,0 +1,123 @@
+"""Keys of records, many at a time: hashed, filtered, and looked up in the offset map.
+
+Kafka: SkimpyOffsetMap, which knows a key by its MD5 alone; here whole keys are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Hashes = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_WORD_BYTES = 8
+
+
+class KeyFilter(NamedTuple):
+    """A Bloom filter: a set of keys that may also say yes to a few that it does not hold."""
+
+    bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of_size(cls, size_bytes: int) -> KeyFilter:
+        """An empty filter; `size_bytes` is a power of two."""
+        return cls(np.zeros(size_bytes, np.uint8))
+
+    def add(self, hashes: Hashes) -> None:
+        """Put keys in, given by their hashes."""
+        for slots in self._slots(hashes):
+            np.bitwise_or.at(self.bits, slots >> np.uint64(3), _bit(slots))
+
+    def may_hold(self, hashes: Hashes) -> Bools:
+        """Whether each key may be in it; false is certain."""
+        found = np.ones(len(hashes), np.bool_)
+        for slots in self._slots(hashes):
+            found &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
+        return found
+
+    def _slots(self, hashes: Hashes) -> tuple[Hashes, Hashes]:
+        """Two bits for each key."""
+        mask = np.uint64(len(self.bits) * 8 - 1)
+        return hashes & mask, (hashes >> np.uint64(32)) * _MULTIPLIER >> np.uint64(20) & mask
+
+
+def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
+
+
+def hash_keys(keys: pa.Array) -> Hashes:
+    """A 64-bit hash of each binary key, word by word over all of them; null is as empty."""
+    keys = keys.cast(pa.large_binary())
+    _, offset_buffer, data = keys.buffers()
+    bounds = np.frombuffer(offset_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    padded = (bytes(data) if data is not None else b"") + bytes(_WORD_BYTES)
+    words = np.ndarray(len(padded) - _WORD_BYTES + 1, "<u8", padded, strides=(1,))
+    hashes = lengths.astype(np.uint64) * _MULTIPLIER
+    for start in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        longer = np.flatnonzero(lengths > start)
+        unused_bits = 8 * np.maximum(_WORD_BYTES - (lengths[longer] - start), 0)
+        word = words[starts[longer] + start] << unused_bits.astype(np.uint64)
+        mixed = (hashes[longer] ^ word) * _MULTIPLIER
+        hashes[longer] = mixed ^ (mixed >> np.uint64(29))
+    return hashes
+
+
+class OffsetMap(NamedTuple):
+    """Where each key was written last in the dirty part of a partition, in order of hashes."""
+
+    hashes: Hashes
+    keys: pa.Array
+    offsets: Longs
+    filter: KeyFilter
+
+    @classmethod
+    def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
+        """The map of `key, offset` rows that may name a key more than once."""
+        table = pa.concat_tables(dirty) if dirty else _NO_KEYS
+        latest = table.group_by("key").aggregate([("offset", "max")])
+        hashes = hash_keys(latest["key"].combine_chunks())
+        order = np.argsort(hashes)
+        # Sixteen bits a key let one in about a hundred others pass.
+        keys = KeyFilter.of_size(max(64, 1 << (2 * len(hashes) - 1).bit_length()))
+        keys.add(hashes)
+        return cls(
+            hashes[order],
+            latest["key"].combine_chunks().take(pa.array(order)),
+            latest["offset_max"].to_numpy()[order],
+            keys,
+        )
+
+    def latest(self, keys: pa.ChunkedArray) -> Longs:
+        """The last offset of each of `keys`; -1 for one that the map does not hold."""
+        found = np.full(len(keys), -1, np.int64)
+        whole = keys.combine_chunks()
+        hashes = hash_keys(whole)
+        may_be = np.flatnonzero(self.filter.may_hold(hashes))
+        at = np.searchsorted(self.hashes, hashes[may_be])
+        is_there = at < len(self.hashes)
+        is_there[is_there] = self.hashes[at[is_there]] == hashes[may_be[is_there]]
+        may_be, at = may_be[is_there], at[is_there]
+        asked = whole.take(pa.array(may_be))
+        is_same = pc.equal(asked, self.keys.take(pa.array(at))).fill_null(False).to_numpy(False)
+        found[may_be[is_same]] = self.offsets[at[is_same]]
+        self._search(asked, may_be, ~is_same, found)
+        return found
+
+    def _search(self, asked: pa.Array, rows: Longs, is_unclear: Bools, found: Longs) -> None:
+        """Look whole keys up: those that share a hash with another one."""
+        if is_unclear.any():
+            at = pc.index_in(asked.filter(pa.array(is_unclear)), value_set=self.keys)
+            is_held = at.is_valid().to_numpy(False)
+            places = at.drop_null().to_numpy()
+            found[rows[is_unclear][is_held]] = self.offsets[places]
+
+
+_NO_KEYS = pa.table({"key": pa.array([], pa.binary()), "offset": pa.array([], pa.int64())})

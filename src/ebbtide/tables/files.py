@@ -1,0 +1,181 @@
+"""A table's data files by segment: planned on the driver, read and written in tasks.
+
+Spark's scan would hand each row through the JVM, and a DELETE would read the table a second time
+(docs/adr/0004). Format: Iceberg table spec, deletion vectors; Puffin spec, deletion-vector-v1.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.java_gateway import JavaObject
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from ebbtide.records.files import resolve
+from ebbtide.tables.topics import java_table
+
+Offsets = npt.NDArray[np.int64]
+MAX_OFFSET = 2**63 - 1
+_MAGIC = bytes.fromhex("d1d33964")
+
+
+class Vector(NamedTuple):
+    """Where a deletion vector lies: a blob of a Puffin file."""
+
+    path: str
+    position: int
+    size_bytes: int
+
+
+class DataFile(NamedTuple):
+    """A Parquet file and the positions that are deleted from it."""
+
+    path: str
+    record_count: int
+    vector: Vector | None
+
+
+class SegmentFiles(NamedTuple):
+    """The files of one physical segment."""
+
+    partition: int
+    segment: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def record_count(self) -> int:
+        """Rows, the deleted ones too."""
+        return sum(file.record_count for file in self.files)
+
+
+class SegmentRows(NamedTuple):
+    """Live rows of a segment in the order of `by`, and where each of them lies."""
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
+    positions: Offsets
+
+
+class Deletion(NamedTuple):
+    """All positions deleted from a file, as a deletion vector, in place of `vector`."""
+
+    file: DataFile
+    blob: bytes
+    cardinality: int
+
+
+def plan_segments(
+    spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
+) -> list[SegmentFiles]:
+    """Segments below each partition's end offset, in offset order, as of a snapshot."""
+    jvm: Any = spark._jvm
+    parser = jvm.org.apache.iceberg.ScanTaskParser
+    found: dict[tuple[int, int], list[DataFile]] = {}
+    for task in scan_tasks(java_table(spark, table), jvm, snapshot, ends):
+        described = json.loads(parser.toJson(task))
+        key = tuple(described["data-file"]["partition"])
+        found.setdefault(key, []).append(data_file(described))
+    return [
+        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])))
+        for partition, segment in sorted(found)
+    ]
+
+
+def scan_tasks(
+    table: JavaObject, jvm: Any, snapshot: int, ends: Mapping[int, int]
+) -> list[JavaObject]:
+    """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    # `or` and `and` are words of Python, so these Java methods are asked for by name.
+    matches = expressions.alwaysFalse()
+    for partition, end in ends.items():
+        in_partition = expressions.equal("partition", partition)
+        below = expressions.lessThan("segment", end)
+        both = getattr(expressions, "and")(in_partition, below)
+        matches = getattr(expressions, "or")(matches, both)
+    tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
+    try:
+        iterator = tasks.iterator()
+        found = []
+        while iterator.hasNext():
+            found.append(iterator.next())
+        return found
+    finally:
+        tasks.close()
+
+
+def data_file(task: Mapping[str, Any]) -> DataFile:
+    """The file that a scan task, as Iceberg describes it in JSON, reads."""
+    deletes = task["delete-files"]
+    vector = None
+    if deletes:
+        (delete,) = deletes
+        vector = Vector(
+            delete["file-path"], delete["content-offset"], delete["content-size-in-bytes"]
+        )
+    return DataFile(task["data-file"]["file-path"], task["data-file"]["record-count"], vector)
+
+
+def read_segment(
+    unit: SegmentFiles, columns: Sequence[str] | None, by: str = "offset"
+) -> SegmentRows:
+    """The segment's live rows in the order of the column `by`; only `columns`, None for all."""
+    tables, files, positions = [], [], []
+    for number, file in enumerate(unit.files):
+        table, live = _read_file(file, columns)
+        tables.append(table)
+        positions.append(live)
+        files.append(np.full(len(live), number, np.int32))
+    rows = SegmentRows(pa.concat_tables(tables), np.concatenate(files), np.concatenate(positions))
+    order = rows.table[by].to_numpy()
+    if np.all(order[1:] > order[:-1]):
+        return rows
+    sorting = np.argsort(order, kind="stable")
+    return SegmentRows(rows.table.take(sorting), rows.files[sorting], rows.positions[sorting])
+
+
+def _read_file(file: DataFile, columns: Sequence[str] | None) -> tuple[pa.Table, Offsets]:
+    file_system, path = resolve(file.path)
+    with file_system.open_input_file(path) as handle:
+        table = pq.ParquetFile(handle).read(columns=columns and list(columns), use_threads=False)
+    live = np.ones(table.num_rows, np.bool_)
+    if file.vector is None:
+        return table, np.arange(table.num_rows, dtype=np.int64)
+    live[read_vector(file.vector)] = False
+    return table.filter(pa.array(live)), np.flatnonzero(live)
+
+
+def read_vector(vector: Vector) -> Offsets:
+    """The positions that a deletion vector names."""
+    file_system, path = resolve(vector.path)
+    with file_system.open_input_file(path) as handle:
+        blob = handle.read_at(vector.size_bytes, vector.position)
+    # A length and a magic number before the bitmap, a checksum after it.
+    bitmap = BitMap64.deserialize(bytes(blob[8:-4]))
+    return np.frombuffer(bitmap.to_array(), np.int64)
+
+
+def deletion_of(file: DataFile, positions: Offsets) -> Deletion:
+    """What deletes `positions` too from a file."""
+    if file.vector is not None:
+        positions = np.union1d(positions, read_vector(file.vector))
+    bitmap = BitMap64(positions.astype(np.uint64))
+    body = _MAGIC + bitmap.serialize()
+    blob = len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    return Deletion(file, blob, len(bitmap))
+
+
+def write_rows(path: str, rows: pa.Table) -> None:
+    """Write rows that `read_segment` has read to a new file; their field ids are kept."""
+    file_system, inner_path = resolve(path)
+    file_system.create_dir(inner_path.rpartition("/")[0])
+    with file_system.open_output_stream(inner_path) as stream:
+        pq.write_table(rows, stream, compression="zstd")
