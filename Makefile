@@ -7,6 +7,9 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3.11
 PORT ?= 8080
+LOGS ?= 100000
+SEED ?= 1
+FIRST ?= 0
 
 export EBBTIDE_ROOT := $(CURDIR)
 export EBBTIDE_HOME := $(CURDIR)/.ebbtide
@@ -21,9 +24,12 @@ WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties)
+BENCH_RESULTS := benchmarks/results/clean_log
+BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
+BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
 
-.PHONY: help setup setup-test machine run test check lock sample up bench clean distclean
+.PHONY: help setup setup-test machine run test fuzz check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -39,6 +45,10 @@ run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the
 test: check ## Set up everything and run all checks and tests
 	@$(PY) -m pytest
 
+fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SEED=, FIRST= to go on)
+	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
+	@$(PY) -m tests.log.fuzz --logs $(LOGS) --seed $(SEED) --first $(FIRST)
+
 check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
 	@.venv/bin/ruff check --quiet .
@@ -51,9 +61,17 @@ up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
 sample: setup-test ## Produce the sample log again, on a real broker
 	@$(PY) -m sample.make_sample
 
-bench: setup-test ## Measure
+bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, within an hour
 	@$(PY) benchmarks/read_segments.py
-	@$(PY) -m benchmarks.ingest_segments
+	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 3 --minutes 50
+	@$(PY) -m benchmarks.clean_log.report --write
+
+bench-full: setup-test ## The long measurements, taken up where they stopped
+	-@$(BENCH) --resume --drop --cells 32m-1.25,8m-5-b500,8m-5-b10,8m-5-b1 --contenders ours,kafka
+	-@$(BENCH) --resume --drop --cells 8m-50 --runs-by-hand 3
+	@[ -e $(BENCH_RESULTS)/nights/nights.json ] || \
+		$(PY) -m benchmarks.clean_log.thirty_nights --results $(BENCH_RESULTS)/nights
+	@$(PY) -m benchmarks.clean_log.report --write
 
 lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements.in -o requirements.txt

@@ -27,6 +27,7 @@ CLASSES = PROJECT / ".ebbtide" / "oracle"
 JVM_OPTIONS = (
     "-Xmx1g",
     "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # thousands of little logs: compiling costs more than it saves
     "-ea",
     # A log that crashed says so loudly; each of these logs looks like one.
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
@@ -39,10 +40,19 @@ class OracleError(Exception):
     """The Java side failed, or Kafka refused a log or a round."""
 
 
+@dataclass(frozen=True, slots=True)
+class GrownSegment:
+    """What was appended to a segment of the source, or a segment that it began."""
+
+    base_offset: int
+    modified_ms: int
+    bytes: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What happens at one time, in this order: producers expire, config, DeleteRecords, cleaning,
-    retention.
+    """What happens at one time, in this order: the log grows, config, producers expire,
+    DeleteRecords, cleaning, retention.
 
     `delete_records` is an offset, -1 the high watermark; cleanup.policy is not asked. An idle round
     (allowed by `idle`, done without a reason too with `force_idle`) happens only where Kafka does
@@ -55,6 +65,7 @@ class Round:
     idle: bool = True
     force_idle: bool = False
     retention: bool = False
+    grown: Sequence[GrownSegment] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,7 @@ class LogState:
 
     `first_dirty_offset` is the cleaner's checkpoint, the log start offset where there is none.
     What lies below the log start offset in a segment that is still there is included.
+    `cleaned_batches` are those between cleaning and retention; none where retention is not asked.
     """
 
     picked: Picked
@@ -154,6 +166,7 @@ class LogState:
     batches: tuple[Batch, ...]
     records: tuple[Record, ...]
     producers: tuple[Producer, ...]
+    cleaned_batches: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +184,36 @@ def run_oracle(logs: Sequence[SourceLog], jars_dir: Path = JARS) -> list[OracleR
 
 def iterate_oracle(logs: Sequence[SourceLog], jars_dir: Path = JARS) -> Iterator[OracleResult]:
     """As `run_oracle`, but each result as soon as it is there; its copy is then removed."""
+    for result in try_oracle(logs, jars_dir):
+        if isinstance(result, OracleError):
+            raise result
+        yield result
+
+
+def try_oracle(
+    logs: Sequence[SourceLog], jars_dir: Path = JARS
+) -> Iterator[OracleResult | OracleError]:
+    """As `iterate_oracle`, but a log that Kafka fails on is an error among the results."""
     classes = compiled_classes(jars_dir)
     with (
         tempfile.TemporaryDirectory(prefix="oracle-", dir=scratch_root(logs)) as scratch,
         closing(oracle_lines(logs, classes, jars_dir, Path(scratch))) as lines,
     ):
         for number, log in enumerate(logs):
-            states = [parsed_state(answer_for(log, lines)) for _ in range(1 + len(log.rounds))]
-            answer_for(log, lines)  # its files are closed
+            yield result_of(log, lines)
             shutil.rmtree(Path(scratch, str(number)))
-            yield OracleResult(initial=states[0], rounds=tuple(states[1:]))
+
+
+def result_of(log: SourceLog, lines: Iterator[dict[str, Any]]) -> OracleResult | OracleError:
+    """The states of one log up to the line that says that its files are closed."""
+    states: list[LogState] = []
+    for answer in lines:
+        if "error" in answer:
+            return OracleError(f"Kafka failed on {log.directory}: {answer['error']}")
+        if "closed" in answer:
+            break
+        states.append(parsed_state(answer))
+    return OracleResult(initial=states[0], rounds=tuple(states[1:]))
 
 
 def manifest_logs(log_directory: Path, rounds: Sequence[Round]) -> list[SourceLog]:
@@ -272,26 +305,29 @@ def request_of(log: SourceLog, number: str, scratch: Path) -> dict[str, Any]:
         "high_watermark": log.high_watermark,
         "modified_ms": {str(offset): time_ms for offset, time_ms in log.modified_ms.items()},
         "with_records": log.with_records,
-        "rounds": [
-            {
-                "now_ms": a_round.now_ms,
-                "config": dict(a_round.config),
-                "delete_records": a_round.delete_records,
-                "idle": a_round.idle,
-                "force_idle": a_round.force_idle,
-                "retention": a_round.retention,
-            }
-            for a_round in log.rounds
-        ],
+        "rounds": [round_request(a_round) for a_round in log.rounds],
     }
 
 
-def answer_for(log: SourceLog, lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """The next line of the Java side, unless it tells of an error."""
-    answer = next(lines)
-    if "error" in answer:
-        raise OracleError(f"Kafka failed on {log.directory}: {answer['error']}")
-    return answer
+def round_request(a_round: Round) -> dict[str, Any]:
+    """The request for one round."""
+    grown = [
+        {
+            "base_offset": segment.base_offset,
+            "modified_ms": segment.modified_ms,
+            "bytes": base64.b64encode(segment.bytes).decode(),
+        }
+        for segment in a_round.grown
+    ]
+    return {
+        "now_ms": a_round.now_ms,
+        "config": dict(a_round.config),
+        "delete_records": a_round.delete_records,
+        "idle": a_round.idle,
+        "force_idle": a_round.force_idle,
+        "retention": a_round.retention,
+        "grown": grown or None,
+    }
 
 
 def parsed_state(answer: Mapping[str, Any]) -> LogState:
@@ -307,6 +343,7 @@ def parsed_state(answer: Mapping[str, Any]) -> LogState:
         batches=tuple(Batch(**batch) for batch in answer["batches"]),
         records=tuple(parsed_record(record) for record in answer["records"]),
         producers=tuple(Producer(**producer) for producer in answer["producers"]),
+        cleaned_batches=tuple(Batch(**batch) for batch in answer["cleaned_batches"]),
     )
 
 

@@ -2,7 +2,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.record.internal.ControlRecordType;
+import org.apache.kafka.common.record.internal.Record;
 import org.apache.kafka.common.record.internal.RecordBatch;
 import org.apache.kafka.common.utils.Time;
 import org.apache.kafka.storage.internals.log.Cleaner;
@@ -27,13 +27,11 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.Properties;
-import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 
@@ -94,28 +92,42 @@ public final class CleanerOracle {
                 checkpoint(manager, log, request.get("first_dirty_offset").asLong());
             new LogDump(log, results).write(id, -1, "none", firstDirtyOffset(manager, log), -1, withRecords);
             int number = 0;
-            for (JsonNode round : request.get("rounds")) {
-                if (round.hasNonNull("config")) {
-                    config.putAll(properties(round.get("config")));
-                    log.updateConfig(new LogConfig(config));
-                    log.producerStateManager().producerStateManagerConfig()
-                        .setProducerIdExpirationMs(producerExpirationMs(config));
-                }
-                clock.set(round.get("now_ms").asLong());
-                log.removeExpiredProducers(clock.milliseconds());
-                if (round.hasNonNull("delete_records"))
-                    deleteRecords(log, round.get("delete_records").asLong());
-                long bound = firstUncleanableOffset(manager, log);
-                String picked = clean(manager, log, round, bound);
-                if (round.path("retention").asBoolean())
-                    log.deleteOldSegments();
-                new LogDump(log, results).write(id, number++, picked, firstDirtyOffset(manager, log), bound, withRecords);
-            }
+            for (JsonNode round : request.get("rounds"))
+                runRound(new LogDump(log, results), manager, log, config, round, id, number++, withRecords);
         } finally {
             manager.removeMetrics();
             log.removeLogMetrics();
             log.close();
         }
+    }
+
+    private void runRound(LogDump dump, LogCleanerManager manager, UnifiedLog log, Properties config, JsonNode round,
+                          String id, int number, boolean withRecords) throws Exception {
+        if (round.hasNonNull("grown"))
+            SegmentAppender.append(log, round.get("grown"));
+        if (round.hasNonNull("config"))
+            config.putAll(properties(round.get("config")));
+        log.updateConfig(new LogConfig(config));
+        log.producerStateManager().producerStateManagerConfig().setProducerIdExpirationMs(producerExpirationMs(config));
+        clock.set(round.get("now_ms").asLong());
+        log.removeExpiredProducers(clock.milliseconds());
+        if (round.hasNonNull("delete_records"))
+            deleteRecords(log, round.get("delete_records").asLong());
+        long bound = firstUncleanableOffset(manager, log);
+        String picked = clean(manager, log, round, bound);
+        if (round.path("retention").asBoolean()) {
+            dump.keepBatches();
+            deleteOldSegments(log);
+        }
+        dump.write(id, number, picked, firstDirtyOffset(manager, log), bound, withRecords);
+    }
+
+    /** Where all of them go, the empty one that takes their place is as old as the round. */
+    private void deleteOldSegments(UnifiedLog log) throws IOException {
+        long active = log.activeSegment().baseOffset();
+        log.deleteOldSegments();
+        if (log.activeSegment().baseOffset() != active)
+            SegmentAppender.touch(log.activeSegment(), clock.milliseconds());
     }
 
     /** The log as a broker recovers it from nothing but its segment files. */
@@ -180,29 +192,42 @@ public final class CleanerOracle {
             cleaner.cleanSegments(log, group, offsets, clock.milliseconds(), stats, transactions, legacyHorizonMs, bound);
     }
 
-    /** Whether a horizon is reached, or a marker waits for one since its transaction has no batch left. */
+    /**
+     * Whether, from the log start offset on, a horizon is reached that a tombstone or a marker waits for, or a
+     * marker waits for one since its transaction has no batch left.
+     */
     private boolean isIdleRoundDue(UnifiedLog log, long bound) throws IOException {
-        Set<Long> producersWithData = new HashSet<>();
+        var transactions = new CleanedTransactionMetadata();
         for (LogSegment segment : log.logSegments(0, bound)) {
+            transactions.addAbortedTransactions(
+                log.collectAbortedTransactions(segment.baseOffset(), segment.readNextOffset()));
             for (RecordBatch batch : LogDump.batches(segment)) {
-                OptionalLong horizonMs = batch.deleteHorizonMs();
-                if (horizonMs.isPresent() && horizonMs.getAsLong() <= clock.milliseconds())
+                boolean hasLostItsData = batch.isControlBatch()
+                    ? transactions.onControlBatchRead(batch) : transactions.onBatchRead(batch);
+                if (batch.lastOffset() < log.logStartOffset())
+                    continue;
+                boolean isMarker = batch.isControlBatch() && batch.iterator().hasNext();
+                if (isPastHorizon(batch) && (isMarker || hasTombstone(batch, log.logStartOffset())))
                     return true;
-                if (!batch.isControlBatch()) {
-                    if (batch.isTransactional())
-                        producersWithData.add(batch.producerId());
-                } else if (isTransactionMarker(batch)) {
-                    if (!producersWithData.remove(batch.producerId()) && horizonMs.isEmpty())
-                        return true;
-                }
+                if (isMarker && hasLostItsData && batch.deleteHorizonMs().isEmpty())
+                    return true;
             }
         }
         return false;
     }
 
-    private static boolean isTransactionMarker(RecordBatch batch) {
-        String type = LogDump.controlType(batch);
-        return ControlRecordType.COMMIT.name().equals(type) || ControlRecordType.ABORT.name().equals(type);
+    private boolean isPastHorizon(RecordBatch batch) {
+        OptionalLong horizonMs = batch.deleteHorizonMs();
+        return horizonMs.isPresent() && horizonMs.getAsLong() <= clock.milliseconds();
+    }
+
+    private static boolean hasTombstone(RecordBatch batch, long logStartOffset) {
+        if (batch.isControlBatch())
+            return false;
+        for (Record record : batch)
+            if (record.offset() >= logStartOffset && !record.hasValue())
+                return true;
+        return false;
     }
 
     private static void checkpoint(LogCleanerManager manager, UnifiedLog log, long offset) {

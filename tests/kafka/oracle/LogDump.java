@@ -17,7 +17,9 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.ByteBuffer;
+import java.util.ArrayList;
 import java.util.Iterator;
+import java.util.List;
 import java.util.OptionalLong;
 
 /** Writes one log as one JSON line: offsets, segments, batch headers, records, producers. */
@@ -29,11 +31,19 @@ final class LogDump {
     private final PrintStream results;
     private final ByteArrayOutputStream line = new ByteArrayOutputStream();
     private final JsonGenerator json;
+    private List<MutableRecordBatch> keptBatches = List.of();
 
     LogDump(UnifiedLog log, PrintStream results) throws IOException {
         this.log = log;
         this.results = results;
         this.json = FACTORY.createGenerator(line);
+    }
+
+    /** Remembers the batches as they are now, for where retention comes between. */
+    void keepBatches() throws IOException {
+        keptBatches = new ArrayList<>();
+        for (LogSegment segment : log.logSegments())
+            batches(segment).forEach(keptBatches::add);
     }
 
     void write(String id, int round, String picked, long firstDirtyOffset, long bound, boolean withRecords)
@@ -52,6 +62,10 @@ final class LogDump {
         for (LogSegment segment : log.logSegments())
             for (MutableRecordBatch batch : batches(segment))
                 writeBatch(batch);
+        json.writeEndArray();
+        json.writeArrayFieldStart("cleaned_batches");
+        for (MutableRecordBatch batch : keptBatches)
+            writeBatch(batch);
         json.writeEndArray();
         json.writeArrayFieldStart("records");
         if (withRecords)

@@ -1,0 +1,118 @@
+"""Random topics through the Spark stages and through Kafka's own classes.
+
+`python -m tests.tables.fuzz --topics 100 --seed 7`; goes on with `--first N` where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import tests.conftest  # noqa: F401 (what Spark's workers need)
+from tests.kafka.oracle import JARS
+from tests.kafka.random_logs import random_topic
+from tests.kafka.scenarios import Topic, to_json
+from tests.lake_sandbox import LakeSandbox
+from tests.log.fuzz import as_text
+from tests.log.shrink import fewer_requests, less_grown
+from tests.tables.spark_replay import Tally, replay_topic
+
+REGRESSIONS = Path(__file__).parent / "regressions"
+PARTITIONS = 20
+SEEDS_APART = 10**6
+# A topic at a time leaves a core idle while the driver thinks.
+TOPICS_AT_ONCE = 3
+
+
+def topic_of(seed: int, number: int) -> Topic:
+    """Topic `number` of a seed; segments are no smaller than Kafka lets a topic set."""
+    return random_topic(seed * SEEDS_APART + number, PARTITIONS, merges_by_size=False)
+
+
+def run(
+    spark: SparkSession, home: Path, seed: int, numbers: Sequence[int]
+) -> Iterator[tuple[int, Tally]]:
+    """The tally of each topic, in order."""
+
+    def replayed(number: int) -> Tally:
+        topic = topic_of(seed, number)
+        return replay_topic(_session(spark), topic, home / f"s{seed}n{number}", JARS)
+
+    with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
+        yield from zip(numbers, pool.map(replayed, numbers), strict=True)
+
+
+def _session(spark: SparkSession) -> SparkSession:
+    """A session of the thread's own, on the same lake."""
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if name.startswith("spark.sql.catalog."):
+            session.conf.set(name, value)
+    return session
+
+
+def write_smallest(
+    spark: SparkSession, home: Path, topic: Topic, partition: int, name: str
+) -> Path:
+    """Shrink the log that differs, and write it where regression tests are found."""
+    smallest = replace(topic, partitions=(topic.partitions[partition],))
+    shown: list[str] = []
+    for step in range(20):
+        (log,) = smallest.partitions
+        candidates = (log, *less_grown(log), *fewer_requests(log))
+        tried = replace(smallest, partitions=candidates)
+        tally = replay_topic(
+            _session(spark), tried, home / f"{name}_{step}".replace("-", "_"), JARS
+        )
+        if not tally.differences:
+            break
+        best = min(tally.differences, key=lambda p: len(str(candidates[p])))
+        shown = tally.differences[best]
+        if best == 0:
+            break
+        smallest = replace(smallest, partitions=(candidates[best],))
+    REGRESSIONS.mkdir(exist_ok=True)
+    path = REGRESSIONS / f"{name}.json"
+    path.write_text(as_text({"shows": shown[:3], **to_json(smallest)}) + "\n")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and tell how far it is; 1 where a log differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first topic")
+    arguments = parser.parse_args(argv)
+    total, started = Tally(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        home = Path(folder)
+        spark = LakeSandbox(home / "home").session
+        numbers = range(arguments.first, arguments.topics)
+        for number, tally in run(spark, home, arguments.seed, numbers):
+            total.add(tally)
+            print(
+                f"fuzz: {number + 1} of {arguments.topics} topics, {total}, "
+                f"{time.monotonic() - started:.0f} s; "
+                f"--seed {arguments.seed} --first {number + 1} goes on",
+                file=sys.stderr,
+            )
+            for partition, lines in tally.differences.items():
+                print(f"topic {number} partition {partition}:", *lines[:5], sep="\n  ")
+                topic = topic_of(arguments.seed, number)
+                name = f"seed-{arguments.seed}-topic-{number}-{partition}"
+                print(f"smallest: {write_smallest(spark, home, topic, partition, name)}")
+    print(total)
+    return 1 if total.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

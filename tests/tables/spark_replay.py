@@ -1,0 +1,216 @@
+"""Random topics through the Spark stages and through Kafka's own classes, round by round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ebbtide.frames.headers import Headers
+from ebbtide.log.names import TopicName
+from ebbtide.tables.batches import changes_table, read_headers, rewrite_batches
+from ebbtide.tables.stages.clean import execute_clean, plan_clean
+from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
+from ebbtide.tables.topics import current_snapshot, load
+from tests.kafka.oracle import LogState, OracleError, OracleResult, try_oracle
+from tests.kafka.scenarios import Topic, source_segments, write_source
+from tests.log.comparison import batches_of, described
+from tests.log.log_files import empty_log, grow
+from tests.log.plain_cleaner import Log, producers_of
+from tests.log.replay import End, Subject, Turn, config_of, keeps_markers_longer, replay
+from tests.tables.nights import expire, ingest, mark
+from tests.tables.table_log import logs_of_topic
+
+TOPIC = "t"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a topic's comparison showed; the first round of a log that differs ends it."""
+
+    logs: int = 0
+    refused: int = 0  # by Kafka too
+    picked: Counter[str] = field(default_factory=Counter)
+    markers_kept_longer: int = 0
+    differences: dict[int, list[str]] = field(default_factory=dict)  # by partition
+
+    def add(self, other: Tally) -> None:
+        """Count the other's logs too; its differences get numbers after these."""
+        offset = self.logs
+        self.logs += other.logs
+        self.refused += other.refused
+        self.picked += other.picked
+        self.markers_kept_longer += other.markers_kept_longer
+        self.differences |= {offset + p: lines for p, lines in other.differences.items()}
+
+    def __str__(self) -> str:
+        rounds = ", ".join(f"{count} {picked}" for picked, count in self.picked.most_common())
+        return (
+            f"{self.logs} logs, {self.picked.total()} rounds ({rounds}): {len(self.differences)} "
+            f"differ, {self.markers_kept_longer} keep a marker longer, {self.refused} refused"
+        )
+
+
+@dataclass(slots=True)
+class Expected:
+    """One partition's next state by Kafka, and by the plain rules beside it.
+
+    Where DeleteRecords hides a batch, a marker may stay longer than Kafka's; from there on the
+    plain rules, which made the same choice, say what the tables should hold.
+    """
+
+    subject: Subject
+    result: OracleResult
+    log: Log
+    state: LogState
+    is_exception: bool = False
+
+    @classmethod
+    def of(cls, subject: Subject, result: OracleResult) -> Expected:
+        """Before any round."""
+        first = subject.grown(0)
+        return cls(subject, result, grow(empty_log(first[0][0]), first), result.initial)
+
+    def advance(self, number: int) -> None:
+        """Go through the next round."""
+        after = self.result.rounds[number]
+        measured = batches_of(self.state.batches)
+        end = Turn(self.subject, number, replace(self.log, measured=tuple(measured))).end(after)
+        self.is_exception |= bool(end.differences(after)) and keeps_markers_longer(end.log, after)
+        self.log, self.state = end.log, after
+
+
+def replay_topic(spark: SparkSession, topic: Topic, home: Path, jars_dir: Path) -> Tally:
+    """Compare each partition of a topic after each round; its cluster is named after `home`."""
+    subjects = dict(enumerate(Subject(topic, partition) for partition in topic.partitions))
+    sources = [subject.source(home / "kafka" / f"{TOPIC}-{p}") for p, subject in subjects.items()]
+    results = dict(enumerate(try_oracle(sources, jars_dir)))
+    tally = Tally(logs=len(subjects))
+    expected: dict[int, Expected] = {}
+    for partition, result in results.items():
+        if isinstance(result, OracleError) or replay(subjects[partition], result).differences:
+            # The first layer is what tells of these.
+            tally.refused += 1
+        else:
+            expected[partition] = Expected.of(subjects[partition], result)
+    name = TopicName(home.name, TOPIC)
+    for number in range(len(topic.rounds)):
+        picked = _run_round(spark, name, topic, number, home, expected)
+        _compare(logs_of_topic(spark, name), number, expected, picked, tally)
+    shutil.rmtree(home)
+    return tally
+
+
+def _run_round(
+    spark: SparkSession,
+    name: TopicName,
+    topic: Topic,
+    number: int,
+    home: Path,
+    expected: Mapping[int, Expected],
+) -> dict[int, tuple[str, int]]:
+    """Ingest what has grown, then a night at the round's time; what was picked, up to where."""
+    a_round = topic.rounds[number]
+    _grow_source(home / "log", topic, number, expected)
+    ingest(spark, str(name), home / "log", a_round.now_ms, accept_gap=True)
+    _configure(spark, name, topic.config_at(number))
+    mark(spark, str(name))
+    requested = {
+        p: offset
+        for p in expected
+        if (offset := topic.partitions[p].delete_records[number]) is not None
+    }
+    if requested:
+        outcome = execute_delete(plan_delete(load(spark, name), requested, a_round.now_ms))
+        if outcome.error is not None:
+            raise outcome.error
+    plan = plan_clean(load(spark, name), a_round.now_ms)
+    execute_clean(plan)
+    for of_partition in expected.values():
+        of_partition.advance(number)
+    _set_sizes(spark, name, expected, is_retained=a_round.retention)
+    if a_round.retention:
+        expire(spark, str(name), a_round.now_ms)
+    parts = plan.round.partitions if plan.round is not None else {}
+    return {p: "idle" if part.is_idle else "dirty" for p, part in parts.items()}
+
+
+def _grow_source(
+    directory: Path, topic: Topic, number: int, expected: Mapping[int, Expected]
+) -> None:
+    """The broker's directory by this round."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for partition in expected:
+        segments = source_segments(topic.partitions[partition], number)
+        write_source(directory / f"{TOPIC}-{partition}", segments)
+    manifest = {"files": {}, "topics": {TOPIC: {"config": dict(topic.config_at(number))}}}
+    (directory / "ebbtide-manifest.json").write_text(json.dumps(manifest))
+
+
+def _configure(spark: SparkSession, name: TopicName, config: Mapping[str, str]) -> None:
+    settings = ", ".join(f"'kafka.{key}' = '{value}'" for key, value in config.items())
+    limits = "'ebbtide.max.delete.ratio' = '1'"
+    spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({settings}, {limits})")
+
+
+def _set_sizes(
+    spark: SparkSession, name: TopicName, expected: Mapping[int, Expected], *, is_retained: bool
+) -> None:
+    """Give compressed batches that a round wrote anew the size that only a codec knows."""
+    changes = []
+    for partition, headers in read_headers(spark, name.batches_table, expected).items():
+        state = expected[partition].state
+        theirs = batches_of(state.cleaned_batches if is_retained else state.batches)
+        changes += _sizes(partition, headers, {b.base_offset: b.size_bytes for b in theirs})
+    if changes:
+        snapshot = current_snapshot(spark, name.batches_table)
+        assert snapshot is not None
+        rewrite_batches(spark, name.batches_table, snapshot, pa.concat_tables(changes), {})
+
+
+def _sizes(partition: int, headers: Headers, sizes: Mapping[int, int]) -> list[object]:
+    segments, newest_ms = headers.column("segment"), headers.column("max_event_time_ms")
+    return [
+        changes_table(
+            partition, int(segment), [(batch, batch._replace(size_bytes=size), int(event_ms))]
+        )
+        for batch, segment, event_ms in zip(headers.batches(), segments, newest_ms, strict=True)
+        if batch.is_compressed
+        and (size := sizes.get(batch.written_base_offset)) is not None
+        and size != batch.size_bytes
+    ]
+
+
+def _compare(
+    logs: Mapping[int, Log],
+    number: int,
+    expected: Mapping[int, Expected],
+    picked: Mapping[int, str],
+    tally: Tally,
+) -> None:
+    for partition, of_partition in expected.items():
+        if partition in tally.differences:
+            continue
+        lines = list(_differences(logs[partition], number, of_partition, picked.get(partition)))
+        tally.picked[picked.get(partition, "none")] += 1
+        if of_partition.is_exception:
+            tally.markers_kept_longer += 1
+        if lines:
+            tally.differences[partition] = [f"round {number}: {line}" for line in lines]
+
+
+def _differences(log: Log, number: int, expected: Expected, picked: str | None) -> Iterator[str]:
+    topic, state = expected.subject.topic, expected.state
+    config = config_of(topic.config_at(number))
+    producers = producers_of(log, config, topic.rounds[number].now_ms)
+    if expected.is_exception:
+        yield from described(log).differences(described(expected.log))
+    else:
+        end = End(log, picked or "none", state.first_uncleanable_offset, producers, [], [])
+        yield from end.differences(state)
