@@ -70,9 +70,11 @@ class FakeSpark:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
-    for option in ("--topic", "--set", "--unset"):
+    for option in ("--topic", "--set", "--unset", "--partition"):
         parser.add_argument(option, action="append", default=[])
-    for option in ("--now", "--run-id", "--dag", "--task", "--source", "--cluster", "--request"):
+    for option in ("--now", "--run-id", "--dag", "--task"):
+        parser.add_argument(option)
+    for option in ("--source", "--cluster", "--request", "--target"):
         parser.add_argument(option)
     for option in ("--accept-gap", "--plan-only"):
         parser.add_argument(option, action="store_true")

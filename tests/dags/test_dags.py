@@ -7,7 +7,13 @@ import pytest
 from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
-DAGS = ["configure_topic", "delete_records", "ingest_segments", "nightly_retention"]
+DAGS = [
+    "configure_topic",
+    "delete_records",
+    "export_segments",
+    "ingest_segments",
+    "nightly_retention",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +54,7 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
     [
         ("configure_topic", None),
         ("delete_records", None),
+        ("export_segments", None),
         ("ingest_segments", None),
         ("nightly_retention", "0 2 * * *"),
     ],
@@ -85,6 +92,9 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         ("configure_topic", {"unset": ["kafka.retention.ms=1"]}),
         ("delete_records", {"timeout_ms": 0}),
         ("delete_records", {"topic": "no-cluster"}),
+        ("export_segments", {"target": ""}),
+        ("export_segments", {"topic": None}),
+        ("export_segments", {"partitions": [-1]}),
     ],
 )
 def test_a_param_out_of_bounds_is_refused(

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, ForeignLogError
+from ebbtide.errors import ConfigurationError, ForeignLogError, RequestError
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import run_dag, states
 from tests.lake_sandbox import LakeSandbox
@@ -126,3 +126,23 @@ def test_a_malformed_request_reaches_no_spark(
     run = run_dag("delete_records", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
+
+
+def test_export_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    run = run_dag("export_segments", topic="log.a", partitions=[0, 2], target="/restore/log")
+    assert run.state == "success"
+    assert states(run) == {"export_segments": "success", "verdict": "success"}
+    (submitted,) = spark_submit.submitted
+    assert submitted.topics == ["log.a"]
+    assert submitted.options.partition == ["0", "2"]
+    assert submitted.options.target == "/restore/log"
+
+
+def test_a_refused_target_is_not_tried_again(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    refusal = RequestError("expected a target that is empty, found a log")
+    spark_submit.failures["export_segments", "log.a"] = [refusal]
+    run = run_dag("export_segments", topic="log.a", target="/logs")
+    assert run.state == "failed"
+    assert len(spark_submit.submitted) == 1

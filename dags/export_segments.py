@@ -1,0 +1,63 @@
+"""Write a topic's tables as the segment files of a broker's log directory, to restore from them.
+
+The files are of format v2 and hold what the tables hold: records, delete horizons, transaction
+markers, segments. Nothing changes in the lake. The target is filled as a whole or not at all; one
+that holds other files is refused. docs/restore.md says how a broker takes it over.
+"""
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+JOB = "export_segments"
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    tags=["ebbtide"],
+    doc_md=__doc__,
+    params={
+        "topic": Param(
+            "log.flights",
+            type="string",
+            pattern=r"^[^.]+\..+$",
+            title="Topic",
+            description="<cluster>.<topic>, as the lake names it.",
+        ),
+        "partitions": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "integer", "minimum": 0},
+            minItems=1,
+            title="Partitions",
+            description="A list such as [0, 2]; empty means all.",
+        ),
+        "target": Param(
+            "",
+            type="string",
+            minLength=1,
+            title="Target",
+            description="A directory to be, on a path or URI that every Spark worker writes to.",
+        ),
+    },
+)
+def export_segments() -> None:
+    chain(
+        EbbtideJobOperator(
+            task_id=JOB,
+            job=JOB,
+            topics=["{{ params.topic }}"],
+            options={"partitions": "--partition", "target": "--target"},
+        ),
+        verdict([JOB]),
+    )
+
+
+export_segments()

@@ -1,0 +1,40 @@
+"""export_segments: a topic's tables go into a broker's log directory, as segment files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import finish_round
+from ebbtide.tables.stages.export import Export, execute_export, plan_export
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = job_parser("export_segments", __doc__ or "")
+    parser.add_argument("--target", required=True, metavar="URI", help="a directory to be")
+    parser.add_argument(
+        "--partition", action="append", default=[], type=int, help="only this; repeat for more"
+    )
+    args = parser.parse_args(argv)
+    if len(args.topic) > 1:
+        parser.error(f"expected one --topic, since it fills its target, found {len(args.topic)}")
+    export = Export(args.target, args.run_id, tuple(args.partition))
+    spark = SparkSession.builder.appName("export_segments").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        topic = load(session, name)
+        if args.plan_only:
+            return plan_export(topic, export).outcome()
+        return execute_export(plan_export(finish_round(topic), export))
+
+    return run_topics(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
