@@ -1,0 +1,1 @@
+"""The ways to clean a log, and what a run of one takes."""

@@ -1,0 +1,1 @@
+"""The logs that are cleaned, as Kafka's files and as tables."""

@@ -1,0 +1,34 @@
+"""A home of Spark's own for what is measured: settings of the nightly jobs, another lake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+EBBTIDE_HOME = ROOT / ".ebbtide"
+BENCH = EBBTIDE_HOME / "bench"
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What makes Spark find the lake of this home."""
+    return {
+        **os.environ,
+        "EBBTIDE_HOME": str(home),
+        "SPARK_CONF_DIR": str(home / "conf"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def make_home(home: Path) -> None:
+    """The rendered settings, and the jars that they name."""
+    home.mkdir(parents=True, exist_ok=True)
+    jars = home / "jars"
+    if not jars.exists():
+        jars.symlink_to(EBBTIDE_HOME / "jars")
+    for template in ("spark-defaults.conf", "log4j2.properties"):
+        command = [sys.executable, "conf/render.py", f"conf/{template}", str(home / "conf")]
+        subprocess.run(command, cwd=ROOT, env=environment(home), check=True)

@@ -1,0 +1,77 @@
+"""Makes one table of a cell: `topic`, ours, or `plain`, as somebody would make it by hand.
+
+Cell and table are the arguments; the home, with the log, is EBBTIDE_HOME. Both tables hold the same
+records, in one data file a segment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks.clean_log.data.cells import NOW_MS, SEGMENT_BYTES, Cell
+from benchmarks.clean_log.data.log_files import TOPIC
+from benchmarks.clean_log.data.prepared import PLAIN_TABLE
+from ebbtide.log.names import TopicName
+from ebbtide.log.state import to_properties
+from ebbtide.tables.commits import Step
+from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.topics import Changes, Topic, compare_and_set, load
+
+NAME = TopicName("bench", TOPIC)
+PLAIN = "lake.plain.records"
+PLAIN_COLUMNS = "`partition`, offset, segment, timestamp, key, value, headers"
+SETTINGS = {
+    "kafka.cleanup.policy": "compact",
+    "kafka.segment.bytes": str(SEGMENT_BYTES),
+    # As a log that is cleaned each night, however little came.
+    "kafka.min.cleanable.dirty.ratio": "0.001",
+}
+HOUR_MS = 3_600_000
+
+
+def make_topic(spark: SparkSession, cell: Cell, log: Path) -> None:
+    """Ingest and mark the log; its clean part counts as cleaned a day ago."""
+    now = datetime.fromtimestamp((NOW_MS - HOUR_MS) / 1000, UTC)
+    ingest_topic(spark, NAME, Source.of_uri(str(log), now, settings=SETTINGS))
+    execute_mark(plan_mark(load(spark, NAME)))
+
+    def cleaned(topic: Topic) -> Changes:
+        end = cell.clean_records
+        state = topic.partitions[0].moved(
+            first_dirty_offset=end,
+            cleaned_at_ms=NOW_MS - 24 * HOUR_MS,
+            cleaned_end_offset=end,
+            next_clean_ms=0,
+        )
+        return to_properties(0, state)
+
+    compare_and_set(load(spark, NAME), Step.ROUND_STATE, cleaned)
+
+
+def make_plain(spark: SparkSession) -> None:
+    """The topic's records as a table that somebody made by hand: no marks, no batches, no state."""
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.plain")
+    spark.sql(
+        f"CREATE TABLE {PLAIN} USING iceberg PARTITIONED BY (`partition`, segment) "
+        "TBLPROPERTIES ('format-version' = '3') "
+        f"AS SELECT {PLAIN_COLUMNS} FROM {NAME.records_table}"
+    )
+
+
+def main() -> None:
+    cell, table = Cell.parse(sys.argv[1]), sys.argv[2]
+    spark = SparkSession.builder.appName(f"prepare {cell.name}").getOrCreate()
+    if table == PLAIN_TABLE:
+        make_plain(spark)
+    else:
+        make_topic(spark, cell, Path(os.environ["EBBTIDE_HOME"], "log"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What runs took: kept, compared, shown."""

@@ -1,0 +1,65 @@
+"""The kept results as tables: `python -m benchmarks.clean_log.report [--write]`.
+
+With --write they become docs/performance.md too, after the text of method.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.clean_log.data.cells import Cell
+from benchmarks.clean_log.data.home import ROOT
+from benchmarks.clean_log.report.bounds import bounds_table
+from benchmarks.clean_log.report.kept import CellResults, cpu_s, load_all, wall_s
+from benchmarks.clean_log.report.lines import cell_table, ratios_table
+from benchmarks.clean_log.report.nights import KeptNights, nights_table
+
+KEPT = ROOT / "benchmarks" / "results" / "clean_log"
+PAGE = ROOT / "docs" / "performance.md"
+METHOD = Path(__file__).parent / "method.md"
+
+
+def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
+    """The page without its introduction."""
+    ordered = sorted(results, key=_order)
+    machine = ", ".join(f"{name} {what}" for name, what in results[0].machine.items())
+    dates = sorted(run.date[:10] for result in results for run in result.runs)
+    return "\n\n".join(
+        [
+            f"Measured {dates[0]} to {dates[-1]} on: {machine}.",
+            "## What was to be reached",
+            bounds_table(results),
+            "## Wall time over ours",
+            ratios_table(ordered, wall_s),
+            "## CPU seconds over ours",
+            ratios_table(ordered, cpu_s),
+            "## Each cell",
+            *map(cell_table, ordered),
+            *(["## Thirty nights", nights_table(nights)] if nights else []),
+        ]
+    )
+
+
+def _order(result: CellResults) -> tuple[bool, int, bool, float]:
+    cell = Cell.parse(result.cell)
+    return "-b" in cell.name, cell.records, cell.is_zipf, cell.dirty_percent
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=KEPT)
+    parser.add_argument("--write", action="store_true", help="docs/performance.md too")
+    args = parser.parse_args(argv)
+    results = [result for result in load_all(args.results) if result.runs]
+    if not results:
+        raise SystemExit(f"expected results in {args.results}, found none: run `make bench`")
+    tables = measured(results, KeptNights.of(args.results / "nights"))
+    print(tables)
+    if args.write:
+        PAGE.write_text(f"{METHOD.read_text().strip()}\n\n{tables}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the cleaner is to beat, judged on the kept results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.clean_log.contenders.names import KAFKA, OURS
+from benchmarks.clean_log.report.kept import CellResults, wall_s
+from benchmarks.clean_log.report.text import markdown
+
+EIGHT_MILLION, THIRTY_TWO_MILLION = "8m-5", "32m-1.25"
+
+
+class Bound(NamedTuple):
+    """Our wall time in a cell is to be at most `share` of another's."""
+
+    says: str
+    ours_in: str
+    other_in: str
+    other: str
+    share: float
+
+
+BOUNDS = (
+    Bound("faster than Kafka's Cleaner", EIGHT_MILLION, EIGHT_MILLION, KAFKA, 1),
+    Bound("a quarter of the overwrite", EIGHT_MILLION, EIGHT_MILLION, "overwrite", 0.25),
+    Bound(
+        "half of Kafka's time, same dirty part", THIRTY_TWO_MILLION, THIRTY_TWO_MILLION, KAFKA, 0.5
+    ),
+    Bound("twice our own time for four times the log", THIRTY_TWO_MILLION, EIGHT_MILLION, OURS, 2),
+    Bound("the goal beyond: half of Kafka's time", EIGHT_MILLION, EIGHT_MILLION, KAFKA, 0.5),
+)
+
+
+def bounds_table(results: Sequence[CellResults]) -> str:
+    """A row a bound: what it allows, what was measured, whether it holds."""
+    by_cell = {result.cell: result for result in results}
+    rows = [["bound", "cell", "ours s", "allowed s", "holds"]]
+    for bound in BOUNDS:
+        ours = _median(by_cell, bound.ours_in, OURS)
+        other = _median(by_cell, bound.other_in, bound.other)
+        row = [bound.says, bound.ours_in]
+        if ours is None or other is None:
+            rows.append([*row, "", "", "not measured"])
+        else:
+            allowed = other * bound.share
+            rows.append([*row, f"{ours:.1f}", f"{allowed:.1f}", "yes" if ours <= allowed else "no"])
+    return markdown(rows)
+
+
+def _median(by_cell: Mapping[str, CellResults], cell: str, contender: str) -> float | None:
+    return by_cell[cell].median(contender, wall_s) if cell in by_cell else None
