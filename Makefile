@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3.11
 PORT ?= 8080
 LOGS ?= 100000
+TOPICS ?= 100
 SEED ?= 1
 FIRST ?= 0
 
@@ -29,7 +30,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
 
-.PHONY: help setup setup-test machine run test fuzz check lock sample up bench bench-full clean distclean
+.PHONY: help setup setup-test machine run test fuzz fuzz-spark check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -48,6 +49,10 @@ test: check ## Set up everything and run all checks and tests
 fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SEED=, FIRST= to go on)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
 	@$(PY) -m tests.log.fuzz --logs $(LOGS) --seed $(SEED) --first $(FIRST)
+
+fuzz-spark: setup-test ## The same through the Spark stages, 20 logs a topic (TOPICS=, SEED=, FIRST=)
+	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
+	@$(PY) -m tests.tables.fuzz --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
 
 check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

@@ -210,6 +210,27 @@ CASES = {
         },
         rounds=(dirty(), idle(HORIZON_MS)),
     ),
+    "a tombstone under LogAppendTime waits by the round's clock": Case(
+        segments={
+            0: [
+                data(0, ("a", "1"), ("b", None), attributes=LOG_APPEND_TIME, max_timestamp_ms=T0),
+                data(2, ("c", "3")),
+            ],
+            3: [],
+        },
+        rounds=(dirty(), idle(HORIZON_MS - 1), idle(HORIZON_MS)),
+    ),
+    "a segment whose newest record was superseded expires by what is left": Case(
+        segments={
+            0: [data(0, ("a", "1")), data(1, ("b", "2"), at_ms=NOW_MS - 1)],
+            2: [data(2, ("b", "3"), at_ms=NOW_MS)],
+            3: [],
+        },
+        config=ORDINARY
+        | APART
+        | {"cleanup.policy": "compact,delete", "retention.ms": str(HOUR_MS)},
+        rounds=(dirty(), dirty(NOW_MS + 1, retention=True)),
+    ),
     "a compressed batch keeps its codec, an emptied one loses it": Case(
         segments={
             0: [

@@ -23,6 +23,7 @@ from ebbtide.log.cleaning import (
     Verdict,
     drops_tombstones,
     rewrite,
+    rewritten_bytes,
 )
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
@@ -150,20 +151,22 @@ def clean_segment(
     ]
     written, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
     old_bytes = records.sums(_record_bytes(records, written, bases_ms))
-    for i, (header, verdict, survivors) in zip(touched, judged, strict=True):
-        after = rewrite(header, verdict, survivors, this_round)
-        if after is not None:
-            written[i], bases_ms[i] = after.written_base_offset, after.base_timestamp_ms
+    after = [rewrite(*of_batch, this_round) for of_batch in judged]
+    for i, header in zip(touched, after, strict=True):
+        if header is not None:
+            written[i], bases_ms[i] = header.written_base_offset, header.base_timestamp_ms
     # Where the records end depends on what they are written against.
     new_bytes = records.sums(np.where(left.stays, _record_bytes(records, written, bases_ms), 0))
     changes = []
-    for i, (header, verdict, survivors) in zip(touched, judged, strict=True):
-        sized = survivors._replace(
-            records_bytes=int(new_bytes[i]), records_bytes_before=int(old_bytes[i])
-        )
-        after = rewrite(header, verdict, sized, this_round)
-        if after != header:
-            changes.append((header, after, int(left.event_times_ms[i])))
+    for i, (header, _, survivors), rewritten in zip(touched, judged, after, strict=True):
+        if rewritten == header:
+            continue
+        if rewritten is not None and rewritten.record_count:
+            sized = survivors._replace(
+                records_bytes=int(new_bytes[i]), records_bytes_before=int(old_bytes[i])
+            )
+            rewritten = rewritten._replace(size_bytes=rewritten_bytes(header, sized))
+        changes.append((header, rewritten, int(left.event_times_ms[i])))
     waiting = bases_ms[left.tombstones > 0]
     return SegmentEffect(
         ~left.stays,

@@ -178,7 +178,7 @@ def rewrite(
     elif batch.delete_horizon_ms is None and not survivors.hidden:
         after = after._replace(base_timestamp_ms=survivors.first_timestamp_ms)
     return _retimed(after, survivors)._replace(
-        record_count=left, size_bytes=_rewritten_bytes(batch, survivors)
+        record_count=left, size_bytes=rewritten_bytes(batch, survivors)
     )
 
 
@@ -217,8 +217,11 @@ def _emptied(batch: Batch) -> Batch:
     )
 
 
-def _rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
-    """Exact for an uncompressed batch; for a compressed one an estimate."""
+def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
+    """The size of the batch once it is written anew with these records.
+
+    Exact for an uncompressed batch; for a compressed one an estimate.
+    """
     before = survivors.records_bytes_before
     overhead = LEGACY_OVERHEAD_BYTES[batch.magic] if batch.is_legacy else HEADER_BYTES
     if not batch.is_compressed or before == 0:
