@@ -65,6 +65,15 @@ def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     assert "nothing to do: no record, segment or file was touched" in rendered()
 
 
+def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.batches("log.a", [(0, 4, 0x40, 1_790_000_060_000), (0, 5, 0x40, 1_790_000_000_000)])
+    lake.run("log.a", "clean_log", partitions={0: CLEANED})
+    last = rendered().splitlines()[-1]
+    assert last.startswith("log.a: the first run at or after 2026-09-21 14:13 UTC removes the tomb")
+    assert last.endswith("is then reached, also when nothing new arrives.")
+
+
 def test_a_failure_is_named(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "clean_log", error=ConfigurationError("expected x, found y"))

@@ -81,9 +81,24 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             topic_table(runs),
             "",
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
+            *(fill(line, WIDTH) for line in promises(found)),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
     ).rstrip()
+
+
+def promises(found: Iterable[TopicNow]) -> list[str]:
+    """What waits for a horizon, and the run that removes it; Kafka itself waits for new data."""
+    dues = {
+        now.topic: min(due for of in now.partitions.values() if (due := of.next_horizon_ms))
+        for now in found
+        if any(of.next_horizon_ms for of in now.partitions.values())
+    }
+    return [
+        f"{topic}: the first run at or after {moment(due_ms)} UTC removes the tombstones and "
+        "markers whose horizon is then reached, also when nothing new arrives."
+        for topic, due_ms in dues.items()
+    ]
 
 
 def changed(run: Run) -> bool:
