@@ -31,6 +31,11 @@ PARAMS = {
         "plan_only": True,
     },
     "delete_records": {},
+    "export_segments": {
+        "topic": "log.flights",
+        "partitions": [0, 2],
+        "target": "/restore/flights",
+    },
 }
 REQUEST = {
     "topics": [{"topic": "log.flights", "partitions": [{"partition": 0, "offset": -1}]}],
@@ -51,6 +56,7 @@ SUBMITTING = [
     "ingest_segments.ingest_segments",
     "configure_topic.configure_topic",
     "delete_records.delete_records",
+    "export_segments.export_segments",
 ]
 
 
@@ -83,7 +89,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
         task = task.unmap({"topics": ["log.flights", "eu.a.b"]})
-    if task_id == "configure_topic":
+    if task_id in ("configure_topic", "export_segments"):
         task.topics = ["log.flights"]
     if dag_id == "delete_records":
         task.request = REQUEST
