@@ -34,8 +34,8 @@ class Headers(NamedTuple):
         return int(self.table.num_rows)
 
     def column(self, name: str) -> Longs:
-        """A column of integers."""
-        return np.asarray(self.table[name].to_numpy(), np.int64).copy()
+        """A column of integers; -1 where there is none."""
+        return np.asarray(self.table[name].fill_null(-1).to_numpy(), np.int64).copy()
 
     def has_bit(self, bit: int) -> Bools:
         """Whether the attributes of each have `bit` set."""

@@ -146,6 +146,8 @@ def _read_file(file: DataFile, columns: Sequence[str] | None) -> tuple[pa.Table,
     file_system, path = resolve(file.path)
     with file_system.open_input_file(path) as handle:
         table = pq.ParquetFile(handle).read(columns=columns and list(columns), use_threads=False)
+    # Writers differ in which columns they know to be never null.
+    table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
         return table, np.arange(table.num_rows, dtype=np.int64)
