@@ -177,6 +177,7 @@ def _clean_units(
         partial(_dirty_keys, shared),
         partial(_clean_unit, shared),
     )
+    shared.destroy()
     return [effect for effect in effects if effect is not None]
 
 

@@ -55,7 +55,9 @@ def map_with_latest(
         for partition in {unit.partition for unit in segments}
     }
     shared = spark.sparkContext.broadcast((maps, segments))
-    return map_segments(spark, partial(_clean_with_map, shared, clean), range(len(segments)))
+    done = map_segments(spark, partial(_clean_with_map, shared, clean), range(len(segments)))
+    shared.destroy()
+    return done
 
 
 def _clean_with_map(shared: Any, clean: Clean[R], number: int) -> R:
