@@ -51,12 +51,7 @@ def test_the_offset_map_is_a_dict(
     rows = [(key, i) for i, key in enumerate(key for keys in dirty for key in keys)]
     table = pa.table({"key": binary([k for k, _ in rows]), "offset": [i for _, i in rows]})
     asked = [key for key, _ in rows] + others
-    offset_map = OffsetMap.of([table.cast(SCHEMA)])
-    if all_collide:
-        keys = KeyFilter(np.full(64, 255, np.uint8))
-        offset_map = offset_map._replace(hashes=np.zeros_like(offset_map.hashes), filter=keys)
-        with patch("ebbtide.frames.keys.hash_keys", lambda keys: np.zeros(len(keys), np.uint64)):
-            found = offset_map.latest(pa.chunked_array([binary(asked)]))
-    else:
-        found = offset_map.latest(pa.chunked_array([binary(asked)]))
+    some_hash = (lambda keys: np.zeros(len(keys), np.uint64)) if all_collide else hash_keys
+    with patch("ebbtide.frames.keys.hash_keys", some_hash):
+        found = OffsetMap.of([table.cast(SCHEMA)]).latest(pa.chunked_array([binary(asked)]))
     assert found.tolist() == [dict(rows).get(key, -1) for key in asked]

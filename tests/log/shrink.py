@@ -83,6 +83,18 @@ def _joined(segments: Sequence[WrittenSegment]) -> tuple[WrittenSegment, ...]:
     return tuple(by_base.values())
 
 
+def first_rounds(topic: Topic, count: int) -> Topic:
+    """Without the rounds that come later."""
+    return replace(
+        topic,
+        rounds=topic.rounds[:count],
+        partitions=tuple(
+            Partition(grown=p.grown[:count], delete_records=p.delete_records[:count])
+            for p in topic.partitions
+        ),
+    )
+
+
 def less_grown(partition: Partition) -> Iterator[Partition]:
     """Without a step's growth, a segment, a batch, a record."""
     for number, step in enumerate(partition.grown):

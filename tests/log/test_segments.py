@@ -17,9 +17,8 @@ from ebbtide.log.segments import (
     cleanable,
     merged,
     segment_of,
-    with_sizes,
 )
-from tests.log.builders import T0, data, segment
+from tests.log.builders import T0, segment
 
 NOW_MS = T0 + 1_000
 # Segments [0, 10), [10, 20), [20, 30) and the active one from 30 on.
@@ -69,16 +68,6 @@ def test_which_segments_a_range_of_offsets_has(start: int, end: int, bases: list
 )
 def test_which_segment_holds_an_offset(offset: int, base: int) -> None:
     assert segment_of([0, 10, 20, 30], offset) == base
-
-
-def test_sizes_are_those_of_the_batches_in_each_segment() -> None:
-    log = [data(5, size_bytes=1), data(10, 12, size_bytes=2), data(13, size_bytes=4), data(30)]
-    sized = with_sizes([(10, T0), (20, T0 + 1), (30, T0 + 2)], log)
-    assert [(s.base_offset, s.modified_ms, s.size_bytes) for s in sized] == [
-        (10, T0, 6),  # what lies before the first segment counts for none
-        (20, T0 + 1, 0),
-        (30, T0 + 2, 100),
-    ]
 
 
 def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:

@@ -147,6 +147,10 @@ def test_the_rest_moves_either_way() -> None:
         pytest.param({"next_clean_ms": 0}, 3_001, False, id="something waits already"),
         pytest.param({"next_clean_ms": 0}, 3_000, True, id="now is the last round's: always"),
         pytest.param({"next_clean_ms": 0, "cleaned_at_ms": NEVER}, 0, False, id="never cleaned"),
+        pytest.param({"first_dirty_offset": 19}, 3_999, False, id="a dirty segment is closed"),
+        pytest.param(
+            {"first_dirty_offset": 19, "log_start_offset": 20}, 3_999, True, id="it is deleted"
+        ),
     ],
 )
 def test_when_a_round_finds_nothing_to_do(

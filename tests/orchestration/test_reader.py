@@ -5,7 +5,6 @@ import pytest
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.tables.reader import (
-    BatchTotals,
     catalog_settings,
     newest,
     open_lake,
@@ -47,7 +46,7 @@ def test_a_topic_whose_name_the_catalog_refused_is_found_by_its_property(
     with open_lake() as opened:
         assert opened.topic_names() == ["log.a.b"]
         assert opened.topic("log.a.b").partitions == {0: state_of()}
-        assert opened.batch_totals(opened.topic("log.a.b")) == {0: BatchTotals(0, None)}
+        assert opened.batch_bytes(opened.topic("log.a.b")) == {0: 0}
 
 
 @pytest.mark.parametrize("name", ["log.other", "eu.flights"])
@@ -58,13 +57,11 @@ def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name:
         opened.topic(name)
 
 
-def test_batch_totals_start_at_the_log_start(lake: LakeSandbox) -> None:
-    lake.topic("log.t", {0: state_of(log_start_offset=5, cleaned_at_ms=15), 1: state_of()})
-    horizons = [(0, 4, 0x40, 18), (0, 5, 0x40, 30), (0, 6, 0x50, 20), (0, 7, 0x40, 15)]
-    lake.batches("log.t", [*horizons, (1, 0, 0x3F, 1)])
+def test_batch_bytes_start_at_the_log_start(lake: LakeSandbox) -> None:
+    lake.topic("log.t", {0: state_of(log_start_offset=5), 1: state_of()})
+    lake.batches("log.t", [(0, offset, 0, 18) for offset in range(4, 8)] + [(1, 0, 0x3F, 1)])
     with open_lake() as opened:
-        totals = opened.batch_totals(opened.topic("log.t"))
-    assert totals == {0: BatchTotals(300, 20), 1: BatchTotals(100, None)}
+        assert opened.batch_bytes(opened.topic("log.t")) == {0: 300, 1: 100}
 
 
 def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:

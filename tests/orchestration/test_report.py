@@ -66,12 +66,28 @@ def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
 
 
 def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:
-    lake.topic("log.a")
-    lake.batches("log.a", [(0, 4, 0x40, 1_790_000_060_000), (0, 5, 0x40, 1_790_000_000_000)])
+    waits = {p: state_of(next_clean_ms=1_790_000_000_000 + p * 60_000) for p in range(2)}
+    lake.topic("log.a", waits)
     lake.run("log.a", "clean_log", partitions={0: CLEANED})
     last = rendered().splitlines()[-1]
     assert last.startswith("log.a: the first run at or after 2026-09-21 14:13 UTC removes the tomb")
     assert last.endswith("is then reached, also when nothing new arrives.")
+
+
+@pytest.mark.parametrize(
+    ("next_clean_ms", "config"),
+    [(-1, {}), (0, {}), (1_790_000_000_000, {"ebbtide.clean.idle": "false"})],
+    ids=["nothing waits", "the next round looks", "idle logs are left alone"],
+)
+def test_nothing_is_promised_that_no_run_will_do(
+    lake: LakeSandbox, next_clean_ms: int, config: dict[str, str]
+) -> None:
+    config = {"kafka.cleanup.policy": "compact", **config}
+    lake.topic("log.a", {0: state_of(next_clean_ms=next_clean_ms)}, config)
+    # A batch that a horizon was set for may hold no tombstone any more.
+    lake.batches("log.a", [(0, 4, 0x40, 1_790_000_060_000)])
+    lake.run("log.a", "clean_log", partitions={0: CLEANED})
+    assert "the first run at or after" not in rendered()
 
 
 def test_a_failure_is_named(lake: LakeSandbox) -> None:

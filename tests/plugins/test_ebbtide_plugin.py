@@ -68,8 +68,9 @@ def test_a_lake_that_is_not_configured_says_so(
 
 
 def test_a_topic_with_its_runs(signed_in: Get, lake: LakeSandbox) -> None:
-    lake.topic("log.a", {0: state_of(log_start_offset=5)}, {"kafka.cleanup.policy": "compact"})
-    lake.batches("log.a", [(0, 4, 0x40, 1), (0, 6, 0x40, 1_790_000_000_000)])
+    state = state_of(log_start_offset=5, next_clean_ms=1_790_000_000_000)
+    lake.topic("log.a", {0: state}, {"kafka.cleanup.policy": "compact"})
+    lake.batches("log.a", [(0, 4, 0, 1), (0, 6, 0, 1)])
     result = {0: partition_result(log_start_offset=5, low_watermark=4)}
     lake.run("log.a", "clean_log", partitions=result, rows_removed=3)
     later = MIDNIGHT + timedelta(days=1)

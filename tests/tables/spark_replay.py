@@ -20,12 +20,12 @@ from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.topics import current_snapshot, load
 from tests.kafka.oracle import LogState, OracleError, OracleResult, try_oracle
 from tests.kafka.scenarios import Topic, source_segments, write_source
-from tests.log.comparison import batches_of, described
+from tests.log.comparison import batches_of, described, is_astride
 from tests.log.log_files import empty_log, grow
 from tests.log.plain_cleaner import Log, producers_of
 from tests.log.replay import End, Subject, Turn, config_of, keeps_markers_longer, replay
 from tests.tables.nights import expire, ingest, mark
-from tests.tables.table_log import logs_of_topic
+from tests.tables.table_log import logs_of_topic, producer_fields
 
 TOPIC = "t"
 
@@ -106,7 +106,11 @@ def replay_topic(spark: SparkSession, topic: Topic, home: Path, jars_dir: Path) 
     name = TopicName(home.name, TOPIC)
     for number in range(len(topic.rounds)):
         picked = _run_round(spark, name, topic, number, home, expected)
-        _compare(logs_of_topic(spark, name), number, expected, picked, tally)
+        of_producers = producer_fields(spark, name)
+        for partition, log in logs_of_topic(spark, name).items():
+            if partition in expected:
+                at = (number, expected[partition], picked.get(partition))
+                _compare(partition, (log, of_producers[partition]), at, tally)
     shutil.rmtree(home)
     return tally
 
@@ -192,21 +196,33 @@ def _sizes(partition: int, headers: Headers, sizes: Mapping[int, int]) -> list[o
 
 
 def _compare(
-    logs: Mapping[int, Log],
-    number: int,
-    expected: Mapping[int, Expected],
-    picked: Mapping[int, str],
+    partition: int,
+    found: tuple[Log, Mapping[int, tuple[int, int]]],
+    at: tuple[int, Expected, str | None],
     tally: Tally,
 ) -> None:
-    for partition, of_partition in expected.items():
-        if partition in tally.differences:
-            continue
-        lines = list(_differences(logs[partition], number, of_partition, picked.get(partition)))
-        tally.picked[picked.get(partition, "none")] += 1
-        if of_partition.is_exception:
-            tally.markers_kept_longer += 1
-        if lines:
-            tally.differences[partition] = [f"round {number}: {line}" for line in lines]
+    if partition in tally.differences:
+        return
+    log, of_producers = found
+    number, expected, picked = at
+    lines = list(_differences(log, number, expected, picked))
+    lines += _producer_differences(of_producers, expected.state, log)
+    tally.picked[picked or "none"] += 1
+    if expected.is_exception:
+        tally.markers_kept_longer += 1
+    if lines:
+        tally.differences[partition] = [f"round {number}: {line}" for line in lines]
+
+
+def _producer_differences(
+    ours: Mapping[int, tuple[int, int]], state: LogState, log: Log
+) -> Iterator[str]:
+    """Base sequence and leader epoch of the batches that both have; the rest is compared before."""
+    for batch in state.batches:
+        theirs = (batch.base_sequence, batch.leader_epoch)
+        mine = ours.get(batch.base_offset, theirs)
+        if mine != theirs and not is_astride(batch.base_offset, log):
+            yield f"batch {batch.base_offset}: sequence and leader epoch {mine} != {theirs}"
 
 
 def _differences(log: Log, number: int, expected: Expected, picked: str | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.tables.file_commits import (
     Replacement,
     delete_positions,
-    new_path,
+    new_paths,
     replace_files,
 )
 from ebbtide.tables.files import (
@@ -148,6 +148,6 @@ def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: st
 
 
 def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles) -> None:
-    path = new_path(spark, table, unit, f"new-{snapshot}")
+    (path,) = new_paths(spark, table, [unit])
     write_rows(path, read_segment(unit, None).table)
     replace_files(spark, table, [Replacement(unit, path)], {})

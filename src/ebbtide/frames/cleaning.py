@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ebbtide.frames.headers import Headers
+from ebbtide.frames.keys import last_of_each
 from ebbtide.log.batches import Batch
 from ebbtide.log.cleaning import (
     Retention,
@@ -25,10 +25,8 @@ from ebbtide.log.cleaning import (
     rewrite,
     rewritten_bytes,
 )
+from ebbtide.records.arrays import Bools, Int64s, to_ms
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
-
-Longs = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # Why a record goes, in the order in which the rules are asked.
 ABORTED = "aborted"
@@ -52,15 +50,15 @@ class Records(NamedTuple):
     start at `starts[i]`.
     """
 
-    offsets: Longs
+    offsets: Int64s
     keys: pa.ChunkedArray
     is_tombstone: Bools
-    timestamps_ms: Longs
-    event_times_ms: Longs
-    size_bytes: Longs
-    bases: Longs
-    starts: Longs
-    batch_of: Longs
+    timestamps_ms: Int64s
+    event_times_ms: Int64s
+    size_bytes: Int64s
+    bases: Int64s
+    starts: Int64s
+    batch_of: Int64s
 
     @classmethod
     def of(cls, rows: pa.Table, future_limit_ms: int) -> Records:
@@ -69,13 +67,13 @@ class Records(NamedTuple):
         is_first = np.ones(len(batches), np.bool_)
         is_first[1:] = batches[1:] != batches[:-1]
         starts = np.flatnonzero(is_first)
-        event_ms, append_ms = _to_ms(rows["event_time"]), _to_ms(rows["append_time"])
+        event_ms, append_ms = to_ms(rows["event_time"]), to_ms(rows["append_time"])
         is_future = (append_ms >= 0) & (event_ms > append_ms + future_limit_ms)
         return cls(
             rows["offset"].to_numpy(),
             rows["key"],
             rows["is_tombstone"].to_numpy(),
-            _to_ms(rows["timestamp"]),
+            to_ms(rows["timestamp"]),
             np.where(is_future, append_ms, event_ms),
             rows["size_bytes"].to_numpy().astype(np.int64),
             batches[starts],
@@ -84,24 +82,17 @@ class Records(NamedTuple):
         )
 
     @property
-    def counts(self) -> Longs:
+    def counts(self) -> Int64s:
         """How many records each batch has here."""
         return np.diff(self.starts, append=len(self.offsets))
 
-    def sums(self, of_records: npt.NDArray[np.generic]) -> Longs:
+    def sums(self, of_records: npt.NDArray[np.generic]) -> Int64s:
         """The sum over each batch's records."""
         return np.add.reduceat(of_records.astype(np.int64), self.starts)
 
-    def largest(self, of_records: Longs) -> Longs:
+    def largest(self, of_records: Int64s) -> Int64s:
         """The largest over each batch's records."""
         return np.maximum.reduceat(of_records, self.starts)
-
-
-def _to_ms(column: pa.ChunkedArray) -> Longs:
-    micros = column.cast(pa.int64())
-    is_missing = micros.is_null().to_numpy()
-    found = micros.fill_null(0).to_numpy() // 1000
-    return np.where(is_missing, NO_TIMESTAMP, found)
 
 
 class SegmentEffect(NamedTuple):
@@ -121,16 +112,16 @@ def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int
     """
     is_dirty = rows["offset"].to_numpy() >= first_dirty_offset
     is_dirty &= ~np.isin(rows["batch"].to_numpy(), list(discarded))
-    keyed = rows.filter(pa.array(is_dirty)).filter(pc.field("key").is_valid())
-    latest = keyed.group_by("key").aggregate([("offset", "max")])
-    return latest.rename_columns(["key", "offset"])
+    is_dirty &= rows["key"].is_valid().to_numpy()
+    _, latest = last_of_each(rows.select(["key", "offset"]).filter(pa.array(is_dirty)))
+    return latest
 
 
 def clean_segment(
     records: Records,
     headers: Headers,
     verdicts: Mapping[int, Verdict],
-    latest: Longs,
+    latest: Int64s,
     this_round: Round,
 ) -> SegmentEffect:
     """The round over the records of one segment.
@@ -140,48 +131,62 @@ def clean_segment(
     """
     rules = _rules(records, headers, verdicts, latest, this_round)
     left = _Left.of(records, headers, rules == 0)
-    is_touched = left.survivors < records.counts
-    is_touched |= (left.tombstones > 0) & ~headers.has_bit(DELETE_HORIZON)
-    is_touched |= headers.is_legacy
-    touched = np.flatnonzero(is_touched)
-    before = headers.at(touched)
+    waits = left.tombstones > 0
+    is_touched = (left.survivors < records.counts) | (waits & ~headers.has_bit(DELETE_HORIZON))
+    touched = np.flatnonzero(is_touched | headers.is_legacy)
     judged = [
         (header, verdicts.get(header.base_offset, ORDINARY), left.of_batch(i, header, this_round))
-        for i, header in zip(touched, before, strict=True)
+        for i, header in zip(touched, headers.at(touched), strict=True)
     ]
-    written, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
-    old_bytes = records.sums(_record_bytes(records, written, bases_ms))
     after = [rewrite(*of_batch, this_round) for of_batch in judged]
-    for i, header in zip(touched, after, strict=True):
-        if header is not None:
-            written[i], bases_ms[i] = header.written_base_offset, header.base_timestamp_ms
+    bases, bases_ms = _bases_after(headers, touched, after)
     # Where the records end depends on what they are written against.
-    new_bytes = records.sums(np.where(left.stays, _record_bytes(records, written, bases_ms), 0))
+    old_bytes = records.sums(
+        _record_bytes(records, headers.written_bases, headers.column("base_timestamp_ms"))
+    )
+    new_bytes = records.sums(np.where(left.stays, _record_bytes(records, bases, bases_ms), 0))
     changes = []
-    for i, (header, _, survivors), rewritten in zip(touched, judged, after, strict=True):
-        if rewritten == header:
-            continue
-        if rewritten is not None and rewritten.record_count:
-            sized = survivors._replace(
-                records_bytes=int(new_bytes[i]), records_bytes_before=int(old_bytes[i])
-            )
-            rewritten = rewritten._replace(size_bytes=rewritten_bytes(header, sized))
-        changes.append((header, rewritten, int(left.event_times_ms[i])))
-    waiting = bases_ms[left.tombstones > 0]
+    for i, (before, _, survivors), rewritten in zip(touched, judged, after, strict=True):
+        if rewritten != before:
+            sizes = int(new_bytes[i]), int(old_bytes[i])
+            sized = _sized(before, survivors, rewritten, sizes)
+            changes.append((before, sized, int(left.event_times_ms[i])))
     return SegmentEffect(
         ~left.stays,
         changes,
         {rule: int(np.count_nonzero(rules == code)) for code, rule in enumerate(RULES, 1)},
         int(left.tombstones.sum()),
-        int(waiting.min()) if len(waiting) else None,
+        int(bases_ms[waits].min()) if waits.any() else None,
     )
+
+
+def _bases_after(
+    headers: Headers, touched: Int64s, after: Sequence[Batch | None]
+) -> tuple[Int64s, Int64s]:
+    """The base offset and timestamp that each batch's records are written against afterwards."""
+    bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
+    for i, batch in zip(touched, after, strict=True):
+        if batch is not None:
+            bases[i], bases_ms[i] = batch.written_base_offset, batch.base_timestamp_ms
+    return bases, bases_ms
+
+
+def _sized(
+    before: Batch, survivors: Survivors, after: Batch | None, sizes: tuple[int, int]
+) -> Batch | None:
+    """The batch afterwards with its size, from what its records take then and took before."""
+    if after is None or not after.record_count:
+        return after
+    new_bytes, old_bytes = sizes
+    survivors = survivors._replace(records_bytes=new_bytes, records_bytes_before=old_bytes)
+    return after._replace(size_bytes=rewritten_bytes(before, survivors))
 
 
 def _rules(
     records: Records,
     headers: Headers,
     verdicts: Mapping[int, Verdict],
-    latest: Longs,
+    latest: Int64s,
     this_round: Round,
 ) -> npt.NDArray[np.int8]:
     """For each record the number of the rule by which it goes; 0 where it stays."""
@@ -204,13 +209,13 @@ class _Left(NamedTuple):
     """What stays, record by record and batch by batch."""
 
     stays: Bools
-    survivors: Longs
-    hidden: Longs  # below the log start offset, where the table holds no record any more
-    tombstones: Longs
-    firsts: Longs  # number of the first record that stays
-    lasts: Longs
-    max_timestamps_ms: Longs
-    event_times_ms: Longs
+    survivors: Int64s
+    hidden: Int64s  # below the log start offset, where the table holds no record any more
+    tombstones: Int64s
+    firsts: Int64s  # number of the first record that stays
+    lasts: Int64s
+    max_timestamps_ms: Int64s
+    event_times_ms: Int64s
     records: Records
 
     @classmethod
@@ -245,7 +250,7 @@ class _Left(NamedTuple):
         )
 
 
-def _record_bytes(records: Records, bases: Longs, bases_ms: Longs) -> Longs:
+def _record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
     """Bytes of each v2 record: attributes, deltas, key, value, headers, and its length before."""
     body = (
         1
@@ -256,7 +261,7 @@ def _record_bytes(records: Records, bases: Longs, bases_ms: Longs) -> Longs:
     return body + varint_bytes(body)
 
 
-def varint_bytes(values: Longs) -> Longs:
+def varint_bytes(values: Int64s) -> Int64s:
     """Lengths of zigzag varints."""
     magnitudes = np.maximum(values, -values - 1)
     largest = int(magnitudes.max(initial=0))

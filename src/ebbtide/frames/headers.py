@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.log.batches import Batch
 from ebbtide.log.segments import Segment
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
-from ebbtide.records.attributes import (
-    CONTROL,
-    NO_PRODUCER_ID,
-    TRANSACTIONAL,
-)
-
-Longs = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
 
 COLUMNS = (*Batch._fields, "segment", "max_event_time_ms", "append_time_ms")
 
 
-class Headers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Headers:
     """Batch rows of one partition in offset order: the columns of Batch, and some more."""
 
     table: pa.Table
@@ -33,7 +27,7 @@ class Headers(NamedTuple):
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def column(self, name: str) -> Longs:
+    def column(self, name: str) -> Int64s:
         """A column of integers; -1 where there is none."""
         return np.asarray(self.table[name].fill_null(-1).to_numpy(), np.int64).copy()
 
@@ -50,12 +44,12 @@ class Headers(NamedTuple):
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
-    def at(self, rows: Longs) -> list[Batch]:
+    def at(self, rows: Int64s) -> list[Batch]:
         """Those at these row numbers, as values."""
         return Headers(self.table.take(pa.array(rows))).batches()
 
     @property
-    def written_bases(self) -> Longs:
+    def written_bases(self) -> Int64s:
         """The base offset that each header holds."""
         written = pc.coalesce(self.table["header_base_offset"], self.table["base_offset"])
         return np.asarray(written.to_numpy(), np.int64).copy()
@@ -69,6 +63,10 @@ class Headers(NamedTuple):
     def is_control(self) -> Bools:
         """Which hold a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
+
+    def is_astride(self, offset: int) -> Bools:
+        """Which begin below the offset and end at or after it."""
+        return (self.written_bases < offset) & (self.column("last_offset") >= offset)
 
     @property
     def is_in_transaction(self) -> Bools:
@@ -87,11 +85,14 @@ class Headers(NamedTuple):
         return self.where(is_needed & (producers != NO_PRODUCER_ID))
 
 
-def of_bereaved(headers: Headers, removed: Longs, first_segment_offset: int) -> Headers:
+def of_bereaved(headers: Headers, removed: Int64s, first_segment_offset: int) -> Headers:
     """What `carried` has to see of the producers that lose the row that spoke for them.
 
     That is their newest row, or a marker while data lies below the first segment.
     """
+    is_emptied_at_source = headers.is_control & (headers.column("record_count") == 0)
+    is_emptied_at_source &= headers.table["control_type"].is_null().to_numpy()
+    headers = headers.where(~is_emptied_at_source & (headers.column("producer_id") >= 0))
     bases, producers = headers.column("base_offset"), headers.column("producer_id")
     ids, numbers = np.unique(producers, return_inverse=True)
     is_removed, is_control = np.isin(bases, removed), headers.is_control
@@ -106,7 +107,7 @@ def of_bereaved(headers: Headers, removed: Longs, first_segment_offset: int) -> 
     is_asked = (loses_newest | (loses_marker & has_row_only))[numbers]
     is_told = is_control | is_row_only | (bases == newest[numbers])
     is_told |= bases == newest_left[numbers]
-    return headers.where(is_asked & is_told & (producers != NO_PRODUCER_ID))
+    return headers.where(is_asked & is_told)
 
 
 def of_partitions(rows: pa.Table) -> dict[int, Headers]:

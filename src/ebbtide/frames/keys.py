@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbtide.records.arrays import Bools, Int64s
+
 Hashes = npt.NDArray[np.uint64]
-Longs = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _WORD_BYTES = 8
 
@@ -70,32 +70,51 @@ def hash_keys(keys: pa.Array) -> Hashes:
     return hashes
 
 
+def last_of_each(rows: pa.Table) -> tuple[Hashes, pa.Table]:
+    """The last of the rows `key, offset` of each key, and their hashes, in order of those.
+
+    `rows` are in offset order and name no null.
+    """
+    keys = rows["key"].combine_chunks()
+    hashes = hash_keys(keys)
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    is_same = hashes[1:] == hashes[:-1]
+    repeated = np.flatnonzero(is_same)
+    one, next_one = keys.take(pa.array(order[repeated])), keys.take(pa.array(order[repeated + 1]))
+    if not pc.all(pc.equal(one, next_one), min_count=0).as_py():
+        return _last_of_each_by_key(rows)
+    is_last = np.append(~is_same, True)[: len(hashes)]
+    return hashes[is_last], rows.take(pa.array(order[is_last]))
+
+
+def _last_of_each_by_key(rows: pa.Table) -> tuple[Hashes, pa.Table]:
+    """The same where two keys share a hash."""
+    latest = rows.group_by("key").aggregate([("offset", "max")])
+    latest = latest.rename_columns(["key", "offset"])
+    hashes = hash_keys(latest["key"].combine_chunks())
+    order = np.argsort(hashes)
+    return hashes[order], latest.take(pa.array(order))
+
+
 class OffsetMap(NamedTuple):
     """Where each key was written last in the dirty part of a partition, in order of hashes."""
 
     hashes: Hashes
     keys: pa.Array
-    offsets: Longs
+    offsets: Int64s
     filter: KeyFilter
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """The map of `key, offset` rows that may name a key more than once."""
-        table = pa.concat_tables(dirty) if dirty else _NO_KEYS
-        latest = table.group_by("key").aggregate([("offset", "max")])
-        hashes = hash_keys(latest["key"].combine_chunks())
-        order = np.argsort(hashes)
+        """The map of `key, offset` rows in offset order, which may name a key more than once."""
+        hashes, latest = last_of_each(pa.concat_tables(dirty) if dirty else _NO_KEYS)
         # Sixteen bits a key let one in about a hundred others pass.
         keys = KeyFilter.of_size(max(64, 1 << (2 * len(hashes) - 1).bit_length()))
         keys.add(hashes)
-        return cls(
-            hashes[order],
-            latest["key"].combine_chunks().take(pa.array(order)),
-            latest["offset_max"].to_numpy()[order],
-            keys,
-        )
+        return cls(hashes, latest["key"].combine_chunks(), latest["offset"].to_numpy(), keys)
 
-    def latest(self, keys: pa.ChunkedArray) -> Longs:
+    def latest(self, keys: pa.ChunkedArray) -> Int64s:
         """The last offset of each of `keys`; -1 for one that the map does not hold."""
         found = np.full(len(keys), -1, np.int64)
         whole = keys.combine_chunks()
@@ -111,7 +130,7 @@ class OffsetMap(NamedTuple):
         self._search(asked, may_be, ~is_same, found)
         return found
 
-    def _search(self, asked: pa.Array, rows: Longs, is_unclear: Bools, found: Longs) -> None:
+    def _search(self, asked: pa.Array, rows: Int64s, is_unclear: Bools, found: Int64s) -> None:
         """Look whole keys up: those that share a hash with another one."""
         if is_unclear.any():
             at = pc.index_in(asked.filter(pa.array(is_unclear)), value_set=self.keys)

@@ -6,10 +6,9 @@ Kafka: LogSegments, LogCleanerManager.cleanableOffsets, LogToClean, Cleaner.grou
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ebbtide.log.batches import Batch
 from ebbtide.log.config import TopicConfig
 
 MAX_INT = 2**31 - 1
@@ -43,16 +42,6 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
         return ()
     first = max(bisect_right([s.base_offset for s in segments], start) - 1, 0)
     return [s for s in segments[first:] if s.base_offset < end]
-
-
-def with_sizes(segments: Sequence[tuple[int, int]], log: Iterable[Batch]) -> list[Segment]:
-    """Segments, given as (base offset, modified ms), with the bytes of the batches in each."""
-    bases = [base for base, _ in segments]
-    sizes = dict.fromkeys(bases, 0)
-    for batch in log:
-        if batch.base_offset >= bases[0]:  # what lies before is kept for its producer only
-            sizes[segment_of(bases, batch.base_offset)] += batch.size_bytes
-    return [Segment(base, modified_ms, sizes[base]) for base, modified_ms in segments]
 
 
 class Cleanable(NamedTuple):

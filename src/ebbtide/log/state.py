@@ -23,8 +23,8 @@ class PartitionState:
     """One partition's offsets, clocks and logical segments; the last segment is active.
 
     `log_end_offset` is the high watermark too: only what is below the source's is taken.
-    `next_clean_ms` is when a round may have something to do although nothing arrives after
-    `cleaned_end_offset`; NEVER where nothing waits.
+    `next_clean_ms` is when a round may have something to do although all that may be cleaned is
+    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits.
     """
 
     log_start_offset: int
@@ -42,12 +42,20 @@ class PartitionState:
         """Base offset of the segment that still grows."""
         return self.segments[-1][0]
 
+    @property
+    def next_horizon_ms(self) -> int | None:
+        """When the next tombstone or marker may go, as far as the last round could tell."""
+        return self.next_clean_ms if self.next_clean_ms > 0 else None
+
     def is_clean_at(self, now_ms: int) -> bool:
         """Whether a round at `now_ms` would find nothing to do."""
         if now_ms <= self.cleaned_at_ms:
             return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
-        return self.cleaned_end_offset == self.log_end_offset and is_waiting
+        # A segment may be closed although nothing of the next one is below the high watermark.
+        first_dirty = max(self.first_dirty_offset, self.log_start_offset)
+        has_dirty = first_dirty < self.active_segment
+        return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
 
     def moved(self, **changes: object) -> PartitionState:
         """This state with `changes`; refuses one that moves backwards."""

@@ -66,7 +66,7 @@ def describe(lake: Lake) -> list[dict[str, Any]]:
 def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, Any]:
     """One topic; `runs` are its own, oldest first."""
     deletion = newest_deletion(topic, runs)
-    totals = lake.batch_totals(topic)
+    sizes = lake.batch_bytes(topic)
     watermarks = low_watermarks(runs)
     return {
         "name": topic.name,
@@ -79,8 +79,8 @@ def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, A
                 "log_start_offset": state.log_start_offset,
                 "low_watermark": watermarks.get(partition, state.log_start_offset),
                 "log_end_offset": state.log_end_offset,
-                "size_bytes": totals[partition].size_bytes,
-                "next_horizon_ms": totals[partition].next_horizon_ms,
+                "size_bytes": sizes[partition],
+                "next_horizon_ms": state.next_horizon_ms,
             }
             for partition, state in topic.partitions.items()
         ],

@@ -53,6 +53,7 @@ class TopicNow:
     topic: str
     partitions: Mapping[int, Now] = field(default_factory=dict)
     deletion: Deletion | None = None
+    cleans_idle: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -89,15 +90,12 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
 
 def promises(found: Iterable[TopicNow]) -> list[str]:
     """What waits for a horizon, and the run that removes it; Kafka itself waits for new data."""
-    dues = {
-        now.topic: min(due for of in now.partitions.values() if (due := of.next_horizon_ms))
-        for now in found
-        if any(of.next_horizon_ms for of in now.partitions.values())
-    }
     return [
-        f"{topic}: the first run at or after {moment(due_ms)} UTC removes the tombstones and "
-        "markers whose horizon is then reached, also when nothing new arrives."
-        for topic, due_ms in dues.items()
+        f"{now.topic}: the first run at or after {moment(min(dues))} UTC removes the tombstones "
+        "and markers whose horizon is then reached, also when nothing new arrives."
+        for now in found
+        if now.cleans_idle
+        and (dues := [of.next_horizon_ms for of in now.partitions.values() if of.next_horizon_ms])
     ]
 
 
@@ -118,15 +116,16 @@ def topic_now(lake: Lake, topic: str, run_id: str) -> TopicNow:
         return TopicNow(topic)
     try:
         described = lake.topic(topic)
-        totals, rows = lake.batch_totals(described), lake.live_rows(topic)
+        sizes, rows = lake.batch_bytes(described), lake.live_rows(topic)
+        cleans_idle = described.config.cleans_idle
         deletion = newest_deletion(described, history)
     except EbbtideError:
         return TopicNow(topic)
     partitions = {
-        partition: Now(rows.get(partition, 0), total.size_bytes, total.next_horizon_ms)
-        for partition, total in totals.items()
+        partition: Now(rows.get(partition, 0), sizes[partition], state.next_horizon_ms)
+        for partition, state in described.partitions.items()
     }
-    return TopicNow(topic, partitions, deletion)
+    return TopicNow(topic, partitions, deletion, cleans_idle)
 
 
 def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ebbtide.errors import CorruptSegmentError
+from ebbtide.records.arrays import MAX_TIMESTAMP_MS, Bools, Int64s, to_timestamps
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.batch import HEADERS_TYPE, RECORD_SCHEMA, BatchHeader, corrupt
 from ebbtide.records.legacy import LegacyRecord
@@ -22,17 +22,12 @@ from ebbtide.records.varint import (
     VARINT_BYTES,
     VARLONG_BYTES,
     Bytes,
-    Int64s,
     MalformedVarintError,
     decode_varint,
     decode_varints,
     payload_size,
 )
 
-Bools = npt.NDArray[np.bool_]
-
-# What an int64 of microseconds can hold.
-MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 # The header that keeps a timestamp no column can hold, as decimal milliseconds.
 TIMESTAMP_HEADER = "ebbtide.timestamp"
 
@@ -342,8 +337,8 @@ def _to_columns(
     if not is_kept.all():
         headers = _keep_in_headers(headers, timestamp_ms, np.flatnonzero(~is_kept))
     columns["headers"] = headers
-    columns["timestamp"] = _timestamps(timestamp_ms)
-    columns["producer_timestamp"] = _timestamps(producer_ms)
+    columns["timestamp"] = to_timestamps(timestamp_ms)
+    columns["producer_timestamp"] = to_timestamps(producer_ms)
     return pa.record_batch([columns[name] for name in RECORD_SCHEMA.names], schema=RECORD_SCHEMA)
 
 
@@ -353,9 +348,3 @@ def _keep_in_headers(headers: pa.Array, timestamp_ms: Int64s, rows: Int64s) -> p
         kept = {"key": TIMESTAMP_HEADER, "value": str(timestamp_ms[row]).encode()}
         lists[row] = [*lists[row], kept]
     return pa.array(lists, HEADERS_TYPE)
-
-
-def _timestamps(ms: Int64s) -> pa.Array:
-    is_null = (ms == NO_TIMESTAMP) | (ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS)
-    micros = np.where(is_null, 0, ms) * 1000
-    return pa.array(micros, mask=is_null).cast(pa.timestamp("us", tz="UTC"))

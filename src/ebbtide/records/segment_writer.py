@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ebbtide.records.arrays import MAX_TIMESTAMP_MS, Int64s, to_ms
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -21,10 +21,8 @@ from ebbtide.records.attributes import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
 )
-from ebbtide.records.record_columns import MAX_TIMESTAMP_MS, TIMESTAMP_HEADER
+from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-
-Longs = npt.NDArray[np.int64]
 
 # What of a records table is written.
 RECORD_COLUMNS = (
@@ -130,23 +128,17 @@ def _control_record(batch: StoredBatch) -> Record:
     return Record(offset, batch.max_timestamp_ms, batch.control_key, batch.control_value)
 
 
-def _times_ms(batches: Sequence[StoredBatch], rows: pa.Table) -> Longs:
+def _times_ms(batches: Sequence[StoredBatch], rows: pa.Table) -> Int64s:
     """The time that each record's delta leads to; -1 where no column holds it."""
-    timestamp_ms = _to_ms(rows["timestamp"])
+    timestamp_ms = to_ms(rows["timestamp"])
     own = [batch.base_offset for batch in batches if batch.has_producer_times]
     if not own:
         return timestamp_ms
     is_own = np.isin(rows["batch"].to_numpy(), own)
-    return np.where(is_own, _to_ms(rows["event_time"]), timestamp_ms)
+    return np.where(is_own, to_ms(rows["event_time"]), timestamp_ms)
 
 
-def _to_ms(column: pa.ChunkedArray) -> Longs:
-    micros = column.cast(pa.int64())
-    found: Longs = micros.fill_null(0).to_numpy() // 1000
-    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, found)
-
-
-def _to_records(rows: pa.Table, times_ms: Longs) -> Iterator[Record]:
+def _to_records(rows: pa.Table, times_ms: Int64s) -> Iterator[Record]:
     for start in range(0, rows.num_rows, ROWS_AT_ONCE):
         chunk = rows.slice(start, ROWS_AT_ONCE)
         times = times_ms[start : start + ROWS_AT_ONCE].tolist()

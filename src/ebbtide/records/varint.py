@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ebbtide.records.arrays import Int64s
+
 VARINT_BYTES = 5
 VARLONG_BYTES = 10
 
-Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 

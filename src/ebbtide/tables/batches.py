@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
 from ebbtide.log.batches import Batch
-from ebbtide.tables.file_commits import Replacement, new_path, replace_files
+from ebbtide.tables.file_commits import Replacement, new_paths, replace_files
 from ebbtide.tables.files import (
     MAX_OFFSET,
     SegmentFiles,
@@ -113,17 +112,16 @@ def rewrite_batches(
     writer rewrote one since.
     """
     by_segment = _by_segment(changes)
-    ends: dict[int, int] = {}
-    for partition, segment in by_segment:
-        ends[partition] = max(ends.get(partition, 0), segment + 1)
+    ends = {partition: segment + 1 for partition, segment in by_segment}  # its last one's
     units = [
         unit
         for unit in plan_segments(spark, batches_table, snapshot, ends)
         if (unit.partition, unit.segment) in by_segment
     ]
+    paths = new_paths(spark, batches_table, units)
     work = [
-        (unit, by_segment[unit.partition, unit.segment], new_path(spark, batches_table, unit, name))
-        for unit, name in ((unit, uuid.uuid4().hex) for unit in units)
+        (unit, by_segment[unit.partition, unit.segment], path)
+        for unit, path in zip(units, paths, strict=True)
     ]
     replacements = map_segments(spark, _write_changed, work)
     replace_files(spark, batches_table, replacements, properties)

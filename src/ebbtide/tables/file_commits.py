@@ -6,6 +6,7 @@ Iceberg: BaseDVFileWriter and RowDelta for deletion vectors, OverwriteFiles for 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,15 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.records.files import resolve
 from ebbtide.tables.deletes import segments_filter
-from ebbtide.tables.files import DataFile, Deletion, SegmentFiles, Vector, data_file, scan_tasks
+from ebbtide.tables.files import (
+    DataFile,
+    Deletion,
+    SegmentFiles,
+    Vector,
+    data_file,
+    ends_of,
+    scan_tasks,
+)
 from ebbtide.tables.topics import java_table
 
 
@@ -25,11 +34,17 @@ class Replacement(NamedTuple):
     path: str | None
 
 
-def new_path(spark: SparkSession, table: str, unit: SegmentFiles, name: str) -> str:
-    """Where a new file of the segment belongs."""
-    folder = f"partition={unit.partition}/segment={unit.segment}"
+def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
+    """Where a new file of each segment belongs; no two calls give the same."""
     provider = java_table(spark, table).locationProvider()
-    return str(provider.newDataLocation(f"{folder}/{name}.parquet"))
+    return [
+        str(provider.newDataLocation(f"{_folder(unit)}/{uuid.uuid4().hex}.parquet"))
+        for unit in units
+    ]
+
+
+def _folder(unit: SegmentFiles) -> str:
+    return f"partition={unit.partition}/segment={unit.segment}"
 
 
 def delete_positions(
@@ -68,10 +83,7 @@ def replace_files(
     """Commit new files in place of old ones; CommitConflictError where one changed meanwhile."""
     jvm: Any = spark._jvm
     loaded = java_table(spark, table)
-    ends: dict[int, int] = {}
-    for unit, _ in replacements:
-        ends[unit.partition] = max(ends.get(unit.partition, 0), unit.segment + 1)
-    tasks = _Tasks.of(loaded, jvm, ends)
+    tasks = _Tasks.of(loaded, jvm, ends_of(unit for unit, _ in replacements))
     overwrite = loaded.newOverwrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     overwrite = overwrite.conflictDetectionFilter(_in_segments(jvm, replacements))
     overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
@@ -124,7 +136,7 @@ def _described_file(jvm: Any, table: Any, unit: SegmentFiles, path: str) -> Any:
         jvm.org.apache.iceberg.DataFiles.builder(table.spec())
         .withInputFile(file)
         .withFormat("parquet")
-        .withPartitionPath(f"partition={unit.partition}/segment={unit.segment}")
+        .withPartitionPath(_folder(unit))
         .withMetrics(jvm.org.apache.iceberg.parquet.ParquetUtil.fileMetrics(file, config))
         .build()
     )

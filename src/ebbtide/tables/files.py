@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,14 @@ class Deletion(NamedTuple):
     file: DataFile
     blob: bytes
     cardinality: int
+
+
+def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
+    """For each partition an offset below which all of its units begin."""
+    ends: dict[int, int] = {}
+    for unit in units:
+        ends[unit.partition] = max(ends.get(unit.partition, 0), unit.segment + 1)
+    return ends
 
 
 def plan_segments(

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 from ebbtide.log.state import PartitionState, parse_states
-from ebbtide.records.attributes import DELETE_HORIZON
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
 
 RUNS = (OWN_NAMESPACE, "runs")
 CATALOG_PREFIX = f"spark.sql.catalog.{CATALOG}."
-
-
-class BatchTotals(NamedTuple):
-    """Bytes of a partition's batches, and the earliest delete horizon no round has reached."""
-
-    size_bytes: int
-    next_horizon_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +135,17 @@ class Lake:
         rows = table.scan(row_filter=_all_equal(equals)).to_arrow().to_pylist()
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
-    def batch_totals(self, topic: Topic) -> dict[int, BatchTotals]:
-        """What the batch headers of each partition add up to, at or after its log start.
-
-        A delete horizon stands in the place of a batch's base timestamp. Batches kept for their
-        producer's sake keep theirs after it was reached.
-        """
+    def batch_bytes(self, topic: Topic) -> dict[int, int]:
+        """Bytes of each partition's batches at or after its log start, from their headers."""
         import pyarrow.compute as pc
 
-        columns = ("partition", "last_offset", "attributes", "base_timestamp_ms", "size_bytes")
+        columns = ("partition", "last_offset", "size_bytes")
         rows = self.batches(topic.name).scan(selected_fields=columns).to_arrow()
-        has_horizon = pc.not_equal(pc.bit_wise_and(rows["attributes"], DELETE_HORIZON), 0)
-        horizons_ms = pc.if_else(has_horizon, rows["base_timestamp_ms"], None)
-        rows = rows.append_column("horizon_ms", horizons_ms)
         totals = {}
         for partition, state in topic.partitions.items():
             is_held = pc.field("last_offset") >= state.log_start_offset
             own = rows.filter((pc.field("partition") == partition) & is_held)
-            waiting = own.filter(pc.field("horizon_ms") > state.cleaned_at_ms)
-            totals[partition] = BatchTotals(
-                pc.sum(own["size_bytes"]).as_py() or 0, pc.min(waiting["horizon_ms"]).as_py()
-            )
+            totals[partition] = pc.sum(own["size_bytes"]).as_py() or 0
         return totals
 
     def live_rows(self, name: str) -> dict[int, int]:

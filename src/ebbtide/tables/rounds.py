@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.log.batches import Batch
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
@@ -27,15 +25,6 @@ class PartitionRound:
     first_dirty_offset: int
     first_uncleanable_offset: int
     is_idle: bool
-
-    def retained(self, log: Iterable[Batch]) -> list[Batch]:
-        """The batches of `log` but for those kept below the first segment for their producer."""
-        return [batch for batch in log if batch.base_offset >= self.first_segment_offset]
-
-    @property
-    def covered(self) -> tuple[int, int]:
-        """The records that the round judges."""
-        return self.log_start_offset, self.first_uncleanable_offset
 
     @property
     def dirty(self) -> tuple[int, int]:

@@ -16,17 +16,13 @@ from ebbtide.frames.headers import Headers, segment_totals, stable_offset
 from ebbtide.log.batches import Batch
 from ebbtide.log.cleaning import Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.config import TopicConfig
-from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged
+from ebbtide.log.segments import Bounds, Cleanable, cleanable, merged
 from ebbtide.log.state import ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.tables.batches import read_headers, rewrite_batches
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import delete_positions
-from ebbtide.tables.files import (
-    SegmentFiles,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.tables.files import SegmentFiles, plan_segments, read_segment
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
@@ -84,8 +80,8 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     config = topic.config
     reasons = {p: _why_not(state, config, now_ms) for p, state in topic.partitions.items()}
     candidates = [p for p, reason in reasons.items() if reason is None]
-    pins = _pins(topic)
-    if not candidates or pins is None:
+    pins = _pins(topic) if candidates else None
+    if pins is None:
         return CleanPlan(topic, None, None, _shown(reasons))
     headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
@@ -333,12 +329,6 @@ def _state_after(
         "segments": tuple((segment.base_offset, segment.modified_ms) for segment in after),
         "cleaned_at_ms": this_round.now_ms,
         "cleaned_end_offset": state.log_end_offset,
-        "next_clean_ms": _next_clean(after, first_dirty, effect.next_clean_ms[partition]),
+        "next_clean_ms": effect.next_clean_ms[partition],
     }
     return state.moved(**moved)
-
-
-def _next_clean(segments: list[Segment], first_dirty: int, waits_until_ms: int) -> int:
-    """At once where dirty segments were left behind, since their time depends on the clock."""
-    has_dirty = any(first_dirty <= segment.base_offset for segment in segments[:-1])
-    return 0 if has_dirty else waits_until_ms

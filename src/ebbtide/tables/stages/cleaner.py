@@ -8,7 +8,7 @@ covers, once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,6 +56,13 @@ class RoundEffect:
     headers: dict[int, Headers] = field(default_factory=dict)  # before the round
 
 
+class _Rules(NamedTuple):
+    """What tasks have to know of one partition's round."""
+
+    this_round: Round
+    verdicts: dict[int, Verdict]  # of data batches, by base offset; those that are not ORDINARY
+
+
 class _Judged(NamedTuple):
     """One partition's round: its parameters, and the batches that rules look at."""
 
@@ -64,13 +71,14 @@ class _Judged(NamedTuple):
     last_records: dict[int, LastRecord]
     verdicts: list[tuple[Batch, Verdict]]
 
-    def of_data(self) -> dict[int, Verdict]:
-        """Verdicts that are not ordinary, of batches that hold data, by base offset."""
-        return {
+    def rules(self) -> _Rules:
+        """What tasks have to know of it."""
+        of_data = {
             batch.base_offset: verdict
             for batch, verdict in self.verdicts
             if not batch.is_control and batch.record_count and verdict != ORDINARY
         }
+        return _Rules(self.this_round, of_data)
 
 
 class _Unit(NamedTuple):
@@ -81,9 +89,10 @@ class _Unit(NamedTuple):
 
 
 class _UnitEffect(NamedTuple):
-    """What the round does to one segment's data batches."""
+    """What the round does to one segment's data batches that hold records."""
 
     partition: int
+    first_base_offset: int
     deletions: list[Deletion]
     changes: pa.Table
     by_rule: dict[str, int]
@@ -114,7 +123,7 @@ def effect_of(
     tables = []
     for partition, of_partition in judged.items():
         mine = [unit for unit in units if unit.partition == partition]
-        after = list(_after(of_partition))
+        after = list(_after(of_partition, {unit.first_base_offset for unit in mine}))
         changes = _changes(partition, headers[partition], after, mine)
         tables.append(_with_carried(partition, headers[partition], of_partition, changes))
         _describe(effect, partition, (headers[partition], of_partition, after), mine)
@@ -142,6 +151,7 @@ def _judge(topic: Topic, partition: int, headers: Headers, cleaning: CleaningRou
     )
     last_offsets = headers.column("last_offset")
     is_special = headers.is_in_transaction | (headers.column("record_count") == 0)
+    is_special |= headers.is_astride(part.log_start_offset)
     is_special |= np.isin(
         last_offsets, [r.last_data_offset for r in last.values() if r.last_data_offset is not None]
     )
@@ -169,7 +179,8 @@ def _clean_units(
     ]
     future_limit_ms = topic.config.message_timestamp_after_max_ms
     dirty = [unit.records for unit in _dirty_units(units, judged)]
-    shared = spark.sparkContext.broadcast((judged, units, future_limit_ms))
+    rules = {partition: of_partition.rules() for partition, of_partition in judged.items()}
+    shared = spark.sparkContext.broadcast((rules, units, future_limit_ms))
     effects = map_with_latest(
         spark,
         [unit.records for unit in units],
@@ -195,20 +206,20 @@ def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[
 
 def _dirty_keys(shared: Any, unit: SegmentFiles) -> pa.Table:
     """In a task: where each key of a dirty segment was written last."""
-    of_partition: _Judged = shared.value[0][unit.partition]
+    this_round, verdicts = shared.value[0][unit.partition]
     rows = read_segment(unit, ("offset", "batch", "key")).table
-    discarded = [base for base, v in of_partition.of_data().items() if v.discards_records]
-    return dirty_keys(rows, discarded, of_partition.part.dirty[0])
+    discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
+    return dirty_keys(rows, discarded, this_round.first_dirty_offset)
 
 
 def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     """In a task: the round over one segment; None where it holds no record."""
-    judged, units, future_limit_ms = shared.value
+    rules, units, future_limit_ms = shared.value
     unit: _Unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
-    of_partition: _Judged = judged[partition]
+    this_round, verdicts = rules[partition]
     rows = read_segment(unit.records, COLUMNS)
-    covered = rows.table["offset"].to_numpy() >= of_partition.part.log_start_offset
+    covered = rows.table["offset"].to_numpy() >= this_round.log_start_offset
     records = Records.of(rows.table.filter(pa.array(covered)), future_limit_ms)
     if not len(records.offsets):
         return None
@@ -217,15 +228,16 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     done = clean_segment(
         records,
         Headers(table.take(pa.array(at))),
-        of_partition.of_data(),
+        verdicts,
         latest(records.keys, records.offsets),
-        of_partition.this_round,
+        this_round,
     )
     gone = np.flatnonzero(covered)[done.is_victim]
     files, positions = rows.files[gone], rows.positions[gone]
     sizes = [(before, after) for before, after, _ in done.changes]
     return _UnitEffect(
         partition,
+        int(records.bases[0]),
         [
             deletion_of(file, positions[files == number])
             for number, file in enumerate(unit.records.files)
@@ -240,12 +252,20 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     )
 
 
-def _after(judged: _Judged) -> Iterator[tuple[Batch, Batch | None]]:
-    """Control and empty batches and what becomes of each."""
+def _after(judged: _Judged, seen: Container[int]) -> Iterator[tuple[Batch, Batch | None]]:
+    """What becomes of each batch whose records no task has seen, as `seen` tells.
+
+    Those are control batches, empty ones, and one astride the log start all of whose records that
+    are left lie below it.
+    """
     for batch, verdict in judged.verdicts:
         if batch.is_control or not batch.record_count:
             left = _control_left(batch, verdict, judged.this_round)
-            yield batch, rewrite(batch, verdict, left, judged.this_round)
+        elif judged.this_round.is_astride(batch) and batch.base_offset not in seen:
+            left = Survivors(0, hidden=batch.record_count)
+        else:
+            continue
+        yield batch, rewrite(batch, verdict, left, judged.this_round)
 
 
 def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
@@ -326,6 +346,11 @@ def _describe(
     )
     waits = [unit.next_horizon_ms for unit in units if unit.next_horizon_ms is not None]
     waits += list(_waiting_markers(judged, after, units))
+    records_removed = sum(unit.records_removed for unit in units) + sum(
+        batch.record_count - (left.record_count if left else 0)
+        for batch, left in after
+        if not batch.is_control
+    )
     markers = [(b, a) for b, a in after if b.is_control and b.record_count]
     markers_removed = sum(1 for _, a in markers if a is None or a.record_count == 0)
     effect.victims += by_rule.total()
@@ -333,7 +358,7 @@ def _describe(
     effect.next_clean_ms[partition] = min(waits, default=NEVER)
     effect.numbers[partition] = {
         "records_before": int(counts.sum()),
-        "records_after": int(counts.sum()) - sum(unit.records_removed for unit in units),
+        "records_after": int(counts.sum()) - records_removed,
         "bytes_before": bytes_before,
         "bytes_after": bytes_before - bytes_removed,
         "superseded": by_rule["superseded"],

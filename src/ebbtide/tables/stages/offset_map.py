@@ -19,7 +19,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.frames.keys import KeyFilter, Longs, OffsetMap, hash_keys
+from ebbtide.frames.keys import KeyFilter, OffsetMap, hash_keys
+from ebbtide.records.arrays import Int64s
 from ebbtide.tables.files import SegmentFiles, read_segment
 from ebbtide.tables.tasks import map_segments
 
@@ -29,7 +30,7 @@ FILTER_BYTES = 64 * 1024 * 1024
 
 R = TypeVar("R")
 # (keys, offsets) of records -> the last offset of each key in the dirty part, or -1
-Latest = Callable[[pa.ChunkedArray, Longs], Longs]
+Latest = Callable[[pa.ChunkedArray, Int64s], Int64s]
 FindKeys = Callable[[SegmentFiles], pa.Table]
 Clean = Callable[[int, Latest], R]
 
@@ -165,7 +166,7 @@ def _map_numbers(
     return spark.range(0, count, 1, max(count, 1)).mapInArrow(mapped, schema)
 
 
-def _scattered(superseded: Longs, latest: Longs, _: pa.ChunkedArray, offsets: Longs) -> Longs:
+def _scattered(superseded: Int64s, latest: Int64s, _: pa.ChunkedArray, offsets: Int64s) -> Int64s:
     """`latest` at the offsets that are `superseded`, both in offset order; -1 elsewhere."""
     found = np.full(len(offsets), -1, np.int64)
     is_there = np.isin(superseded, offsets)
