@@ -169,7 +169,8 @@ class LogWriter:
         producer.is_open = False
         self.cuts.append(self.next_offset)
         return WrittenBatch(
-            (Written(self.next_offset, self._time(), None, None),),
+            # The broker's own clock, which may be uneven, but is never missing.
+            (Written(self.next_offset, self.clock_ms + self._jitter(), None, None),),
             attributes=TRANSACTIONAL,
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,

@@ -6,8 +6,9 @@ is unbounded here and compares whole keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,8 @@ COLUMNS = (
     *("offset", "batch", "timestamp", "event_time", "append_time"),
     *("key", "is_tombstone", "size_bytes"),
 )
+# Records judged at a time.
+ROWS_AT_ONCE = 65_536
 ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
 
@@ -95,6 +98,10 @@ class Records(NamedTuple):
         return np.maximum.reduceat(of_records, self.starts)
 
 
+# (keys, offsets) of records -> the last offset of each key in the dirty part, or -1
+Latest = Callable[[pa.ChunkedArray, Int64s], Int64s]
+
+
 class SegmentEffect(NamedTuple):
     """What a round does to the data batches of one segment."""
 
@@ -118,39 +125,82 @@ def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int
 
 
 def clean_segment(
+    rows: pa.Table,
+    headers: Headers,
+    verdicts: Mapping[int, Verdict],
+    latest: Latest,
+    this_round: Round,
+    future_limit_ms: int,
+) -> SegmentEffect:
+    """The round over the records of one segment: `rows` has COLUMNS, in offset order.
+
+    `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
+    offset; `latest` is the offset map's word on keys, given with their records' offsets.
+    """
+    bases = headers.column("base_offset")
+    parts = []
+    for start, end in _some_batches(rows["batch"].to_numpy()):
+        records = Records.of(rows.slice(start, end - start), future_limit_ms)
+        mine = Headers(headers.table.take(pa.array(np.searchsorted(bases, records.bases))))
+        found = latest(records.keys, records.offsets)
+        parts.append(_clean_batches(records, mine, verdicts, found, this_round))
+    by_rule = Counter[str]()
+    for part in parts:
+        by_rule.update(part.by_rule)
+    return SegmentEffect(
+        np.concatenate([part.is_victim for part in parts]),
+        [change for part in parts for change in part.changes],
+        by_rule,
+        sum(part.tombstones_kept for part in parts),
+        min((at for part in parts if (at := part.next_horizon_ms) is not None), default=None),
+    )
+
+
+def _some_batches(batches: Int64s) -> Iterator[tuple[int, int]]:
+    """Spans of rows, each of whole batches, that together fit in a processor's cache."""
+    starts = np.append(np.flatnonzero(batches[1:] != batches[:-1]) + 1, len(batches))
+    start = 0
+    while start < len(batches):
+        number = int(np.searchsorted(starts, start + ROWS_AT_ONCE))
+        end = int(starts[min(number, len(starts) - 1)])
+        yield start, end
+        start = end
+
+
+def _clean_batches(
     records: Records,
     headers: Headers,
     verdicts: Mapping[int, Verdict],
     latest: Int64s,
     this_round: Round,
 ) -> SegmentEffect:
-    """The round over the records of one segment.
-
-    `headers` are those of the batches in `records.bases`, in that order; `verdicts` are the ones
-    that are not ORDINARY, by base offset; `latest` is the offset map's word on each record's key.
-    """
+    """The round over some batches, whose headers are in the order of `records.bases`."""
     rules = _rules(records, headers, verdicts, latest, this_round)
     left = _Left.of(records, headers, rules == 0)
     waits = left.tombstones > 0
     is_touched = (left.survivors < records.counts) | (waits & ~headers.has_bit(DELETE_HORIZON))
     touched = np.flatnonzero(is_touched | headers.is_legacy)
     judged = [
-        (header, verdicts.get(header.base_offset, ORDINARY), left.of_batch(i, header, this_round))
-        for i, header in zip(touched, headers.at(touched), strict=True)
+        (header, verdicts.get(header.base_offset, ORDINARY), survivors)
+        for header, survivors in left.of_batches(touched, headers.at(touched), this_round)
     ]
     after = [rewrite(*of_batch, this_round) for of_batch in judged]
-    bases, bases_ms = _bases_after(headers, touched, after)
     # Where the records end depends on what they are written against.
-    old_bytes = records.sums(
-        _record_bytes(records, headers.written_bases, headers.column("base_timestamp_ms"))
-    )
-    new_bytes = records.sums(np.where(left.stays, _record_bytes(records, bases, bases_ms), 0))
-    changes = []
-    for i, (before, _, survivors), rewritten in zip(touched, judged, after, strict=True):
-        if rewritten != before:
-            sizes = int(new_bytes[i]), int(old_bytes[i])
-            sized = _sized(before, survivors, rewritten, sizes)
-            changes.append((before, sized, int(left.event_times_ms[i])))
+    bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
+    old_bytes = records.sums(_record_bytes(records, bases, bases_ms))
+    for i, batch in zip(touched, after, strict=True):
+        if batch is not None:
+            bases[i], bases_ms[i] = batch.written_base_offset, batch.base_timestamp_ms
+    new_bytes = records.sums(_record_bytes(records, bases, bases_ms) * left.stays)
+    sizes = zip(new_bytes[touched].tolist(), old_bytes[touched].tolist(), strict=True)
+    newest_ms = left.event_times_ms[touched].tolist()
+    changes = [
+        (before, _sized(before, survivors, rewritten, of_records), event_ms)
+        for (before, _, survivors), rewritten, of_records, event_ms in zip(
+            judged, after, sizes, newest_ms, strict=True
+        )
+        if rewritten != before
+    ]
     return SegmentEffect(
         ~left.stays,
         changes,
@@ -158,17 +208,6 @@ def clean_segment(
         int(left.tombstones.sum()),
         int(bases_ms[waits].min()) if waits.any() else None,
     )
-
-
-def _bases_after(
-    headers: Headers, touched: Int64s, after: Sequence[Batch | None]
-) -> tuple[Int64s, Int64s]:
-    """The base offset and timestamp that each batch's records are written against afterwards."""
-    bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
-    for i, batch in zip(touched, after, strict=True):
-        if batch is not None:
-            bases[i], bases_ms[i] = batch.written_base_offset, batch.base_timestamp_ms
-    return bases, bases_ms
 
 
 def _sized(
@@ -195,14 +234,16 @@ def _rules(
     may_drop = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
     asked = headers.where(may_drop).batches()
     may_drop[may_drop] = [drops_tombstones(batch, this_round) for batch in asked]
-    conditions = [
+    conditions = (
         is_discarded,
-        records.keys.is_null().to_numpy(),
+        records.keys.is_null().to_numpy(False),
         records.offsets < latest,
         records.is_tombstone & may_drop[records.batch_of],
-    ]
-    codes = [np.int8(code) for code in range(1, len(RULES) + 1)]
-    return np.select(conditions, codes, np.int8(0))
+    )
+    rules = np.zeros(len(records.offsets), np.int8)
+    for code, holds in reversed(list(enumerate(conditions, 1))):
+        rules[holds] = code
+    return rules
 
 
 class _Left(NamedTuple):
@@ -233,21 +274,28 @@ class _Left(NamedTuple):
             records,
         )
 
-    def of_batch(self, i: np.integer[Any], header: Batch, this_round: Round) -> Survivors:
-        """What stays of batch i, without its bytes."""
-        hidden = int(self.hidden[i]) if this_round.is_astride(header) else 0
-        if not self.survivors[i]:
-            return Survivors(0, hidden=hidden)
-        first, last = self.firsts[i], self.lasts[i]
-        return Survivors(
-            int(self.survivors[i]),
-            bool(self.tombstones[i]),
-            int(self.records.timestamps_ms[first]),
-            int(self.max_timestamps_ms[i]),
-            hidden=hidden,
-            first_offset=int(self.records.offsets[first]),
-            last_offset=int(self.records.offsets[last]),
+    def of_batches(
+        self, numbers: Int64s, headers: Sequence[Batch], this_round: Round
+    ) -> Iterator[tuple[Batch, Survivors]]:
+        """These batches, whose headers are given, with what stays of each, but for its bytes."""
+        firsts, lasts = self.firsts[numbers], self.lasts[numbers]
+        columns = (
+            self.survivors[numbers],
+            self.tombstones[numbers] > 0,
+            self.records.timestamps_ms[firsts],
+            self.max_timestamps_ms[numbers],
+            self.hidden[numbers],
+            self.records.offsets[firsts],
+            self.records.offsets[lasts],
         )
+        rows = zip(headers, *(column.tolist() for column in columns), strict=True)
+        for header, count, has_tombstone, first_ms, max_ms, hidden, first, last in rows:
+            hidden = hidden if this_round.is_astride(header) else 0
+            if count:
+                left = Survivors(count, has_tombstone, first_ms, max_ms, 0, 0, hidden, first, last)
+            else:
+                left = Survivors(0, hidden=hidden)
+            yield header, left
 
 
 def _record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:

@@ -61,12 +61,15 @@ def hash_keys(keys: pa.Array) -> Hashes:
     padded = (bytes(data) if data is not None else b"") + bytes(_WORD_BYTES)
     words = np.ndarray(len(padded) - _WORD_BYTES + 1, "<u8", padded, strides=(1,))
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
+    shortest = int(lengths.min()) if len(lengths) else 0
     for start in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        if start + _WORD_BYTES <= shortest:
+            hashes = _mixed(hashes, words[starts + start])
+            continue
         longer = np.flatnonzero(lengths > start)
         unused_bits = 8 * np.maximum(_WORD_BYTES - (lengths[longer] - start), 0)
         word = words[starts[longer] + start] << unused_bits.astype(np.uint64)
-        mixed = (hashes[longer] ^ word) * _MULTIPLIER
-        hashes[longer] = mixed ^ (mixed >> np.uint64(29))
+        hashes[longer] = _mixed(hashes[longer], word)
     return hashes
 
 
@@ -95,6 +98,11 @@ def _last_of_each_by_key(rows: pa.Table) -> tuple[Hashes, pa.Table]:
     hashes = hash_keys(latest["key"].combine_chunks())
     order = np.argsort(hashes)
     return hashes[order], latest.take(pa.array(order))
+
+
+def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
+    hashes = (hashes ^ words) * _MULTIPLIER
+    return hashes ^ (hashes >> np.uint64(29))
 
 
 class OffsetMap(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.batches import HEADER_BYTES, Batch
@@ -169,36 +169,34 @@ def rewrite(
     sets_horizon = needs_horizon(batch, verdict, survivors)
     if left == batch.record_count and not sets_horizon and not batch.is_legacy:
         return batch
-    after = _converted(batch, survivors) if batch.is_legacy else batch
+    changes: dict[str, Any] = {"record_count": left}
+    if batch.is_legacy:
+        changes |= _converted(survivors)
     if sets_horizon:
-        after = after._replace(
-            attributes=batch.attributes | DELETE_HORIZON,
-            base_timestamp_ms=this_round.now_ms + this_round.delete_retention_ms,
-        )
+        changes["attributes"] = batch.attributes | DELETE_HORIZON
+        changes["base_timestamp_ms"] = this_round.now_ms + this_round.delete_retention_ms
     elif batch.delete_horizon_ms is None and not survivors.hidden:
-        after = after._replace(base_timestamp_ms=survivors.first_timestamp_ms)
-    return _retimed(after, survivors)._replace(
-        record_count=left, size_bytes=rewritten_bytes(batch, survivors)
-    )
+        changes["base_timestamp_ms"] = survivors.first_timestamp_ms
+    changes |= _retimed(batch, survivors)
+    return batch._replace(size_bytes=rewritten_bytes(batch, survivors), **changes)
 
 
-def _converted(batch: Batch, survivors: Survivors) -> Batch:
+def _converted(survivors: Survivors) -> dict[str, int]:
     """A batch of an old format in magic 2, which then begins and ends with its records."""
     if survivors.hidden or survivors.first_offset is None or survivors.last_offset is None:
-        return batch._replace(magic=2)
-    return batch._replace(
-        magic=2, header_base_offset=survivors.first_offset, last_offset=survivors.last_offset
-    )
+        return {"magic": 2}
+    offsets = {"header_base_offset": survivors.first_offset, "last_offset": survivors.last_offset}
+    return {"magic": 2, **offsets}
 
 
-def _retimed(batch: Batch, survivors: Survivors) -> Batch:
+def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
     """The largest timestamp may go down; that of a producer's append is remembered."""
     newest_ms = survivors.max_timestamp_ms
     if batch.is_log_append_time or survivors.hidden or newest_ms == batch.max_timestamp_ms:
-        return batch
-    if batch.producer_id != NO_PRODUCER_ID:
-        batch = batch._replace(producer_timestamp_ms=batch.last_append_ms)
-    return batch._replace(max_timestamp_ms=newest_ms)
+        return {}
+    if batch.producer_id == NO_PRODUCER_ID:
+        return {"max_timestamp_ms": newest_ms}
+    return {"max_timestamp_ms": newest_ms, "producer_timestamp_ms": batch.last_append_ms}
 
 
 def _emptied(batch: Batch) -> Batch:

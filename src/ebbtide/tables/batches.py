@@ -15,6 +15,7 @@ from ebbtide.tables.file_commits import Replacement, new_paths, replace_files
 from ebbtide.tables.files import (
     MAX_OFFSET,
     SegmentFiles,
+    count_rows,
     plan_segments,
     read_segment,
     write_rows,
@@ -123,7 +124,7 @@ def rewrite_batches(
         (unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, paths, strict=True)
     ]
-    replacements = map_segments(spark, _write_changed, work)
+    replacements = map_segments(spark, _write_changed, work, count_rows(units))
     replace_files(spark, batches_table, replacements, properties)
 
 

@@ -80,6 +80,11 @@ def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
     return ends
 
 
+def count_rows(units: Iterable[SegmentFiles]) -> int:
+    """How many rows the units' files hold, the deleted ones too."""
+    return sum(unit.record_count for unit in units)
+
+
 def plan_segments(
     spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
 ) -> list[SegmentFiles]:

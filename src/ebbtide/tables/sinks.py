@@ -28,7 +28,7 @@ from ebbtide.records.segment_writer import (
     write_batches,
 )
 from ebbtide.tables.files import SegmentFiles, read_segment
-from ebbtide.tables.tasks import map_segments
+from ebbtide.tables.tasks import in_tasks
 
 # Segments that are written between two lines of progress, for each core.
 SEGMENTS_PER_CORE = 4
@@ -74,7 +74,7 @@ def write_segments(
     """Write the segments, some at a time; what was written of those."""
     at_once = max(1, spark.sparkContext.defaultParallelism) * SEGMENTS_PER_CORE
     for start in range(0, len(segments), at_once):
-        yield map_segments(spark, write_segment, segments[start : start + at_once])
+        yield in_tasks(spark, write_segment, segments[start : start + at_once])
 
 
 def write_segment(segment: SegmentToWrite) -> WrittenSegment:

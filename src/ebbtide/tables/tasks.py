@@ -1,11 +1,14 @@
-"""Work in Spark tasks that is not a DataFrame: a segment each, values in and out."""
+"""Work that is not a DataFrame: a segment each, values in and out, in Spark tasks if it is much."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from threading import Thread
 from typing import TypeVar
+from zipimport import zipimporter
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
@@ -17,18 +20,64 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Enough to even out segments of unequal size, few enough that starting tasks costs little.
-TASKS_PER_CORE = 3
+TASKS_PER_CORE = 8
+# Python workers take seconds to start; fewer rows than these are done with before.
+LOCAL_ROWS = 1_000_000
 _RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
-def map_segments(spark: SparkSession, work: Callable[[T], R], units: Sequence[T]) -> list[R]:
+def map_segments(
+    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int
+) -> list[R]:
+    """What `work` makes of each unit, in order; `rows` is how many they hold in all."""
+    return [work(unit) for unit in units] if is_little(rows) else in_tasks(spark, work, units)
+
+
+def in_tasks(spark: SparkSession, work: Callable[[T], R], units: Sequence[T]) -> list[R]:
     """What `work` makes of each unit, in order; a Spark task does one or more."""
     if not units:
         return []
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
     with errors_of_tasks():
-        return context.parallelize(units, slices).map(work).collect()
+        return context.parallelize(units, slices).map(partial(_do, work)).collect()
+
+
+def _do(work: Callable[[T], R], unit: T) -> R:
+    """In a task: one unit's work."""
+    spare_archives()
+    return work(unit)
+
+
+def spare_archives() -> None:
+    """In a task: keep Python from reading the directories of Spark's archives before the next one.
+
+    PySpark drops what imports have cached before each task, and a Python older than 3.12 then
+    reads every zip and jar on its path at once (gh-103200): 0.2 s a task.
+    """
+    zipimporter.invalidate_caches = _keep  # type: ignore[assignment, method-assign]
+
+
+def _keep(_: zipimporter) -> None:
+    """What an archive holds does not change while a worker lives."""
+
+
+def is_little(rows: int) -> bool:
+    """Whether so many rows are read on the driver sooner than in tasks."""
+    return rows < LOCAL_ROWS
+
+
+def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
+    """Let Python workers start and import what `work` needs while the driver goes on planning."""
+    context = spark.sparkContext
+    count = context.defaultParallelism
+    started = context.parallelize(range(count), count).map(partial(_do_nothing, work))
+    Thread(target=started.count, daemon=True).start()
+
+
+def _do_nothing(work: Callable[..., object], number: int) -> None:
+    """In a task: it was enough to be handed `work`."""
+    spare_archives()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.tables.batches import read_headers, rewrite_batches
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import delete_positions
-from ebbtide.tables.files import SegmentFiles, plan_segments, read_segment
+from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
@@ -32,7 +32,7 @@ from ebbtide.tables.rounds import (
 )
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.cleaner import RoundEffect, effect_of
-from ebbtide.tables.tasks import map_segments
+from ebbtide.tables.tasks import is_little, map_segments, start_workers
 from ebbtide.tables.topics import (
     Changes,
     Topic,
@@ -83,6 +83,8 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     pins = _pins(topic) if candidates else None
     if pins is None:
         return CleanPlan(topic, None, None, _shown(reasons))
+    if not is_little(sum(_offsets_held(topic.partitions[p]) for p in candidates)):
+        start_workers(topic.spark, effect_of)
     headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
     for partition, (part, reason) in _choose(topic, headers, pins, now_ms).items():
@@ -120,6 +122,11 @@ def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
     if pins is None or any(_is_done(topic, table, in_flight) for table in tables):
         return in_flight
     return replace(in_flight, records_snapshot=pins.records, batches_snapshot=pins.batches)
+
+
+def _offsets_held(state: PartitionState) -> int:
+    """How many records a partition may hold."""
+    return state.log_end_offset - state.log_start_offset
 
 
 def _shown(reasons: Mapping[int, str | None]) -> dict[int, str]:
@@ -230,7 +237,7 @@ def _with_tombstones(
         return {}
     units = plan_segments(topic.spark, topic.name.records_table, records_snapshot, ends)
     found: dict[int, set[int]] = {partition: set() for partition in due}
-    held = map_segments(topic.spark, partial(_tombstone_batches, bases), units)
+    held = map_segments(topic.spark, partial(_tombstone_batches, bases), units, count_rows(units))
     for unit, of_segment in zip(units, held, strict=True):
         found[unit.partition] |= of_segment
     return found

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ebbtide.frames.cleaning import (
     COLUMNS,
     ORDINARY,
-    Records,
+    Latest,
     clean_segment,
     dirty_keys,
 )
@@ -39,7 +39,7 @@ from ebbtide.tables.files import (
     read_segment,
 )
 from ebbtide.tables.rounds import CleaningRound, PartitionRound
-from ebbtide.tables.stages.offset_map import Latest, map_with_latest
+from ebbtide.tables.stages.offset_map import map_with_latest
 from ebbtide.tables.topics import Topic
 
 
@@ -218,26 +218,19 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     unit: _Unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
     this_round, verdicts = rules[partition]
-    rows = read_segment(unit.records, COLUMNS)
-    covered = rows.table["offset"].to_numpy() >= this_round.log_start_offset
-    records = Records.of(rows.table.filter(pa.array(covered)), future_limit_ms)
-    if not len(records.offsets):
+    found = read_segment(unit.records, COLUMNS)
+    is_covered = found.table["offset"].to_numpy() >= this_round.log_start_offset
+    rows = found.table if is_covered.all() else found.table.filter(pa.array(is_covered))
+    if not rows.num_rows:
         return None
-    table = read_segment(unit.batches, Batch._fields, "base_offset").table
-    at = np.searchsorted(table["base_offset"].to_numpy(), records.bases)
-    done = clean_segment(
-        records,
-        Headers(table.take(pa.array(at))),
-        verdicts,
-        latest(records.keys, records.offsets),
-        this_round,
-    )
-    gone = np.flatnonzero(covered)[done.is_victim]
-    files, positions = rows.files[gone], rows.positions[gone]
+    headers = Headers(read_segment(unit.batches, Batch._fields, "base_offset").table)
+    done = clean_segment(rows, headers, verdicts, latest, this_round, future_limit_ms)
+    gone = np.flatnonzero(is_covered)[done.is_victim]
+    files, positions = found.files[gone], found.positions[gone]
     sizes = [(before, after) for before, after, _ in done.changes]
     return _UnitEffect(
         partition,
-        int(records.bases[0]),
+        rows["batch"][0].as_py(),
         [
             deletion_of(file, positions[files == number])
             for number, file in enumerate(unit.records.files)

@@ -19,9 +19,10 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.frames.cleaning import Latest
 from ebbtide.frames.keys import KeyFilter, OffsetMap, hash_keys
 from ebbtide.records.arrays import Int64s
-from ebbtide.tables.files import SegmentFiles, read_segment
+from ebbtide.tables.files import SegmentFiles, count_rows, read_segment
 from ebbtide.tables.tasks import map_segments
 
 # Records in the dirty part up to which the map is sent to every task: some 200 bytes each there.
@@ -29,8 +30,6 @@ MAX_SENT_RECORDS = 4_000_000
 FILTER_BYTES = 64 * 1024 * 1024
 
 R = TypeVar("R")
-# (keys, offsets) of records -> the last offset of each key in the dirty part, or -1
-Latest = Callable[[pa.ChunkedArray, Int64s], Int64s]
 FindKeys = Callable[[SegmentFiles], pa.Table]
 Clean = Callable[[int, Latest], R]
 
@@ -46,9 +45,9 @@ def map_with_latest(
 
     `find_keys` gives a dirty segment's `key, offset`; both run in tasks.
     """
-    if sum(unit.record_count for unit in dirty) > MAX_SENT_RECORDS:
+    if count_rows(dirty) > MAX_SENT_RECORDS:
         return _by_join(spark, segments, dirty, find_keys, clean)
-    found = map_segments(spark, find_keys, dirty)
+    found = map_segments(spark, find_keys, dirty, count_rows(dirty))
     maps = {
         partition: OffsetMap.of(
             [keys for unit, keys in zip(dirty, found, strict=True) if unit.partition == partition]
@@ -56,7 +55,8 @@ def map_with_latest(
         for partition in {unit.partition for unit in segments}
     }
     shared = spark.sparkContext.broadcast((maps, segments))
-    done = map_segments(spark, partial(_clean_with_map, shared, clean), range(len(segments)))
+    work = partial(_clean_with_map, shared, clean)
+    done = map_segments(spark, work, range(len(segments)), count_rows(segments))
     shared.destroy()
     return done
 
