@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.log.names import CATALOG
+from ebbtide.tables import tasks
 from tests.kafka.oracle import JARS
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Partition, Topic, to_json
@@ -101,7 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--topics", type=int, default=100)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--first", type=int, default=0, help="the number of the first topic")
+    parser.add_argument(
+        "--in-tasks", action="store_true", help="as a round on many rows, however few there are"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.in_tasks:
+        tasks.LOCAL_ROWS = 0
     total, started = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder)

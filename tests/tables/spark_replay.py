@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.frames.headers import Headers
 from ebbtide.log.names import TopicName
-from ebbtide.tables.batches import changes_table, read_headers, rewrite_batches
+from ebbtide.tables.batches import changes_table, prepare_changes, read_headers
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.topics import current_snapshot, load
@@ -179,7 +179,7 @@ def _set_sizes(
     if changes:
         snapshot = current_snapshot(spark, name.batches_table)
         assert snapshot is not None
-        rewrite_batches(spark, name.batches_table, snapshot, pa.concat_tables(changes), {})
+        prepare_changes(spark, name.batches_table, snapshot, pa.concat_tables(changes), {})()
 
 
 def _sizes(partition: int, headers: Headers, sizes: Mapping[int, int]) -> list[object]:

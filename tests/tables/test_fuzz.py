@@ -16,16 +16,20 @@ from tests.tables.fuzz import REGRESSIONS
 from tests.tables.spark_replay import replay_topic
 
 TOPICS = 5
-SEEDS = {"fixed": 1, "fresh": random.SystemRandom().randrange(10**6)}
+FRESH_SEED = random.SystemRandom().randrange(10**6)
 
 
-@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS.keys())
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [(1, ["--in-tasks"]), (FRESH_SEED, [])],
+    ids=["fixed seed, in tasks", "fresh seed, on the driver"],
+)
 def test_kafka_leaves_the_same_of_random_topics(
-    seed: int, kafka_jars: Path, capsys: pytest.CaptureFixture[str]
+    seed: int, options: list[str], kafka_jars: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a process of its own, as `make fuzz-spark` is: hundreds of rounds fill a JVM."""
     command = [sys.executable, "-m", "tests.tables.fuzz"]
-    command += ["--topics", str(TOPICS), "--seed", str(seed)]
+    command += ["--topics", str(TOPICS), "--seed", str(seed), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     told = [line for line in done.stderr.splitlines() if not line.startswith("\t")]
     assert done.returncode == 0, "\n".join([*told[-40:], done.stdout[-4000:], *told[-5:]])

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
 from ebbtide.log.batches import Batch
-from ebbtide.tables.file_commits import Replacement, new_paths, replace_files
+from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_replacements
 from ebbtide.tables.files import (
     MAX_OFFSET,
     SegmentFiles,
@@ -74,7 +74,7 @@ _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 def changes_table(
     partition: int, segment: int, changes: Sequence[tuple[Batch, Batch | None, int]]
 ) -> pa.Table:
-    """Rows for `rewrite_batches`: (before, after or None, max event time in ms)."""
+    """Rows for `prepare_changes`: (before, after or None, max event time in ms)."""
     left = [after or before for before, after, _ in changes]
     return pa.table(
         {
@@ -100,17 +100,16 @@ def no_changes() -> pa.Table:
     return _CHANGES.empty_table()
 
 
-def rewrite_batches(
+def prepare_changes(
     spark: SparkSession,
     batches_table: str,
     snapshot: int,
     changes: pa.Table,
     properties: Mapping[str, str],
-) -> None:
-    """Change or remove the rows that `changes` names, in one commit.
+) -> Commit:
+    """Write the segments anew that hold the rows which `changes` changes or removes.
 
-    The segments that hold them are written anew from `snapshot`; the commit fails where another
-    writer rewrote one since.
+    They are read as of `snapshot`; CommitConflictError where another writer rewrote one since.
     """
     by_segment = _by_segment(changes)
     ends = {partition: segment + 1 for partition, segment in by_segment}  # its last one's
@@ -125,7 +124,7 @@ def rewrite_batches(
         for unit, path in zip(units, paths, strict=True)
     ]
     replacements = map_segments(spark, _write_changed, work, count_rows(units))
-    replace_files(spark, batches_table, replacements, properties)
+    return prepare_replacements(spark, batches_table, replacements, properties)
 
 
 def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.tables.commits import Step, commit, snapshot_properties
+from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.topics import java_table
 
 
@@ -19,20 +20,21 @@ def delete_segments(
     properties: Mapping[str, str],
 ) -> None:
     """Drop whole physical segments, {partition: segments}, as one metadata commit."""
-    matches = segments_filter(spark._jvm, segments)
+    matches = segments_filter(spark, segments)
     delete = java_table(spark, table).newDelete().deleteFromRowFilter(matches)
     for name, value in properties.items():
         delete = delete.set(name, value)
     commit(step, delete.commit)
 
 
-def segments_filter(jvm: Any, segments: Mapping[int, Sequence[int]]) -> Any:
+def segments_filter(spark: SparkSession, segments: Mapping[int, Sequence[int]]) -> Any:
     """Iceberg's expression for physical segments, {partition: segments}."""
-    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    to_long = java_class(spark, "java.lang.Long")
     # `in`, `or` and `and` are words of Python, so these Java methods are asked for by name.
     matches = expressions.alwaysFalse()
     for partition, bases in segments.items():
-        in_segments = getattr(expressions, "in")("segment", [jvm.java.lang.Long(b) for b in bases])
+        in_segments = getattr(expressions, "in")("segment", [to_long(b) for b in bases])
         in_partition = expressions.equal("partition", partition)
         both = getattr(expressions, "and")(in_partition, in_segments)
         matches = getattr(expressions, "or")(matches, both)

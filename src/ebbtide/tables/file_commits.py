@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -24,7 +24,11 @@ from ebbtide.tables.files import (
     ends_of,
     scan_tasks,
 )
+from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.topics import java_table
+
+# Makes what was prepared visible.
+Commit = Callable[[], None]
 
 
 class Replacement(NamedTuple):
@@ -47,72 +51,73 @@ def _folder(unit: SegmentFiles) -> str:
     return f"partition={unit.partition}/segment={unit.segment}"
 
 
-def delete_positions(
+def prepare_deletions(
     spark: SparkSession,
     table: str,
     ends: Mapping[int, int],
     deletions: Sequence[Deletion],
     properties: Mapping[str, str],
-) -> None:
-    """Commit the deletions as one snapshot; CommitConflictError where a file changed meanwhile.
+) -> Commit:
+    """Write the deletions, whose segments lie below each partition's end offset.
 
-    Their segments lie below each partition's end offset.
+    Their commit is one snapshot; CommitConflictError where a file changed meanwhile.
     """
-    jvm: Any = spark._jvm
     loaded = java_table(spark, table)
-    snapshot = loaded.currentSnapshot().snapshotId()
-    tasks = _Tasks.of(loaded, jvm, ends)
-    result = _write_vectors(jvm, loaded, tasks, deletions)
-    row_delta = loaded.newRowDelta().validateFromSnapshot(snapshot)
+    result = _write_vectors(spark, loaded, _Tasks.of(spark, loaded, ends), deletions)
+    row_delta = loaded.newRowDelta().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
     for file in result.deleteFiles():
         row_delta = row_delta.addDeletes(file)
     for file in result.rewrittenDeleteFiles():
         row_delta = row_delta.removeDeletes(file)
-    for name, value in properties.items():
-        row_delta = row_delta.set(name, value)
-    row_delta.commit()
+    return _commit_of(row_delta, properties)
 
 
-def replace_files(
+def prepare_replacements(
     spark: SparkSession,
     table: str,
     replacements: Sequence[Replacement],
     properties: Mapping[str, str],
-) -> None:
-    """Commit new files in place of old ones; CommitConflictError where one changed meanwhile."""
-    jvm: Any = spark._jvm
+) -> Commit:
+    """What puts new files in place of old ones; CommitConflictError where one changed meanwhile."""
     loaded = java_table(spark, table)
-    tasks = _Tasks.of(loaded, jvm, ends_of(unit for unit, _ in replacements))
+    tasks = _Tasks.of(spark, loaded, ends_of(unit for unit, _ in replacements))
     overwrite = loaded.newOverwrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
-    overwrite = overwrite.conflictDetectionFilter(_in_segments(jvm, replacements))
+    overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
     overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
+    new_file = _NewFiles.of(spark, loaded)
     for unit, path in replacements:
         for file in unit.files:
             overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
         if path is not None:
-            overwrite = overwrite.addFile(_described_file(jvm, loaded, unit, path))
+            overwrite = overwrite.addFile(new_file.described(unit, path))
+    return _commit_of(overwrite, properties)
+
+
+def _commit_of(update: Any, properties: Mapping[str, str]) -> Commit:
     for name, value in properties.items():
-        overwrite = overwrite.set(name, value)
-    overwrite.commit()
+        update = update.set(name, value)
+    commit: Commit = update.commit
+    return commit
 
 
 class _Tasks(NamedTuple):
     """Iceberg's scan tasks of a table's current files by path."""
 
-    jvm: Any
+    parser: Any
     by_path: dict[str, Any]
 
     @classmethod
-    def of(cls, table: Any, jvm: Any, ends: Mapping[int, int]) -> _Tasks:
-        tasks = scan_tasks(table, jvm, table.currentSnapshot().snapshotId(), ends)
-        return cls(jvm, {str(task.file().location()): task for task in tasks})
+    def of(cls, spark: SparkSession, table: Any, ends: Mapping[int, int]) -> _Tasks:
+        tasks = scan_tasks(spark, table, table.currentSnapshot().snapshotId(), ends)
+        by_path = {str(task.file().location()): task for task in tasks}
+        return cls(iceberg_class(spark, "ScanTaskParser"), by_path)
 
     def unchanged(self, file: DataFile) -> Any:
         """The task of a file with the deletions that it was planned with."""
         task = self.by_path.get(file.path)
         if task is not None:
-            described = json.loads(self.jvm.org.apache.iceberg.ScanTaskParser.toJson(task))
+            described = json.loads(self.parser.toJson(task))
             if data_file(described).vector == file.vector:
                 return task
         raise CommitConflictError(
@@ -121,42 +126,57 @@ class _Tasks(NamedTuple):
         )
 
 
-def _in_segments(jvm: Any, replacements: Sequence[Replacement]) -> Any:
+def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> Any:
     segments: dict[int, list[int]] = {}
     for unit, _ in replacements:
         segments.setdefault(unit.partition, []).append(unit.segment)
-    return segments_filter(jvm, segments)
+    return segments_filter(spark, segments)
 
 
-def _described_file(jvm: Any, table: Any, unit: SegmentFiles, path: str) -> Any:
-    """A written file as Iceberg lists it, with its columns' bounds."""
-    file = table.io().newInputFile(path)
-    config = jvm.org.apache.iceberg.MetricsConfig.forTable(table)
-    return (
-        jvm.org.apache.iceberg.DataFiles.builder(table.spec())
-        .withInputFile(file)
-        .withFormat("parquet")
-        .withPartitionPath(_folder(unit))
-        .withMetrics(jvm.org.apache.iceberg.parquet.ParquetUtil.fileMetrics(file, config))
-        .build()
-    )
+class _NewFiles(NamedTuple):
+    """How to describe a table's written files as Iceberg lists them."""
+
+    table: Any
+    builders: Any
+    parquet: Any
+    metrics_config: Any
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: Any) -> _NewFiles:
+        return cls(
+            table,
+            iceberg_class(spark, "DataFiles"),
+            iceberg_class(spark, "parquet.ParquetUtil"),
+            iceberg_class(spark, "MetricsConfig").forTable(table),
+        )
+
+    def described(self, unit: SegmentFiles, path: str) -> Any:
+        """A written file with its columns' bounds."""
+        file = self.table.io().newInputFile(path)
+        builder = self.builders.builder(self.table.spec()).withInputFile(file)
+        builder = builder.withFormat("parquet").withPartitionPath(_folder(unit))
+        return builder.withMetrics(self.parquet.fileMetrics(file, self.metrics_config)).build()
 
 
-def _write_vectors(jvm: Any, table: Any, tasks: _Tasks, deletions: Sequence[Deletion]) -> Any:
-    indexes = jvm.org.apache.iceberg.deletes.PositionDeleteIndex
-    factory = jvm.org.apache.iceberg.io.OutputFileFactory.builderFor(table, 0, 0)
-    factory = factory.format(jvm.org.apache.iceberg.FileFormat.PUFFIN).build()
-    previous = jvm.java.util.HashMap()
-    load_previous = jvm.com.google.common.base.Functions.forMap(previous, None)
-    writer = jvm.org.apache.iceberg.deletes.BaseDVFileWriter(factory, load_previous)
+def _write_vectors(
+    spark: SparkSession, table: Any, tasks: _Tasks, deletions: Sequence[Deletion]
+) -> Any:
+    indexes = iceberg_class(spark, "deletes.PositionDeleteIndex")
+    builders = iceberg_class(spark, "FileMetadata")
+    factory = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
+    factory = factory.format(iceberg_class(spark, "FileFormat").PUFFIN).build()
+    previous = java_class(spark, "java.util.HashMap")()
+    load_previous = java_class(spark, "com.google.common.base.Functions").forMap(previous, None)
+    writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, load_previous)
     for deletion in deletions:
         task = tasks.unchanged(deletion.file)
         for old in task.deletes():
             index = indexes.deserialize(_blob(deletion.file.vector), old)
             previous.put(deletion.file.path, index)
-        described = _describe(jvm, task, deletion)
+        spec, partition = task.spec(), task.file().partition()
+        described = _describe(builders.deleteFileBuilder(spec), partition, deletion)
         index = indexes.deserialize(deletion.blob, described)
-        writer.delete(deletion.file.path, index, task.spec(), task.file().partition())
+        writer.delete(deletion.file.path, index, spec, partition)
     writer.close()
     return writer.result()
 
@@ -168,18 +188,18 @@ def _blob(vector: Vector | None) -> bytes:
         return bytes(handle.read_at(vector.size_bytes, vector.position))
 
 
-def _describe(jvm: Any, task: Any, deletion: Deletion) -> Any:
+def _describe(builder: Any, partition: Any, deletion: Deletion) -> Any:
     """What Iceberg checks a blob's length and cardinality against."""
+    size_bytes = len(deletion.blob)
     return (
-        jvm.org.apache.iceberg.FileMetadata.deleteFileBuilder(task.spec())
-        .ofPositionDeletes()
+        builder.ofPositionDeletes()
         .withFormat("puffin")
         .withPath("memory")
-        .withPartition(task.file().partition())
-        .withFileSizeInBytes(len(deletion.blob))
+        .withPartition(partition)
+        .withFileSizeInBytes(size_bytes)
         .withRecordCount(deletion.cardinality)
         .withReferencedDataFile(deletion.file.path)
         .withContentOffset(0)
-        .withContentSizeInBytes(len(deletion.blob))
+        .withContentSizeInBytes(size_bytes)
         .build()
     )

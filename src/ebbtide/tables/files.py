@@ -20,6 +20,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.records.files import resolve
+from ebbtide.tables.java import iceberg_class
 from ebbtide.tables.topics import java_table
 
 Offsets = npt.NDArray[np.int64]
@@ -89,10 +90,9 @@ def plan_segments(
     spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
 ) -> list[SegmentFiles]:
     """Segments below each partition's end offset, in offset order, as of a snapshot."""
-    jvm: Any = spark._jvm
-    parser = jvm.org.apache.iceberg.ScanTaskParser
+    parser = iceberg_class(spark, "ScanTaskParser")
     found: dict[tuple[int, int], list[DataFile]] = {}
-    for task in scan_tasks(java_table(spark, table), jvm, snapshot, ends):
+    for task in scan_tasks(spark, java_table(spark, table), snapshot, ends):
         described = json.loads(parser.toJson(task))
         key = tuple(described["data-file"]["partition"])
         found.setdefault(key, []).append(data_file(described))
@@ -103,10 +103,10 @@ def plan_segments(
 
 
 def scan_tasks(
-    table: JavaObject, jvm: Any, snapshot: int, ends: Mapping[int, int]
+    spark: SparkSession, table: JavaObject, snapshot: int, ends: Mapping[int, int]
 ) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
-    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    expressions = iceberg_class(spark, "expressions.Expressions")
     # `or` and `and` are words of Python, so these Java methods are asked for by name.
     matches = expressions.alwaysFalse()
     for partition, end in ends.items():

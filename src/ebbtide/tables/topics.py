@@ -15,6 +15,7 @@ from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, parse_states
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.java import iceberg_class, java_class
 
 # A property set to None is removed.
 Changes = Mapping[str, str | None]
@@ -58,17 +59,15 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
 
 def _as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
     """A Java map in one call; going through it one by one takes two for each entry."""
-    jvm: Any = spark._jvm
-    mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
+    mapper = java_class(spark, "com.fasterxml.jackson.databind.ObjectMapper")()
     found: dict[str, str] = json.loads(mapper.writeValueAsString(java_map))
     return found
 
 
 def java_table(spark: SparkSession, table: str) -> Any:
     """Iceberg's own table object, freshly loaded."""
-    jvm = spark._jvm
-    assert jvm is not None
-    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, table)
+    util = iceberg_class(spark, "spark.Spark3Util")
+    return util.loadIcebergTable(spark._jsparkSession, table)
 
 
 def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:

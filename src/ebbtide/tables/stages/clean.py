@@ -6,7 +6,8 @@ in the history already, so a killed round ends where an unbroken one would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ from ebbtide.log.config import TopicConfig
 from ebbtide.log.segments import Bounds, Cleanable, cleanable, merged
 from ebbtide.log.state import ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.tables.batches import read_headers, rewrite_batches
+from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.commits import Step, commit
-from ebbtide.tables.file_commits import delete_positions
+from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.tables.rounds import (
     CleaningRound,
@@ -80,11 +81,11 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     config = topic.config
     reasons = {p: _why_not(state, config, now_ms) for p, state in topic.partitions.items()}
     candidates = [p for p, reason in reasons.items() if reason is None]
+    if not is_little(sum(_offsets_held(topic.partitions[p]) for p in candidates)):
+        start_workers(topic.spark, effect_of)
     pins = _pins(topic) if candidates else None
     if pins is None:
         return CleanPlan(topic, None, None, _shown(reasons))
-    if not is_little(sum(_offsets_held(topic.partitions[p]) for p in candidates)):
-        start_workers(topic.spark, effect_of)
     headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
     for partition, (part, reason) in _choose(topic, headers, pins, now_ms).items():
@@ -272,24 +273,36 @@ def execute_clean(plan: CleanPlan) -> Outcome:
         return outcome
     topic, this_round, effect = plan.topic, plan.round, plan.effect
     start_round(topic, this_round)
-    tables = (topic.name.records_table, topic.name.batches_table)
-    if effect.deletions and not _is_done(topic, tables[0], this_round):
-        ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
-        summary = _summary(this_round, effect.victims)
-        commit(
-            Step.ROUND_RECORDS,
-            lambda: delete_positions(topic.spark, tables[0], ends, effect.deletions, summary),
-        )
-    if effect.changes.num_rows and not _is_done(topic, tables[1], this_round):
-        pinned, summary = this_round.batches_snapshot, _summary(this_round, len(effect.changes))
-        commit(
-            Step.ROUND_BATCHES,
-            lambda: rewrite_batches(topic.spark, tables[1], pinned, effect.changes, summary),
-        )
+    # All is written before the first commit, so that little time lies between the two.
+    with ThreadPoolExecutor() as pool:
+        commits = {s: pool.submit(prepare) for s, prepare in _steps(topic, this_round, effect)}
+    for step, prepared in commits.items():
+        commit(step, prepared.result())
     compare_and_set(topic, Step.ROUND_STATE, lambda current: _finished(current, this_round, effect))
+    tables = (topic.name.records_table, topic.name.batches_table)
     found = (find_snapshot(topic.spark, table, ROUND, this_round.id) for table in tables)
     outcome.snapshot_ids = [snapshot for snapshot in found if snapshot is not None]
     return outcome
+
+
+def _steps(
+    topic: Topic, this_round: CleaningRound, effect: RoundEffect
+) -> Iterator[tuple[Step, Callable[[], Commit]]]:
+    """What a round has to commit and has not yet: records first, then batches."""
+    spark, records, batches = topic.spark, topic.name.records_table, topic.name.batches_table
+    if effect.deletions and not _is_done(topic, records, this_round):
+        ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
+        said = _summary(this_round, effect.victims)
+        yield (
+            Step.ROUND_RECORDS,
+            partial(prepare_deletions, spark, records, ends, effect.deletions, said),
+        )
+    if effect.changes.num_rows and not _is_done(topic, batches, this_round):
+        pinned, said = this_round.batches_snapshot, _summary(this_round, len(effect.changes))
+        yield (
+            Step.ROUND_BATCHES,
+            partial(prepare_changes, spark, batches, pinned, effect.changes, said),
+        )
 
 
 def finish_round(topic: Topic) -> Topic:
