@@ -56,7 +56,7 @@ ROWS = {
         Row(
             "testDuplicateCheckAfterCleaning",
             "batches keep last offset and sequence",
-            (LAST_EMPTY,),
+            (LAST_EMPTY, SAMPLE),
         ),
         Row("testBasicTransactionAwareCleaning", "aborted keys supersede nothing", (ABORTED,)),
         Row(
@@ -106,7 +106,7 @@ ROWS = {
         Row(
             "testCleaningWithKeysConflictingWithTxnMarkerKeys",
             "a marker's key is no record's key",
-            (COMMIT,),
+            ("a marker's key and a record's key that looks like it are two things",),
         ),
         Row(
             "testCleaningWithUncleanableSection", "duplicates above the bound stay", (OPEN, MIN_LAG)
@@ -126,7 +126,7 @@ ROWS = {
         Row(
             "testCleaningBeyondMissingOffsets",
             "a gap at a segment's end stops nothing",
-            ("a-hidden-open-transaction-before-a-gap",),
+            ("a gap of offsets at a segment's end stops nothing",),
         ),
     ),
     "LogCleanerManagerTest": (

@@ -67,6 +67,8 @@ def ended(offset: int, kind: str, producer: int = 1, epoch: int = 0) -> bytes:
 
 
 HORIZON_MS = NOW_MS + HOUR_MS
+# A commit marker's key: version 0, type 1.
+MARKER_KEY = "\0\0\0\1"
 
 CASES = {
     "the newest record of each key survives, and nothing of the active segment goes": Case(
@@ -76,6 +78,24 @@ CASES = {
             6: [data(6, ("a", "7"))],
         },
         rounds=(dirty(),),
+    ),
+    "a gap of offsets at a segment's end stops nothing": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("b", "2"))],
+            10: [data(10, ("a", "3"), ("c", "4"))],
+            20: [data(20, ("b", "5"))],
+            30: [],
+        },
+        rounds=(dirty(), idle(NOW_MS + 1)),
+    ),
+    "a marker's key and a record's key that looks like it are two things": Case(
+        segments={
+            0: [data(0, (MARKER_KEY, "1")), sent(1, "a"), ended(2, COMMIT)],
+            3: [sent(3, MARKER_KEY), ended(4, COMMIT), data(5, ("b", "2"))],
+            6: [],
+        },
+        config=ORDINARY | {"producer.id.expiration.ms": "1"},
+        rounds=(dirty(), idle(NOW_MS + 1), idle(HORIZON_MS + 1)),
     ),
     "a keyless record goes; an empty key is a key and an empty value a value": Case(
         segments={0: [data(0, (None, "1"), ("", "2"), ("", ""), (None, "4"))], 4: []},
