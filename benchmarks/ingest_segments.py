@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from ebbtide.tables import commits
 from ebbtide.tables.sources import records_frame
 from ebbtide.tables.stages.ingest import Source, ingest_topic, plan_ingest, records_to_read
 from ebbtide.tables.topics import Topic
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import ROOT, LakeSandbox
 
 T = TypeVar("T")
 Seconds = dict[str, float]
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=300)
     parser.add_argument("--files", type=int, default=6)
     args = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = str(ROOT / "conf" / "python")
     with tempfile.TemporaryDirectory() as temporary:
         sandbox = LakeSandbox(Path(temporary) / "home")
         small = write_log(Path(temporary) / "small", 20_000, args.batch, 4)

@@ -54,7 +54,7 @@ class LakeSandbox:
             "EBBTIDE_HOME": str(self.home),
             "EBBTIDE_ROOT": str(ROOT),
             "SPARK_CONF_DIR": str(self.home / "conf"),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": str(ROOT / "conf" / "python"),
         }
 
     def topic(

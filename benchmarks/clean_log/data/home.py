@@ -19,7 +19,7 @@ def environment(home: Path) -> dict[str, str]:
         "EBBTIDE_HOME": str(home),
         "SPARK_CONF_DIR": str(home / "conf"),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(ROOT / "conf" / "python"),
     }
 
 

@@ -15,7 +15,7 @@ from ebbtide.errors import EbbtideError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.segment import read_records, require_whole, walk_segment
-from ebbtide.tables.tasks import errors_of_tasks, spare_archives
+from ebbtide.tables.tasks import errors_of_tasks
 
 Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
@@ -206,7 +206,6 @@ def _in_tasks(
     ]
 
     def run(batches: Batches) -> Batches:
-        spare_archives()
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 for file in groups[number]:

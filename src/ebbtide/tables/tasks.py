@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 from typing import TypeVar
-from zipimport import zipimporter
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
@@ -40,26 +39,7 @@ def in_tasks(spark: SparkSession, work: Callable[[T], R], units: Sequence[T]) ->
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
     with errors_of_tasks():
-        return context.parallelize(units, slices).map(partial(_do, work)).collect()
-
-
-def _do(work: Callable[[T], R], unit: T) -> R:
-    """In a task: one unit's work."""
-    spare_archives()
-    return work(unit)
-
-
-def spare_archives() -> None:
-    """In a task: keep Python from reading the directories of Spark's archives before the next one.
-
-    PySpark drops what imports have cached before each task, and a Python older than 3.12 then
-    reads every zip and jar on its path at once (gh-103200): 0.2 s a task.
-    """
-    zipimporter.invalidate_caches = _keep  # type: ignore[assignment, method-assign]
-
-
-def _keep(_: zipimporter) -> None:
-    """What an archive holds does not change while a worker lives."""
+        return context.parallelize(units, slices).map(work).collect()
 
 
 def is_little(rows: int) -> bool:
@@ -77,7 +57,6 @@ def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
 
 def _do_nothing(work: Callable[..., object], number: int) -> None:
     """In a task: it was enough to be handed `work`."""
-    spare_archives()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ebbtide.frames.cleaning import Latest
 from ebbtide.frames.keys import KeyFilter, OffsetMap, hash_keys
 from ebbtide.records.arrays import Int64s
 from ebbtide.tables.files import SegmentFiles, count_rows, read_segment
-from ebbtide.tables.tasks import map_segments, spare_archives
+from ebbtide.tables.tasks import map_segments
 
 # Records in the dirty part up to which the map is sent to every task: some 200 bytes each there.
 MAX_SENT_RECORDS = 4_000_000
@@ -159,7 +159,6 @@ def _map_numbers(
     """The rows of `work(0)`, ..., `work(count - 1)`."""
 
     def mapped(chunks: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        spare_archives()
         for chunk in chunks:
             for number in chunk.column(0).to_pylist():
                 yield from work(number).to_batches()
