@@ -31,7 +31,7 @@ from tests.tables.spark_replay import Tally, replay_topic
 REGRESSIONS = Path(__file__).parent / "regressions"
 PARTITIONS = 20
 SEEDS_APART = 10**6
-SHRINKING_STEPS = 40
+SHRINKING_SECONDS = 300
 # A topic at a time leaves a core idle while the driver thinks.
 TOPICS_AT_ONCE = 3
 
@@ -70,7 +70,8 @@ def write_smallest(
     smallest = replace(topic, partitions=(topic.partitions[partition],))
     ((_, shown),) = _differing(spark, home, smallest)
     smallest = first_rounds(smallest, int(shown[0].removeprefix("round ").split(":")[0]) + 1)
-    for _ in range(SHRINKING_STEPS):
+    until = time.monotonic() + SHRINKING_SECONDS
+    while time.monotonic() < until:
         (log,) = smallest.partitions
         differing = _differing(
             spark, home, replace(smallest, partitions=(*less_grown(log), *fewer_requests(log)))

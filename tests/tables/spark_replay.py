@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ebbtide.frames.headers import Headers
+from ebbtide.log.batches import Batch
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import PartitionState
 from ebbtide.tables.batches import changes_table, prepare_changes, read_headers
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
@@ -170,29 +171,39 @@ def _configure(spark: SparkSession, name: TopicName, config: Mapping[str, str]) 
 def _set_sizes(
     spark: SparkSession, name: TopicName, expected: Mapping[int, Expected], *, is_retained: bool
 ) -> None:
-    """Give compressed batches that a round wrote anew the size that only a codec knows."""
+    """Give batches what only Kafka knows of them: what a codec makes of one, what is hidden."""
     changes = []
+    states = load(spark, name).partitions
     for partition, headers in read_headers(spark, name.batches_table, expected).items():
         state = expected[partition].state
         theirs = batches_of(state.cleaned_batches if is_retained else state.batches)
-        changes += _sizes(partition, headers, {b.base_offset: b.size_bytes for b in theirs})
+        segments, newest_ms = headers.column("segment"), headers.column("max_event_time_ms")
+        for batch, segment, event_ms in zip(headers.batches(), segments, newest_ms, strict=True):
+            known = _known(batch, theirs, states[partition])
+            if known != batch:
+                found = [(batch, known, int(event_ms))]
+                changes.append(changes_table(partition, int(segment), found))
     if changes:
         snapshot = current_snapshot(spark, name.batches_table)
         assert snapshot is not None
         prepare_changes(spark, name.batches_table, snapshot, pa.concat_tables(changes), {})()
 
 
-def _sizes(partition: int, headers: Headers, sizes: Mapping[int, int]) -> list[object]:
-    segments, newest_ms = headers.column("segment"), headers.column("max_event_time_ms")
-    return [
-        changes_table(
-            partition, int(segment), [(batch, batch._replace(size_bytes=size), int(event_ms))]
+def _known(batch: Batch, theirs: Sequence[Batch], state: PartitionState) -> Batch:
+    """The batch as Kafka measures it.
+
+    Below the log start offset Kafka cleans on, where ours is hidden and stays as it was.
+    """
+    first_segment = state.segments[0][0]
+    if first_segment <= batch.base_offset < state.log_start_offset:
+        left = [b for b in theirs if batch.base_offset <= b.base_offset < batch.next_offset]
+        return batch._replace(
+            size_bytes=sum(b.size_bytes for b in left),
+            max_timestamp_ms=max((b.max_timestamp_ms for b in left), default=-1),
+            producer_timestamp_ms=batch.last_append_ms,
         )
-        for batch, segment, event_ms in zip(headers.batches(), segments, newest_ms, strict=True)
-        if batch.is_compressed
-        and (size := sizes.get(batch.written_base_offset)) is not None
-        and size != batch.size_bytes
-    ]
+    sizes = {b.base_offset: b.size_bytes for b in theirs if batch.is_compressed}
+    return batch._replace(size_bytes=sizes.get(batch.written_base_offset, batch.size_bytes))
 
 
 def _compare(
