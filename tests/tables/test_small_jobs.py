@@ -97,6 +97,8 @@ def test_expired_snapshots_take_the_removed_values_off_the_disk(
     row = files.first()
     assert row is not None
     assert row["n"] == len(kept.records)
+    for table in (name.records_table, name.batches_table):
+        assert sandbox.session.sql(f"SELECT * FROM {table}.snapshots").count() == 1
 
 
 @pytest.mark.parametrize("step", [Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS])

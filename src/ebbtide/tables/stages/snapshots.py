@@ -61,8 +61,11 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     spark, name = topic.spark, topic.name
     before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     rewritten = _rewrite(topic)
-    expired = _expire(spark, name.cluster, name.topic, name.records_table)
-    expired += _expire(spark, name.cluster + "_batches", name.topic, name.batches_table)
+    # Settings are a topic's, and stand on its records table.
+    max_age_ms = _max_age_ms(spark, name.records_table)
+    expired = _expire(spark, (name.cluster, name.topic), name.records_table, max_age_ms)
+    of_batches = (name.cluster + "_batches", name.topic)
+    expired += _expire(spark, of_batches, name.batches_table, max_age_ms)
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
     outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
@@ -74,14 +77,14 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
         "deleted_rows_in_files": _deleted_rows(spark, name.records_table),
-        "max_snapshot_age_ms": _max_age_ms(spark, name.records_table),
+        "max_snapshot_age_ms": max_age_ms,
     }
     return outcome
 
 
 def expire_run_snapshots(spark: SparkSession) -> None:
     """The same for `lake.ebbtide.runs`, whose rows stay."""
-    _expire(spark, OWN_NAMESPACE, "runs", RUNS_TABLE)
+    _expire(spark, (OWN_NAMESPACE, "runs"), RUNS_TABLE, _max_age_ms(spark, RUNS_TABLE))
 
 
 def _disk(spark: SparkSession, table: str) -> Disk:
@@ -135,20 +138,22 @@ def _has_closed(state: PartitionState) -> bool:
     return len(state.segments) > 1
 
 
-def _expire(spark: SparkSession, namespace: str, table: str, identifier: str) -> int:
-    """Expire the snapshots past their age and delete their files; how many snapshots."""
-    max_age_ms = _max_age_ms(spark, identifier)
+def _expire(spark: SparkSession, name: tuple[str, str], table: str, max_age_ms: int) -> int:
+    """Expire the snapshots past their age and delete their files; how many snapshots.
+
+    `name` is namespace and table as the procedure takes them, `table` the same quoted for SQL.
+    """
     older_than = datetime.fromtimestamp((time.time() * 1000 - max_age_ms) / 1000, UTC)
-    before = _snapshots(spark, identifier)
+    before = _snapshots(spark, table)
     commit(
         Step.EXPIRE_SNAPSHOTS,
         lambda: _call(
             spark,
-            f"expire_snapshots(table => '{_escaped(quoted(namespace, table))}', "
+            f"expire_snapshots(table => '{_escaped(quoted(*name))}', "
             f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)",
         ),
     )
-    return before - _snapshots(spark, identifier)
+    return before - _snapshots(spark, table)
 
 
 def _max_age_ms(spark: SparkSession, table: str) -> int:
