@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.frames import cleaning
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
@@ -56,6 +57,20 @@ def test_an_offset_map_too_large_to_be_sent_is_joined(
     assert offsets(view) == [2, 3, 4, 5]
     assert [b["record_count"] for b in view.batches] == [1, 2, 1]
     assert outcome.partitions[0]["superseded"] == 2
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3])
+def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
+    sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    at_once = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    monkeypatch.setattr(cleaning, "ROWS_AT_ONCE", rows_at_once)
+    in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    assert at_once is not None
+    assert in_parts is not None
+    assert in_parts.changes.equals(at_once.changes)
+    assert in_parts.deletions == at_once.deletions
+    assert in_parts.numbers == at_once.numbers
 
 
 @pytest.mark.parametrize("step", ROUND_STEPS)

@@ -186,28 +186,36 @@ def _clean_batches(
     ]
     after = [rewrite(*of_batch, this_round) for of_batch in judged]
     # Where the records end depends on what they are written against.
-    bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
-    old_bytes = records.sums(_record_bytes(records, bases, bases_ms))
-    for i, batch in zip(touched, after, strict=True):
-        if batch is not None:
-            bases[i], bases_ms[i] = batch.written_base_offset, batch.base_timestamp_ms
+    old_bytes = records.sums(
+        _record_bytes(records, headers.written_bases, headers.column("base_timestamp_ms"))
+    )
+    bases, bases_ms = _bases_after(headers, touched, after)
     new_bytes = records.sums(_record_bytes(records, bases, bases_ms) * left.stays)
     sizes = zip(new_bytes[touched].tolist(), old_bytes[touched].tolist(), strict=True)
     newest_ms = left.event_times_ms[touched].tolist()
-    changes = [
-        (before, _sized(before, survivors, rewritten, of_records), event_ms)
-        for (before, _, survivors), rewritten, of_records, event_ms in zip(
-            judged, after, sizes, newest_ms, strict=True
-        )
-        if rewritten != before
-    ]
+    rows = zip(judged, after, sizes, newest_ms, strict=True)
     return SegmentEffect(
         ~left.stays,
-        changes,
+        [
+            (before, _sized(before, survivors, rewritten, of_records), event_ms)
+            for (before, _, survivors), rewritten, of_records, event_ms in rows
+            if rewritten != before
+        ],
         {rule: int(np.count_nonzero(rules == code)) for code, rule in enumerate(RULES, 1)},
         int(left.tombstones.sum()),
         int(bases_ms[waits].min()) if waits.any() else None,
     )
+
+
+def _bases_after(
+    headers: Headers, touched: Int64s, after: Sequence[Batch | None]
+) -> tuple[Int64s, Int64s]:
+    """The base offset and timestamp that each batch's records are written against afterwards."""
+    bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
+    for i, batch in zip(touched, after, strict=True):
+        if batch is not None:
+            bases[i], bases_ms[i] = batch.written_base_offset, batch.base_timestamp_ms
+    return bases, bases_ms
 
 
 def _sized(

@@ -64,6 +64,13 @@ class Headers:
         """Which hold a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
 
+    @property
+    def were_emptied_at_source(self) -> Bools:
+        """Which are markers of which Kafka too reads no more than the header."""
+        is_empty = self.column("record_count") == 0
+        has_no_type = self.table["control_type"].is_null().to_numpy()
+        return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
+
     def is_astride(self, offset: int) -> Bools:
         """Which begin below the offset and end at or after it."""
         return (self.written_bases < offset) & (self.column("last_offset") >= offset)
@@ -90,9 +97,8 @@ def of_bereaved(headers: Headers, removed: Int64s, first_segment_offset: int) ->
 
     That is their newest row, or a marker while data lies below the first segment.
     """
-    is_emptied_at_source = headers.is_control & (headers.column("record_count") == 0)
-    is_emptied_at_source &= headers.table["control_type"].is_null().to_numpy()
-    headers = headers.where(~is_emptied_at_source & (headers.column("producer_id") >= 0))
+    speaks = ~headers.were_emptied_at_source & (headers.column("producer_id") != NO_PRODUCER_ID)
+    headers = headers.where(speaks)
     bases, producers = headers.column("base_offset"), headers.column("producer_id")
     ids, numbers = np.unique(producers, return_inverse=True)
     is_removed, is_control = np.isin(bases, removed), headers.is_control

@@ -76,7 +76,7 @@ def hash_keys(keys: pa.Array) -> Hashes:
 def last_of_each(rows: pa.Table) -> tuple[Hashes, pa.Table]:
     """The last of the rows `key, offset` of each key, and their hashes, in order of those.
 
-    `rows` are in offset order and name no null.
+    A key's rows are in offset order among `rows`; none is null.
     """
     keys = rows["key"].combine_chunks()
     hashes = hash_keys(keys)
@@ -115,7 +115,7 @@ class OffsetMap(NamedTuple):
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """The map of `key, offset` rows in offset order, which may name a key more than once."""
+        """The map of `key, offset` rows; a key's last one comes after its others."""
         hashes, latest = last_of_each(pa.concat_tables(dirty) if dirty else _NO_KEYS)
         # Sixteen bits a key let one in about a hundred others pass.
         keys = KeyFilter.of_size(max(64, 1 << (2 * len(hashes) - 1).bit_length()))

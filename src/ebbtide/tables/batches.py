@@ -112,7 +112,7 @@ def prepare_changes(
     They are read as of `snapshot`; CommitConflictError where another writer rewrote one since.
     """
     by_segment = _by_segment(changes)
-    ends = {partition: segment + 1 for partition, segment in by_segment}  # its last one's
+    ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
     units = [
         unit
         for unit in plan_segments(spark, batches_table, snapshot, ends)
