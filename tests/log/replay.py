@@ -250,13 +250,18 @@ class Turn:
         return End(log, picked, bound, producers, estimates, lines, cleaned)
 
     def without_hidden(self, state: LogState) -> Turn:
-        """The same turn with no more hidden batches than Kafka had before the round."""
+        """The same turn with no more hidden data than Kafka had before the round.
+
+        Markers stay: they decide transactions for a batch that Kafka keeps empty.
+        """
         start, left = state.log_start_offset, {batch.base_offset for batch in state.batches}
         first_segment = state.segments[0].base_offset
         batches = tuple(
             batch
             for batch in self.before.batches
-            if not first_segment <= batch.base_offset < start or batch.base_offset in left
+            if batch.is_control
+            or not first_segment <= batch.base_offset < start
+            or batch.base_offset in left
         )
         return replace(self, before=replace(self.before, batches=batches))
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from ebbtide.frames.changes import changes_of, in_segment
 from ebbtide.log.batches import Batch
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState
-from ebbtide.tables.batches import changes_table, prepare_changes, read_headers
+from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.topics import current_snapshot, load
@@ -182,7 +183,7 @@ def _set_sizes(
             known = _known(batch, theirs, states[partition])
             if known != batch:
                 found = [(batch, known, int(event_ms))]
-                changes.append(changes_table(partition, int(segment), found))
+                changes.append(in_segment(partition, int(segment), changes_of(found)))
     if changes:
         snapshot = current_snapshot(spark, name.batches_table)
         assert snapshot is not None

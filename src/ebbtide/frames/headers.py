@@ -29,7 +29,9 @@ class Headers:
 
     def column(self, name: str) -> Int64s:
         """A column of integers; -1 where there is none."""
-        return np.asarray(self.table[name].fill_null(-1).to_numpy(), np.int64).copy()
+        column = self.table[name]
+        numbers = column.fill_null(-1) if column.null_count else column
+        return np.array(numbers.to_numpy(), np.int64)
 
     def has_bit(self, bit: int) -> Bools:
         """Whether the attributes of each have `bit` set."""
@@ -44,9 +46,9 @@ class Headers:
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
-    def at(self, rows: Int64s) -> list[Batch]:
-        """Those at these row numbers, as values."""
-        return Headers(self.table.take(pa.array(rows))).batches()
+    def at(self, rows: Int64s) -> Headers:
+        """Those at these row numbers."""
+        return Headers(self.table.take(pa.array(rows)))
 
     @property
     def written_bases(self) -> Int64s:

@@ -222,15 +222,22 @@ def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
     """
     before = survivors.records_bytes_before
     overhead = LEGACY_OVERHEAD_BYTES[batch.magic] if batch.is_legacy else HEADER_BYTES
+    payload = batch.size_bytes - overhead
     if not batch.is_compressed or before == 0:
-        hidden = batch.size_bytes - overhead - before if survivors.hidden else 0
+        hidden = payload - before if survivors.hidden else 0
         return HEADER_BYTES + hidden + survivors.records_bytes
-    # The fewer records, the less a codec finds to share between them, and the more so the better
-    # it did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
-    compressed = batch.size_bytes - overhead
+    return HEADER_BYTES + compressed_bytes(payload, before, survivors.records_bytes)
+
+
+def compressed_bytes(compressed: int, before: int, after: int) -> int:
+    """An estimate of what `after` bytes of records take, of `before` that took `compressed`.
+
+    The fewer records, the less a codec finds to share between them, and the more so the better it
+    did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
+    """
     exponent = 0.6 + 0.4 * min(1.0, compressed / before)
-    estimate: float = compressed * (survivors.records_bytes / before) ** exponent
-    return HEADER_BYTES + min(round(estimate), survivors.records_bytes + CODEC_FRAME_BYTES)
+    estimate: float = compressed * (after / before) ** exponent
+    return min(round(estimate), after + CODEC_FRAME_BYTES)
 
 
 def idle_reason(

@@ -18,7 +18,9 @@ MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 def to_ms(column: pa.ChunkedArray) -> Int64s:
     """Times in ms since the epoch; -1 where there is none."""
     micros = column.cast(pa.int64())
-    found: Int64s = micros.fill_null(0).to_numpy() // 1000
+    if not column.null_count:
+        return np.asarray(micros.to_numpy() // 1000)
+    found = micros.fill_null(0).to_numpy() // 1000
     return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, found)
 
 

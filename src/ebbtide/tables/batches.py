@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from ebbtide.frames.changes import CHANGED
 from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
-from ebbtide.log.batches import Batch
 from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_replacements
 from ebbtide.tables.files import (
     MAX_OFFSET,
@@ -22,37 +22,6 @@ from ebbtide.tables.files import (
 )
 from ebbtide.tables.tasks import map_segments
 from ebbtide.tables.topics import current_snapshot
-
-# What a round may change of a batch row; its CRC goes.
-CHANGED = (
-    "last_offset",
-    "magic",
-    "attributes",
-    "base_timestamp_ms",
-    "max_timestamp_ms",
-    "record_count",
-    "size_bytes",
-    "header_base_offset",
-    "producer_timestamp_ms",
-)
-_CHANGES = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("segment", pa.int64()),
-        ("base_offset", pa.int64()),
-        ("is_removed", pa.bool_()),
-        ("max_event_time_ms", pa.int64()),
-        ("last_offset", pa.int64()),
-        ("magic", pa.int32()),
-        ("attributes", pa.int32()),
-        ("base_timestamp_ms", pa.int64()),
-        ("max_timestamp_ms", pa.int64()),
-        ("record_count", pa.int32()),
-        ("size_bytes", pa.int32()),
-        ("header_base_offset", pa.int64()),
-        ("producer_timestamp_ms", pa.int64()),
-    ]
-)
 
 
 def read_headers(
@@ -69,35 +38,6 @@ def read_headers(
 
 
 _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
-
-
-def changes_table(
-    partition: int, segment: int, changes: Sequence[tuple[Batch, Batch | None, int]]
-) -> pa.Table:
-    """Rows for `prepare_changes`: (before, after or None, max event time in ms)."""
-    left = [after or before for before, after, _ in changes]
-    return pa.table(
-        {
-            "partition": [partition] * len(changes),
-            "segment": [segment] * len(changes),
-            "base_offset": [before.base_offset for before, _, _ in changes],
-            "is_removed": [after is None for _, after, _ in changes],
-            "max_event_time_ms": [newest for _, _, newest in changes],
-            **{name: [getattr(batch, name) for batch in left] for name in CHANGED},
-        },
-        schema=_CHANGES,
-    )
-
-
-def after_changes(batch: Batch, changes: pa.Table) -> Batch:
-    """The batch with what `changes` says of it; one that they remove stays as it was."""
-    mine = changes.filter(pc.field("base_offset") == batch.base_offset).to_pylist()
-    return batch._replace(**{name: row[name] for row in mine for name in CHANGED})
-
-
-def no_changes() -> pa.Table:
-    """A table of changes without any."""
-    return _CHANGES.empty_table()
 
 
 def prepare_changes(

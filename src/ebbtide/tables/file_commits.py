@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ from ebbtide.tables.files import (
     ends_of,
     scan_tasks,
 )
-from ebbtide.tables.java import iceberg_class, java_class
+from ebbtide.tables.java import iceberg_class, items, java_class
 from ebbtide.tables.topics import java_table
 
 # Makes what was prepared visible.
@@ -66,9 +67,9 @@ def prepare_deletions(
     result = _write_vectors(spark, loaded, _Tasks.of(spark, loaded, ends), deletions)
     row_delta = loaded.newRowDelta().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
-    for file in result.deleteFiles():
+    for file in items(result.deleteFiles()):
         row_delta = row_delta.addDeletes(file)
-    for file in result.rewrittenDeleteFiles():
+    for file in items(result.rewrittenDeleteFiles()):
         row_delta = row_delta.removeDeletes(file)
     return _commit_of(row_delta, properties)
 
@@ -85,12 +86,13 @@ def prepare_replacements(
     overwrite = loaded.newOverwrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
     overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
-    new_file = _NewFiles.of(spark, loaded)
-    for unit, path in replacements:
+    for unit, _ in replacements:
         for file in unit.files:
             overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
-        if path is not None:
-            overwrite = overwrite.addFile(new_file.described(unit, path))
+    written = [replacement for replacement in replacements if replacement.path is not None]
+    with ThreadPoolExecutor(spark.sparkContext.defaultParallelism) as pool:
+        for file in pool.map(_NewFiles.of(spark, loaded).described, written):
+            overwrite = overwrite.addFile(file)
     return _commit_of(overwrite, properties)
 
 
@@ -150,11 +152,11 @@ class _NewFiles(NamedTuple):
             iceberg_class(spark, "MetricsConfig").forTable(table),
         )
 
-    def described(self, unit: SegmentFiles, path: str) -> Any:
+    def described(self, written: Replacement) -> Any:
         """A written file with its columns' bounds."""
-        file = self.table.io().newInputFile(path)
+        file = self.table.io().newInputFile(written.path)
         builder = self.builders.builder(self.table.spec()).withInputFile(file)
-        builder = builder.withFormat("parquet").withPartitionPath(_folder(unit))
+        builder = builder.withFormat("parquet").withPartitionPath(_folder(written.unit))
         return builder.withMetrics(self.parquet.fileMetrics(file, self.metrics_config)).build()
 
 
@@ -170,7 +172,7 @@ def _write_vectors(
     writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, load_previous)
     for deletion in deletions:
         task = tasks.unchanged(deletion.file)
-        for old in task.deletes():
+        for old in items(task.deletes()):
             index = indexes.deserialize(_blob(deletion.file.vector), old)
             previous.put(deletion.file.path, index)
         spec, partition = task.spec(), task.file().partition()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ebbtide.frames.cleaning import ORDINARY
 from ebbtide.frames.headers import Headers, segment_totals, stable_offset
+from ebbtide.frames.rewriting import ORDINARY
 from ebbtide.log.batches import Batch
 from ebbtide.log.cleaning import Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.config import TopicConfig

@@ -16,21 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.frames.cleaning import (
-    COLUMNS,
-    ORDINARY,
-    Latest,
-    clean_segment,
-    dirty_keys,
-)
+from ebbtide.frames.changes import after_changes, changes_of, in_segment, no_changes
+from ebbtide.frames.cleaning import Latest, clean_segment, dirty_keys
 from ebbtide.frames.headers import Headers, of_bereaved
+from ebbtide.frames.records import COLUMNS
+from ebbtide.frames.rewriting import ORDINARY, Rewriting
 from ebbtide.log.batches import HEADER_BYTES, Batch
 from ebbtide.log.cleaning import Round, Survivors, Verdict, judge, needs_horizon, rewrite
 from ebbtide.log.producers import LastRecord, carried, last_records
 from ebbtide.log.segments import segment_of
 from ebbtide.log.state import NEVER
 from ebbtide.records.varint import varint_size
-from ebbtide.tables.batches import after_changes, changes_table, no_changes, read_headers
+from ebbtide.tables.batches import read_headers
 from ebbtide.tables.files import (
     Deletion,
     SegmentFiles,
@@ -94,12 +91,9 @@ class _UnitEffect(NamedTuple):
     partition: int
     first_base_offset: int
     deletions: list[Deletion]
-    changes: pa.Table
     by_rule: dict[str, int]
-    records_removed: int
-    bytes_removed: int
     tombstones_kept: int
-    next_horizon_ms: int | None
+    rewriting: Rewriting
 
 
 def effect_of(
@@ -227,7 +221,6 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     done = clean_segment(rows, headers, verdicts, latest, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
     files, positions = found.files[gone], found.positions[gone]
-    sizes = [(before, after) for before, after, _ in done.changes]
     return _UnitEffect(
         partition,
         rows["batch"][0].as_py(),
@@ -236,12 +229,9 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
             for number, file in enumerate(unit.records.files)
             if np.any(files == number)
         ],
-        changes_table(partition, segment, done.changes),
         done.by_rule,
-        sum(before.record_count - (after.record_count if after else 0) for before, after in sizes),
-        sum(before.size_bytes - (after.size_bytes if after else 0) for before, after in sizes),
         done.tombstones_kept,
-        done.next_horizon_ms,
+        done.rewriting._replace(changes=in_segment(partition, segment, done.rewriting.changes)),
     )
 
 
@@ -286,7 +276,7 @@ def _changes(
     """All changes of the partition's rows, those of batches without data among them."""
     changed = [(before, batch, NEVER) for before, batch in after if batch != before]
     own = _by_segment(partition, headers, changed)
-    return pa.concat_tables([no_changes(), *own, *(unit.changes for unit in units)])
+    return pa.concat_tables([no_changes(), *own, *(unit.rewriting.changes for unit in units)])
 
 
 def _by_segment(
@@ -299,7 +289,7 @@ def _by_segment(
     by_segment: dict[int, list[tuple[Batch, Batch | None, int]]] = {}
     for row, change in zip(rows, changed, strict=True):
         by_segment.setdefault(int(segments[row]), []).append(change)
-    return [changes_table(partition, segment, of) for segment, of in by_segment.items()]
+    return [in_segment(partition, segment, changes_of(of)) for segment, of in by_segment.items()]
 
 
 def _with_carried(partition: int, headers: Headers, judged: _Judged, changes: pa.Table) -> pa.Table:
@@ -328,18 +318,19 @@ def _describe(
 ) -> None:
     """Add the partition's numbers to the effect."""
     headers, judged, after = before
+    rewritings = [unit.rewriting for unit in units]
     by_rule = Counter[str]()
     for unit in units:
         by_rule.update(unit.by_rule)
     retained = headers.where(headers.column("base_offset") >= judged.part.first_segment_offset)
     counts = retained.column("record_count")[~retained.is_control]
     bytes_before = int(retained.column("size_bytes").sum())
-    bytes_removed = sum(unit.bytes_removed for unit in units) + sum(
+    bytes_removed = sum(of.bytes_removed for of in rewritings) + sum(
         batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
     )
-    waits = [unit.next_horizon_ms for unit in units if unit.next_horizon_ms is not None]
-    waits += list(_waiting_markers(judged, after, units))
-    records_removed = sum(unit.records_removed for unit in units) + sum(
+    waits = [of.next_horizon_ms for of in rewritings if of.next_horizon_ms is not None]
+    waits += list(_waiting_markers(judged, after, rewritings))
+    records_removed = sum(of.records_removed for of in rewritings) + sum(
         batch.record_count - (left.record_count if left else 0)
         for batch, left in after
         if not batch.is_control
@@ -368,12 +359,12 @@ def _describe(
 def _waiting_markers(
     judged: _Judged,
     after: Sequence[tuple[Batch, Batch | None]],
-    units: Sequence[_UnitEffect],
+    rewritings: Sequence[Rewriting],
 ) -> Iterator[int]:
     """When each marker left may go; 0 for one without horizon that has outlived its data."""
     removed = set[int]()
-    for unit in units:
-        removed.update(unit.changes.filter(unit.changes["is_removed"])["base_offset"].to_pylist())
+    for changes in (of.changes for of in rewritings):
+        removed.update(changes.filter(changes["is_removed"])["base_offset"].to_pylist())
     control = {before.base_offset: batch for before, batch in after}
     left = [
         batch

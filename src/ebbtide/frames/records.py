@@ -1,0 +1,92 @@
+"""Records of one segment as columns, grouped by their batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ebbtide.records.arrays import Bools, Int64s, to_ms
+
+# What a round reads of a record: never its value.
+COLUMNS = (
+    *("offset", "batch", "timestamp", "event_time", "append_time"),
+    *("key", "is_tombstone", "size_bytes"),
+)
+
+
+class Records(NamedTuple):
+    """Records of one segment in offset order; times in ms since the epoch, -1 where there is none.
+
+    `batch_of` numbers the batches that hold any, whose base offsets are `bases`; batch i's records
+    start at `starts[i]`.
+    """
+
+    offsets: Int64s
+    keys: pa.ChunkedArray
+    is_tombstone: Bools
+    timestamps_ms: Int64s
+    event_times_ms: Int64s
+    size_bytes: Int64s
+    bases: Int64s
+    starts: Int64s
+    batch_of: Int64s
+
+    @classmethod
+    def of(cls, rows: pa.Table, future_limit_ms: int) -> Records:
+        """The records of a table's rows; an event time too far in the future is its append time."""
+        batches = rows["batch"].to_numpy()
+        is_first = np.ones(len(batches), np.bool_)
+        is_first[1:] = batches[1:] != batches[:-1]
+        starts = np.flatnonzero(is_first)
+        event_ms, append_ms = to_ms(rows["event_time"]), to_ms(rows["append_time"])
+        is_future = (append_ms >= 0) & (event_ms > append_ms + future_limit_ms)
+        return cls(
+            rows["offset"].to_numpy(),
+            rows["key"],
+            rows["is_tombstone"].to_numpy(),
+            to_ms(rows["timestamp"]),
+            np.where(is_future, append_ms, event_ms),
+            rows["size_bytes"].to_numpy().astype(np.int64),
+            batches[starts],
+            starts,
+            np.cumsum(is_first) - 1,
+        )
+
+    @property
+    def counts(self) -> Int64s:
+        """How many records each batch has here."""
+        return np.diff(self.starts, append=len(self.offsets))
+
+    def sums(self, of_records: npt.NDArray[np.generic]) -> Int64s:
+        """The sum over each batch's records."""
+        return np.add.reduceat(of_records.astype(np.int64), self.starts)
+
+    def largest(self, of_records: Int64s) -> Int64s:
+        """The largest over each batch's records."""
+        return np.maximum.reduceat(of_records, self.starts)
+
+
+def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
+    """Bytes of each v2 record: attributes, deltas, key, value, headers, and its length before."""
+    body = (
+        1
+        + varint_bytes(records.timestamps_ms - bases_ms[records.batch_of])
+        + varint_bytes(records.offsets - bases[records.batch_of])
+        + records.size_bytes
+    )
+    return body + varint_bytes(body)
+
+
+def varint_bytes(values: Int64s) -> Int64s:
+    """Lengths of zigzag varints."""
+    magnitudes = np.maximum(values, -values - 1)
+    largest = int(magnitudes.max(initial=0))
+    lengths = np.ones(len(values), np.int64)
+    for bits in range(6, 63, 7):
+        if largest < 1 << bits:
+            break
+        lengths += magnitudes >= 1 << bits
+    return lengths
