@@ -138,6 +138,39 @@ def test_a_replaced_file_is_read_like_the_old_one(sandbox: LakeSandbox, table: s
     assert spark.sql(f"SELECT text FROM {table} WHERE offset = 7").collect()[0]["text"] == "text 7"
 
 
+def test_a_file_of_ours_is_described_as_iceberg_describes_its_own(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    spark, table = sandbox.session, f"lake.{cluster}.described"
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{cluster}")
+    spark.sql(
+        f"CREATE TABLE {table} (`partition` INT, segment BIGINT, offset BIGINT, number INT, "
+        "at TIMESTAMP, text STRING, nothing BIGINT) USING iceberg "
+        "PARTITIONED BY (`partition`, segment) TBLPROPERTIES ('format-version' = '3')"
+    )
+    spark.sql(
+        f"INSERT INTO {table} SELECT 0, 0L, id, CAST(IF(id = 3, NULL, id - 5) AS INT), "
+        "timestamp_millis(-1000 * id), 'text', NULL FROM range(0, 10, 1, 1)"
+    )
+    spark_says = _described(spark, table)
+    _replace(spark, table, current_snapshot(spark, table) or 0, planned(spark, table))
+    we_say = _described(spark, table)
+    assert we_say.keys() == spark_says.keys()
+    for name, of_column in we_say.items():
+        if name == "text":
+            of_column |= {
+                bound: spark_says[name][bound] for bound in ("lower_bound", "upper_bound")
+            }
+        assert of_column | {"column_size": 0} == spark_says[name] | {"column_size": 0}
+        assert of_column["column_size"] > 0
+    assert we_say["number"]["lower_bound"] == -5
+
+
+def _described(spark: SparkSession, table: str) -> dict[str, dict[str, object]]:
+    (file,) = spark.sql(f"SELECT readable_metrics FROM {table}.files").collect()
+    return {name: of.asDict() for name, of in file["readable_metrics"].asDict().items()}
+
+
 def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     snapshot = current_snapshot(spark, table)

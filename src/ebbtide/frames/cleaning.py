@@ -69,11 +69,12 @@ def clean_segment(
     `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
     offset; `latest` is the offset map's word on keys, given with their records' offsets.
     """
-    bases = headers.column("base_offset")
+    batches = rows["batch"].to_numpy()
+    held = headers.where(np.isin(headers.column("base_offset"), batches))
     rules, rewritings = [], []
-    for start, end in _some_batches(rows["batch"].to_numpy()):
+    for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
-        mine = headers.at(np.searchsorted(bases, records.bases))
+        mine, held = held.split(len(records.bases))
         found = latest(records.keys, records.offsets)
         rules.append(_rules(records, mine, verdicts, found, this_round))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))

@@ -50,6 +50,10 @@ class Headers:
         """Those at these row numbers."""
         return Headers(self.table.take(pa.array(rows)))
 
+    def split(self, count: int) -> tuple[Headers, Headers]:
+        """The first `count`, and the others."""
+        return Headers(self.table.slice(0, count)), Headers(self.table.slice(count))
+
     @property
     def written_bases(self) -> Int64s:
         """The base offset that each header holds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -16,6 +15,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.records.files import resolve
 from ebbtide.tables.deletes import segments_filter
+from ebbtide.tables.file_metrics import describe_file
 from ebbtide.tables.files import (
     DataFile,
     Deletion,
@@ -86,13 +86,11 @@ def prepare_replacements(
     overwrite = loaded.newOverwrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
     overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
-    for unit, _ in replacements:
+    for unit, path in replacements:
         for file in unit.files:
             overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
-    written = [replacement for replacement in replacements if replacement.path is not None]
-    with ThreadPoolExecutor(spark.sparkContext.defaultParallelism) as pool:
-        for file in pool.map(_NewFiles.of(spark, loaded).described, written):
-            overwrite = overwrite.addFile(file)
+        if path is not None:
+            overwrite = overwrite.addFile(tasks.with_new_file(unit.files[0], path))
     return _commit_of(overwrite, properties)
 
 
@@ -118,14 +116,23 @@ class _Tasks(NamedTuple):
     def unchanged(self, file: DataFile) -> Any:
         """The task of a file with the deletions that it was planned with."""
         task = self.by_path.get(file.path)
-        if task is not None:
-            described = json.loads(self.parser.toJson(task))
-            if data_file(described).vector == file.vector:
-                return task
+        if task is not None and data_file(self._described(task)).vector == file.vector:
+            return task
         raise CommitConflictError(
             f"expected {file.path} as the round was planned on it, found that another writer "
             "rewrote it or deleted from it; run the job again"
         )
+
+    def with_new_file(self, file: DataFile, path: str) -> Any:
+        """The file written to `path`, as Iceberg lists it, in the partition of another one."""
+        task = self._described(self.by_path[file.path])
+        task["data-file"] = describe_file(task["data-file"], path)
+        task["delete-files"] = []
+        return self.parser.fromJson(json.dumps(task), True).file()
+
+    def _described(self, task: Any) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(self.parser.toJson(task))
+        return described
 
 
 def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> Any:
@@ -133,31 +140,6 @@ def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> An
     for unit, _ in replacements:
         segments.setdefault(unit.partition, []).append(unit.segment)
     return segments_filter(spark, segments)
-
-
-class _NewFiles(NamedTuple):
-    """How to describe a table's written files as Iceberg lists them."""
-
-    table: Any
-    builders: Any
-    parquet: Any
-    metrics_config: Any
-
-    @classmethod
-    def of(cls, spark: SparkSession, table: Any) -> _NewFiles:
-        return cls(
-            table,
-            iceberg_class(spark, "DataFiles"),
-            iceberg_class(spark, "parquet.ParquetUtil"),
-            iceberg_class(spark, "MetricsConfig").forTable(table),
-        )
-
-    def described(self, written: Replacement) -> Any:
-        """A written file with its columns' bounds."""
-        file = self.table.io().newInputFile(written.path)
-        builder = self.builders.builder(self.table.spec()).withInputFile(file)
-        builder = builder.withFormat("parquet").withPartitionPath(_folder(written.unit))
-        return builder.withMetrics(self.parquet.fileMetrics(file, self.metrics_config)).build()
 
 
 def _write_vectors(
