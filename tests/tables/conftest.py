@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,3 +44,19 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     monkeypatch.setattr(commits, "before_commit", before_commit)
     yield steps
     assert not steps, "the job never came to this commit point"
+
+
+Meanwhile = Callable[[Step, Callable[[], None]], None]
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meanwhile]:
+    """Lets something happen just before the next commit of a step, once."""
+    waiting: dict[Step, Callable[[], None]] = {}
+
+    def before_commit(step: Step) -> None:
+        waiting.pop(step, lambda: None)()
+
+    monkeypatch.setattr(commits, "before_commit", before_commit)
+    yield waiting.__setitem__
+    assert not waiting, "the job never came to this commit point"

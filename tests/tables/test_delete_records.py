@@ -11,9 +11,9 @@ from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.topics import Topic, java_table, load
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.conftest import KilledError
+from tests.tables.conftest import KilledError, Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
-from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import expire, ingest
 
 MESSAGES = [[Message("a", "1"), Message("b", "1")] for _ in range(4)]
@@ -103,6 +103,35 @@ def test_a_killed_request_is_finished_when_it_is_asked_again(
         delete(sandbox, name, {0: 5})
     assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 5
     assert offsets(view_of_table(sandbox.session, name, 0)) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("step", [Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS])
+def test_what_is_ingested_meanwhile_into_a_segment_that_leaves_stays(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile, step: Step
+) -> None:
+    def append() -> None:
+        active = tmp_path / "log" / "t-0" / f"{6:020}.log"
+        active.write_bytes(active.read_bytes() + batch_of([Message("c", "1")], 8))
+        ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+
+    meanwhile(step, append)
+    requested = 8 if step is Step.TRUNCATE_RECORD_SEGMENTS else 7
+    delete(sandbox, name, {0: requested})
+    view = view_of_table(sandbox.session, name, 0)
+    assert offsets(view) == list(range(requested, 9))
+    assert view.batches[-1]["base_offset"] == 8
+
+
+def test_a_vector_leaves_with_its_segment(sandbox: LakeSandbox, name: TopicName) -> None:
+    delete(sandbox, name, {0: 5})
+    delete(sandbox, name, {0: 7})
+    vectors = sandbox.session.sql(
+        f"SELECT referenced_data_file FROM {name.records_table}.delete_files"
+    ).collect()
+    (file,) = sandbox.session.sql(
+        f"SELECT file_path FROM {name.records_table}.data_files"
+    ).collect()
+    assert [vector["referenced_data_file"] for vector in vectors] == [file["file_path"]]
 
 
 def test_a_state_read_too_early_does_not_move_the_start_back(

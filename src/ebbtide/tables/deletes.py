@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.tables.commits import Step, commit, snapshot_properties
+from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.topics import java_table
 
@@ -15,13 +16,19 @@ from ebbtide.tables.topics import java_table
 def delete_segments(
     spark: SparkSession,
     table: str,
+    snapshot: int,
     segments: Mapping[int, Sequence[int]],
     step: Step,
     properties: Mapping[str, str],
 ) -> None:
-    """Drop whole physical segments, {partition: segments}, as one metadata commit."""
-    matches = segments_filter(spark, segments)
-    delete = java_table(spark, table).newDelete().deleteFromRowFilter(matches)
+    """Drop whole physical segments, {partition: segments}, as one metadata commit.
+
+    Their files are those of `snapshot`: what an ingest has added to one since then stays.
+    """
+    loaded = java_table(spark, table)
+    delete = loaded.newDelete().validateFilesExist()
+    for task in planned_tasks(loaded, snapshot, segments_filter(spark, segments)):
+        delete = delete.deleteFile(task.file())
     for name, value in properties.items():
         delete = delete.set(name, value)
     commit(step, delete.commit)

@@ -26,6 +26,8 @@ from ebbtide.tables.topics import java_table
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
 _MAGIC = bytes.fromhex("d1d33964")
+# Row lineage: what an UPDATE writes beside a table's columns. Rows written anew here count as new.
+_LINEAGE = ("_row_id", "_last_updated_sequence_number")
 
 
 class Vector(NamedTuple):
@@ -114,6 +116,11 @@ def scan_tasks(
         below = expressions.lessThan("segment", end)
         both = getattr(expressions, "and")(in_partition, below)
         matches = getattr(expressions, "or")(matches, both)
+    return planned_tasks(table, snapshot, matches)
+
+
+def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
+    """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches."""
     tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
     try:
         iterator = tasks.iterator()
@@ -159,6 +166,7 @@ def _read_file(file: DataFile, columns: Sequence[str] | None) -> tuple[pa.Table,
     file_system, path = resolve(file.path)
     with file_system.open_input_file(path) as handle:
         table = pq.ParquetFile(handle).read(columns=columns and list(columns), use_threads=False)
+    table = table.drop_columns([name for name in _LINEAGE if name in table.column_names])
     # Writers differ in which columns they know to be never null.
     table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
     live = np.ones(table.num_rows, np.bool_)

@@ -36,34 +36,47 @@ class Truncation:
 
 def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[int]]:
     """Remove what lies below each log start offset; what went and the snapshots that did it."""
-    current = load(topic.spark, topic.name)
-    found = _find(current, now_ms)
-    name, spark = current.name, current.spark
-    snapshots = []
-    if found.whole:
-        delete_segments(spark, name.records_table, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
-        snapshots.append(current_snapshot(spark, name.records_table))
+    current, found = load(topic.spark, topic.name), Truncation()
+    snapshots = _truncate_records(current, found) + _truncate_batches(current, found, now_ms)
+    return found, [snapshot for snapshot in snapshots if snapshot is not None]
+
+
+def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
+    spark, table = topic.spark, topic.name.records_table
+    snapshot, committed = current_snapshot(spark, table), []
+    if snapshot is not None:
+        _find_records(topic, found, snapshot)
+    if snapshot is not None and found.whole:
+        delete_segments(spark, table, snapshot, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
+        committed.append(current_snapshot(spark, table))
     if found.astride:
-        condition = _below_start(current, found.astride)
-        delete_rows(spark, name.records_table, condition, Step.TRUNCATE_RECORDS, {})
-        snapshots.append(current_snapshot(spark, name.records_table))
-    if found.batches_whole:
-        delete_segments(spark, name.batches_table, found.batches_whole, Step.TRUNCATE_BATCHES, {})
-        snapshots.append(current_snapshot(spark, name.batches_table))
+        delete_rows(spark, table, _below_start(topic, found.astride), Step.TRUNCATE_RECORDS, {})
+        committed.append(current_snapshot(spark, table))
+    return committed
+
+
+def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int | None]:
+    spark, table = topic.spark, topic.name.batches_table
+    snapshot, committed = current_snapshot(spark, table), []
+    if snapshot is not None:
+        _find_batches(topic, found, now_ms, snapshot)
+    if snapshot is not None and found.batches_whole:
+        delete_segments(spark, table, snapshot, found.batches_whole, Step.TRUNCATE_BATCHES, {})
+        committed.append(current_snapshot(spark, table))
     if found.batches_single:
         condition = " OR ".join(
             f"(`partition` = {p} AND base_offset IN ({', '.join(map(str, offsets))}))"
             for p, offsets in found.batches_single.items()
         )
-        delete_rows(spark, name.batches_table, condition, Step.TRUNCATE_BATCHES, {})
-        snapshots.append(current_snapshot(spark, name.batches_table))
-    return found, [snapshot for snapshot in snapshots if snapshot is not None]
+        delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES, {})
+        committed.append(current_snapshot(spark, table))
+    return committed
 
 
-def _find(topic: Topic, now_ms: int) -> Truncation:
-    found = Truncation()
+def _find_records(topic: Topic, found: Truncation, snapshot: int) -> None:
+    """Physical segments that lie below the log start offset, or astride it."""
     states = topic.partitions
-    for row in _files(topic).collect():
+    for row in _files(topic, snapshot).collect():
         state = states.get(row["partition"])
         if state is None or row["first_offset"] >= state.log_start_offset:
             continue
@@ -76,11 +89,9 @@ def _find(topic: Topic, now_ms: int) -> Truncation:
             found.astride.setdefault(row["partition"], []).append(row["segment"])
     if found.astride:
         _count_astride(topic, found)
-    _find_batches(topic, found, now_ms)
-    return found
 
 
-def _files(topic: Topic) -> DataFrame:
+def _files(topic: Topic, snapshot: int) -> DataFrame:
     """One row a physical segment of the records table, from its manifests alone."""
     return topic.spark.sql(
         f"""
@@ -89,10 +100,11 @@ def _files(topic: Topic) -> DataFrame:
             max(readable_metrics.offset.upper_bound) AS last_offset,
             count(*) AS files, sum(file_size_in_bytes) AS bytes,
             sum(record_count - coalesce(deleted.rows, 0)) AS rows
-        FROM {topic.name.records_table}.data_files AS data
+        FROM {topic.name.records_table}.data_files VERSION AS OF {snapshot} AS data
         LEFT JOIN (
             SELECT referenced_data_file, sum(record_count) AS rows
-            FROM {topic.name.records_table}.delete_files GROUP BY referenced_data_file
+            FROM {topic.name.records_table}.delete_files VERSION AS OF {snapshot}
+            GROUP BY referenced_data_file
         ) AS deleted ON deleted.referenced_data_file = data.file_path
         GROUP BY 1, 2
         """
@@ -116,15 +128,15 @@ def _count_astride(topic: Topic, found: Truncation) -> None:
 def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
     states = topic.partitions
     return " OR ".join(
-        f"(`partition` = {p} AND segment IN ({', '.join(map(str, bases))}) "
-        f"AND offset < {states[p].log_start_offset})"
+        # A merge may move rows to an earlier segment meanwhile.
+        f"(`partition` = {p} AND segment <= {max(bases)} AND offset < {states[p].log_start_offset})"
         for p, bases in segments.items()
     )
 
 
-def _find_batches(topic: Topic, found: Truncation, now_ms: int) -> None:
+def _find_batches(topic: Topic, found: Truncation, now_ms: int, snapshot: int) -> None:
     """Batch rows before the first logical segment, but for those that must stay."""
-    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
+    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions, snapshot)
     for partition, state in topic.partitions.items():
         of_partition = headers[partition]
         is_before = of_partition.column("segment") < state.segments[0][0]
