@@ -68,7 +68,7 @@ sample: setup-test ## Produce the sample log again, on a real broker
 
 bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, within an hour
 	@$(PY) benchmarks/read_segments.py
-	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 3 --minutes 50
+	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
 
 bench-full: setup-test ## The long measurements, taken up where they stopped
