@@ -11,6 +11,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.tables.application import job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
+from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.topics import load
 
 
@@ -19,8 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        plan = plan_clean(load(session, name), to_ms(args.now))
-        return plan.outcome() if args.plan_only else execute_clean(plan)
+        topic = load(session, name)
+        if args.plan_only:
+            return plan_clean(topic, to_ms(args.now)).outcome()
+        return execute_clean(plan_clean(finish_merge(topic), to_ms(args.now)))
 
     return run_topics(spark, args, args.topic, work)
 

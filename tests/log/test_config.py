@@ -33,6 +33,7 @@ INTEGERS = [
         MAX_LONG,
     ),
     ("kafka.producer.id.expiration.ms", "producer_id_expiration_ms", DAY_MS, 1, MAX_INT),
+    ("ebbtide.merge.target.bytes", "merge_target_bytes", 64 * 1024 * 1024, 0, MAX_LONG),
 ]
 OTHERS = [
     ("kafka.cleanup.policy", "cleanup_policy", None),

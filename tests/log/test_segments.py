@@ -16,6 +16,7 @@ from ebbtide.log.segments import (
     between,
     cleanable,
     merged,
+    neighbours_to_merge,
     segment_of,
 )
 from tests.log.builders import T0, segment
@@ -271,3 +272,22 @@ def test_groups_are_as_large_as_they_may_be_and_no_larger(
     assert all(sum(group) <= limit for group in groups if len(group) > 1)
     assert all(sum(group) + following[0] > limit for group, following in pairwise(groups))
     assert bases[len(heads) :] == list(range(min(bound, len(sizes)), len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "logical", "groups"),
+    [
+        ([(0, 10), (5, 10), (9, 10)], [0, 20], [[0, 5, 9]]),
+        ([(0, 10), (5, 10), (9, 11)], [0, 20], []),  # two are too few, three too much
+        ([(0, 31), (5, 10), (9, 10), (12, 10)], [0, 20], [[5, 9, 12]]),  # one is large enough
+        ([(0, 10), (5, 31), (9, 10), (12, 10)], [0, 20], []),  # only neighbours
+        ([(b, 10) for b in range(6)], [0, 20], [[0, 1, 2], [3, 4, 5]]),
+        ([(0, 1), (5, 1), (9, 1), (12, 1)], [0, 9, 20], []),  # not across logical segments
+        ([(0, 1), (5, 1), (9, 1)], [0], []),  # not in the active one
+        ([(0, 1), (5, 1), (9, 1), (12, 1)], [5, 20], [[5, 9, 12]]),  # not before the first one
+    ],
+)
+def test_which_small_neighbours_are_written_as_one(
+    sizes: list[tuple[int, int]], logical: list[int], groups: list[list[int]]
+) -> None:
+    assert neighbours_to_merge(sizes, logical, target_bytes=30, at_least=3) == groups

@@ -13,6 +13,7 @@ from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
 from ebbtide.tables.stages.ingest import Source, ingest_topic
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.topics import load
 
 HOUR_MS = 3_600_000
@@ -43,7 +44,8 @@ def mark(spark: SparkSession, name: str) -> Outcome:
 
 
 def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:
-    return execute_clean(plan_clean(load(spark, TopicName.parse(name)), now_ms))
+    topic = finish_merge(load(spark, TopicName.parse(name)))
+    return execute_clean(plan_clean(topic, now_ms))
 
 
 def expire(spark: SparkSession, name: str, now_ms: int) -> Outcome:

@@ -19,6 +19,7 @@ from ebbtide.log.state import PartitionState
 from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
+from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.topics import current_snapshot, load
 from tests.kafka.oracle import LogState, OracleError, OracleResult, try_oracle
 from tests.kafka.scenarios import Topic, source_segments, write_source
@@ -147,6 +148,7 @@ def _run_round(
     _set_sizes(spark, name, expected, is_retained=a_round.retention)
     if a_round.retention:
         expire(spark, str(name), a_round.now_ms)
+    merge_segments(load(spark, name), at_least=2)
     parts = plan.round.partitions if plan.round is not None else {}
     return {p: "idle" if part.is_idle else "dirty" for p, part in parts.items()}
 

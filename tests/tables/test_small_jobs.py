@@ -148,7 +148,8 @@ def test_every_commit_point_outside_ingest_and_rounds_is_killed_in_some_test() -
     expiry = {Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES}
     requests = {Step.TRUNCATE_RECORDS}
     exports = {Step.EXPORT_CHECKPOINTS, Step.EXPORT_TARGET}
+    merges = {Step.MERGE_STARTED, Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE}
     # One property commit each, with nothing before or after it in the job.
     single = {Step.CONFIGURE_TOPIC, Step.RUN_ROW}
     ours = {s for s in Step if not s.name.startswith(("ROUND", "INGEST", "CREATE"))}
-    assert ours == here | expiry | requests | exports | single
+    assert ours == here | expiry | requests | exports | merges | single

@@ -46,6 +46,7 @@ class TopicConfig:
     is_enabled: bool = True
     cleans_idle: bool = True
     rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
+    merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
 
     @property
     def is_compacted(self) -> bool:
@@ -168,6 +169,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "ebbtide.enabled": ("is_enabled", _boolean),
     "ebbtide.clean.idle": ("cleans_idle", _boolean),
     "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
+    "ebbtide.merge.target.bytes": ("merge_target_bytes", _integer(0, MAX_LONG)),
 }
 
 # Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.

@@ -133,3 +133,28 @@ def _fits(group: list[Segment], segment: Segment, next_base: int, segment_bytes:
     # Kafka prepends to the group as it grows, so the base it measures from is the first one's.
     is_near = next_base - 1 - group[0].base_offset <= MAX_INT
     return is_small and (segment.size_bytes == 0 or is_near)
+
+
+def neighbours_to_merge(
+    physical: Sequence[tuple[int, int]],
+    logical: Sequence[int],
+    target_bytes: int,
+    at_least: int,
+) -> list[list[int]]:
+    """Base offsets of physical segments, (base offset, bytes), that may be written as one.
+
+    They lie in one closed logical segment, given by its base offset, and hold at most
+    `target_bytes`. Fewer than `at_least` are left alone, so that a file is seldom written again.
+    """
+    groups: list[list[int]] = []
+    held_bytes, last_place = 0, -2
+    for segment, size_bytes in physical:
+        place = bisect_right(logical, segment) - 1
+        if place != last_place or held_bytes + size_bytes > target_bytes:
+            groups.append([])
+            held_bytes = 0
+        last_place = place
+        if 0 <= place < len(logical) - 1 and size_bytes <= target_bytes:
+            groups[-1].append(segment)
+            held_bytes += size_bytes
+    return [group for group in groups if len(group) >= at_least]

@@ -11,6 +11,7 @@ from ebbtide.log.names import quoted_list
 
 PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
+MERGE = "ebbtide.merge"
 NEVER = -1
 
 

@@ -90,8 +90,31 @@ def prepare_replacements(
         for file in unit.files:
             overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
         if path is not None:
-            overwrite = overwrite.addFile(tasks.with_new_file(unit.files[0], path))
+            overwrite = overwrite.addFile(tasks.with_new_file(unit, path))
     return _commit_of(overwrite, properties)
+
+
+def prepare_merge(
+    spark: SparkSession,
+    table: str,
+    ends: Mapping[int, int],
+    replacements: Sequence[Replacement],
+    properties: Mapping[str, str],
+) -> Commit:
+    """What puts one file in place of several that hold the same rows, and their vectors away.
+
+    All lie below each partition's end offset; CommitConflictError where one changed meanwhile.
+    """
+    loaded = java_table(spark, table)
+    tasks = _Tasks.of(spark, loaded, ends)
+    rewrite = loaded.newRewrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    for unit, path in replacements:
+        for task in map(tasks.unchanged, unit.files):
+            for file in (task.file(), *items(task.deletes())):
+                rewrite = rewrite.deleteFile(file)
+        if path is not None:
+            rewrite = rewrite.addFile(tasks.with_new_file(unit, path))
+    return _commit_of(rewrite, properties)
 
 
 def _commit_of(update: Any, properties: Mapping[str, str]) -> Commit:
@@ -123,10 +146,11 @@ class _Tasks(NamedTuple):
             "rewrote it or deleted from it; run the job again"
         )
 
-    def with_new_file(self, file: DataFile, path: str) -> Any:
-        """The file written to `path`, as Iceberg lists it, in the partition of another one."""
-        task = self._described(self.by_path[file.path])
-        task["data-file"] = describe_file(task["data-file"], path)
+    def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
+        """The file written to `path` for the segment, as Iceberg lists it."""
+        task = self._described(self.by_path[unit.files[0].path])
+        place = {**task["data-file"], "partition": [unit.partition, unit.segment]}
+        task["data-file"] = describe_file(place, path)
         task["delete-files"] = []
         return self.parser.fromJson(json.dumps(task), True).file()
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ebbtide.records.files import resolve
@@ -19,8 +20,8 @@ from ebbtide.records.files import resolve
 _BOUND_BYTES = {"INT32": 4, "INT64": 8}
 
 
-def describe_file(in_partition: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The Parquet file at `path`, in the partition of a data file that is there, as JSON.
+def describe_file(place: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The Parquet file at `path` as JSON, of the spec and partition of another one.
 
     It has the counts of all columns, and the bounds of those that are integers or times.
     """
@@ -29,7 +30,7 @@ def describe_file(in_partition: Mapping[str, Any], path: str) -> dict[str, Any]:
         footer = pq.ParquetFile(handle).metadata
         size_bytes = handle.size()
     return {
-        **{name: in_partition[name] for name in ("spec-id", "content", "partition")},
+        **{name: place[name] for name in ("spec-id", "content", "partition")},
         "file-path": path,
         "file-format": "parquet",
         "file-size-in-bytes": size_bytes,
@@ -71,8 +72,15 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _field_ids(footer: pq.FileMetaData) -> list[int]:
-    """Iceberg's ids of the columns, all of which are flat."""
-    return [int(field.metadata[b"PARQUET:field_id"]) for field in footer.schema.to_arrow_schema()]
+    """Iceberg's ids of the columns, those within lists and structs too."""
+    schema = footer.schema.to_arrow_schema()
+    leaves = [leaf for field in schema for leaf in _leaves(field)]
+    return [int(leaf.metadata[b"PARQUET:field_id"]) for leaf in leaves]
+
+
+def _leaves(field: pa.Field) -> list[pa.Field]:
+    inner = [field.type.field(number) for number in range(field.type.num_fields)]
+    return [leaf for child in inner for leaf in _leaves(child)] if inner else [field]
 
 
 def _by_id(values: Mapping[int, object]) -> dict[str, list[object]]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from ebbtide.errors import CommitConflictError
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
+from ebbtide.tables.merges import check_no_merge
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
 
 
@@ -75,6 +76,7 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
     """Write the round down; CommitConflictError where another one was first."""
 
     def change(current: Topic) -> Changes | None:
+        check_no_merge(current)
         found = open_round(current)
         if found is not None and found.id != this_round.id:
             raise CommitConflictError(

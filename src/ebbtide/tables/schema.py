@@ -15,7 +15,7 @@ RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 RECORD_COLUMNS = """
     `partition` INT NOT NULL,
     offset BIGINT NOT NULL,
-    segment BIGINT NOT NULL COMMENT 'base offset of the source file; physical, never changes',
+    segment BIGINT NOT NULL COMMENT 'where it lies: base offset of its source file or one before',
     batch BIGINT NOT NULL COMMENT 'base offset of the record batch',
     timestamp TIMESTAMP COMMENT 'as Kafka stores it; null when Kafka says -1',
     event_time TIMESTAMP COMMENT 'the time KIP-870 judges by',

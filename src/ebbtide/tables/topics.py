@@ -57,6 +57,12 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
     return Topic(spark, name, _as_dict(spark, table.properties()))
 
 
+def read_again(topic: Topic) -> Topic:
+    """The topic as it is by now."""
+    properties = java_table(topic.spark, topic.name.records_table).properties()
+    return Topic(topic.spark, topic.name, _as_dict(topic.spark, properties))
+
+
 def _as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
     """A Java map in one call; going through it one by one takes two for each entry."""
     mapper = java_class(spark, "com.fasterxml.jackson.databind.ObjectMapper")()

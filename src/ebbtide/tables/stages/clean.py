@@ -24,6 +24,7 @@ from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
+from ebbtide.tables.merges import check_no_merge
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
@@ -33,6 +34,7 @@ from ebbtide.tables.rounds import (
 )
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.cleaner import RoundEffect, effect_of
+from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.tasks import is_little, map_segments, start_workers
 from ebbtide.tables.topics import (
     Changes,
@@ -41,6 +43,7 @@ from ebbtide.tables.topics import (
     current_snapshot,
     find_snapshot,
     load,
+    read_again,
 )
 
 
@@ -106,9 +109,13 @@ class _Pins(NamedTuple):
 
 
 def _pins(topic: Topic) -> _Pins | None:
-    """The newest snapshots; None for a topic that holds nothing."""
+    """The newest snapshots; None for a topic that holds nothing.
+
+    CommitConflictError where a merge moves rows meanwhile: the tables may differ in segments.
+    """
     records = current_snapshot(topic.spark, topic.name.records_table)
     batches = current_snapshot(topic.spark, topic.name.batches_table)
+    check_no_merge(read_again(topic), since=topic)
     return None if records is None or batches is None else _Pins(records, batches)
 
 
@@ -306,7 +313,8 @@ def _steps(
 
 
 def finish_round(topic: Topic) -> Topic:
-    """Finish the round that a killed run left; the topic as it is then."""
+    """Finish the round or the merge that a killed run left; the topic as it is then."""
+    topic = finish_merge(topic)
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))

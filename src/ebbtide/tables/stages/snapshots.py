@@ -18,6 +18,7 @@ from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import RUNS_TABLE
+from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.topics import Topic, java_table
 
 MAX_AGE = "history.expire.max-snapshot-age-ms"
@@ -56,10 +57,11 @@ def _outcome(topic: Topic) -> Outcome:
 
 
 def execute_expire_snapshots(topic: Topic) -> Outcome:
-    """Rewrite the files too full of deletions, then expire the snapshots past their age."""
+    """Merge small segments, rewrite files too full of deletions, expire the snapshots past age."""
     outcome = _outcome(topic)
     spark, name = topic.spark, topic.name
     before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
+    merged = merge_segments(topic)
     rewritten = _rewrite(topic)
     # Settings are a topic's, and stand on its records table.
     max_age_ms = _max_age_ms(spark, name.records_table)
@@ -74,6 +76,7 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
         "bytes_freed": freed,
         "bytes_kept": sum(disk.bytes for disk in after),
         "files_removed": outcome.files_removed,
+        "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
         "deleted_rows_in_files": _deleted_rows(spark, name.records_table),
