@@ -149,19 +149,12 @@ def rewrite_batches(
     new_bytes = records.sums(record_bytes(records, bases, bases_ms) * stays)
 
     sizes = _sizes(headers.at(ordinary), new_bytes[ordinary], old_bytes[ordinary])
-    resized = [
-        (before, _resized(before, survivors, batch, *of_records), newest_ms)
-        for (before, survivors, batch), newest_ms, *of_records in zip(
-            one_by_one,
-            left.max_event_times_ms[special].tolist(),
-            new_bytes[special].tolist(),
-            old_bytes[special].tolist(),
-            strict=True,
-        )
-        if batch != before
-    ]
+    newest_ms = left.max_event_times_ms[special]
     changes = pa.concat_tables(
-        [pa.table({**columns, "size_bytes": sizes}, schema=CHANGES), changes_of(resized)]
+        [
+            pa.table({**columns, "size_bytes": sizes}, schema=CHANGES),
+            _special_changes(one_by_one, newest_ms, new_bytes[special], old_bytes[special]),
+        ]
     ).sort_by("base_offset")
     return Rewriting(
         changes,
@@ -221,14 +214,22 @@ def _special(
     ]
 
 
-def _resized(
-    before: Batch, survivors: Survivors, after: Batch | None, new_bytes: int, old_bytes: int
-) -> Batch | None:
-    """The batch afterwards with its size, from what its records take then and took before."""
-    if after is None or not after.record_count:
-        return after
-    survivors = survivors._replace(records_bytes=new_bytes, records_bytes_before=old_bytes)
-    return after._replace(size_bytes=rewritten_bytes(before, survivors))
+def _special_changes(
+    one_by_one: Sequence[tuple[Batch, Survivors, Batch | None]],
+    newest_ms: Int64s,
+    new_bytes: Int64s,
+    old_bytes: Int64s,
+) -> pa.Table:
+    """The changes of those that change, with their sizes by what records take and took."""
+    changes = []
+    columns = (newest_ms.tolist(), new_bytes.tolist(), old_bytes.tolist())
+    for (before, survivors, after), event_ms, new, old in zip(one_by_one, *columns, strict=True):
+        if after is not None and after.record_count and after != before:
+            survivors = survivors._replace(records_bytes=new, records_bytes_before=old)
+            after = after._replace(size_bytes=rewritten_bytes(before, survivors))
+        if after != before:
+            changes.append((before, after, event_ms))
+    return changes_of(changes)
 
 
 def _removed(headers: Headers, changes: pa.Table, name: str) -> int:
