@@ -145,12 +145,15 @@ def test_a_file_of_ours_is_described_as_iceberg_describes_its_own(
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{cluster}")
     spark.sql(
         f"CREATE TABLE {table} (`partition` INT, segment BIGINT, offset BIGINT, number INT, "
-        "at TIMESTAMP, text STRING, nothing BIGINT) USING iceberg "
+        "at TIMESTAMP, text STRING, nothing BIGINT, tags ARRAY<STRUCT<name: STRING, size: INT>>) "
+        "USING iceberg "
         "PARTITIONED BY (`partition`, segment) TBLPROPERTIES ('format-version' = '3')"
     )
     spark.sql(
         f"INSERT INTO {table} SELECT 0, 0L, id, CAST(IF(id = 3, NULL, id - 5) AS INT), "
-        "timestamp_millis(-1000 * id), 'text', NULL FROM range(0, 10, 1, 1)"
+        "timestamp_millis(-1000 * id), 'text', NULL, "
+        "array(named_struct('name', 'a', 'size', 1), named_struct('name', NULL, 'size', 2)) "
+        "FROM range(0, 10, 1, 1)"
     )
     spark_says = _described(spark, table)
     _replace(spark, table, current_snapshot(spark, table) or 0, planned(spark, table))

@@ -23,7 +23,7 @@ _BOUND_BYTES = {"INT32": 4, "INT64": 8}
 def describe_file(place: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The Parquet file at `path` as JSON, of the spec and partition of another one.
 
-    It has the counts of all columns, and the bounds of those that are integers or times.
+    It has the counts of columns outside lists, and the bounds of those that are integers or times.
     """
     file_system, inner_path = resolve(path)
     with file_system.open_input_file(inner_path) as handle:
@@ -56,6 +56,8 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
             column = group.column(number)
             found = column.statistics
             sizes[field_id] += column.total_compressed_size
+            if footer.schema.column(number).max_repetition_level:
+                continue  # within a list
             values[field_id] += column.num_values
             nulls[field_id] += found.null_count
             if found.has_min_max and column.physical_type in _BOUND_BYTES:
