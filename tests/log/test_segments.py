@@ -278,11 +278,13 @@ def test_groups_are_as_large_as_they_may_be_and_no_larger(
     ("sizes", "logical", "groups"),
     [
         ([(0, 10), (5, 10), (9, 10)], [0, 20], [[0, 5, 9]]),
-        ([(0, 10), (5, 10), (9, 11)], [0, 20], []),  # two are too few, three too much
+        ([(0, 10), (5, 10), (9, 10)], [0, 20, 30], [[0, 5, 9]]),
+        ([(0, 10), (5, 10)], [0, 20], []),  # more may come
+        ([(0, 10), (5, 10), (9, 11)], [0, 20], [[0, 5]]),  # no more fits
         ([(0, 31), (5, 10), (9, 10), (12, 10)], [0, 20], [[5, 9, 12]]),  # one is large enough
         ([(0, 10), (5, 31), (9, 10), (12, 10)], [0, 20], []),  # only neighbours
         ([(b, 10) for b in range(6)], [0, 20], [[0, 1, 2], [3, 4, 5]]),
-        ([(0, 1), (5, 1), (9, 1), (12, 1)], [0, 9, 20], []),  # not across logical segments
+        ([(0, 1), (5, 1), (9, 1), (12, 1)], [0, 9, 20], [[0, 5]]),  # not across logical segments
         ([(0, 1), (5, 1), (9, 1)], [0], []),  # not in the active one
         ([(0, 1), (5, 1), (9, 1), (12, 1)], [5, 20], [[5, 9, 12]]),  # not before the first one
     ],

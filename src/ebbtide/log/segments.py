@@ -144,7 +144,8 @@ def neighbours_to_merge(
     """Base offsets of physical segments, (base offset, bytes), that may be written as one.
 
     They lie in one closed logical segment, given by its base offset, and hold at most
-    `target_bytes`. Fewer than `at_least` are left alone, so that a file is seldom written again.
+    `target_bytes`. The last group still grows and waits for `at_least`, so that a row is seldom
+    written again.
     """
     groups: list[list[int]] = []
     held_bytes, last_place = 0, -2
@@ -157,4 +158,6 @@ def neighbours_to_merge(
         if 0 <= place < len(logical) - 1 and size_bytes <= target_bytes:
             groups[-1].append(segment)
             held_bytes += size_bytes
-    return [group for group in groups if len(group) >= at_least]
+    *full, growing = [group for group in groups if group] or [[]]
+    merges = [group for group in full if len(group) > 1]
+    return [*merges, growing] if len(growing) >= at_least else merges
