@@ -46,13 +46,13 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     assert not steps, "the job never came to this commit point"
 
 
-Meanwhile = Callable[[Step, Callable[[], None]], None]
+Meanwhile = Callable[[Step, Callable[[], object]], None]
 
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meanwhile]:
     """Lets something happen just before the next commit of a step, once."""
-    waiting: dict[Step, Callable[[], None]] = {}
+    waiting: dict[Step, Callable[[], object]] = {}
 
     def before_commit(step: Step) -> None:
         waiting.pop(step, lambda: None)()

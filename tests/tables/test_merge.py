@@ -130,7 +130,7 @@ def test_a_round_in_flight_is_not_disturbed(
 def test_what_lies_below_the_log_start_goes_though_a_merge_moves_it(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile, step: Step
 ) -> None:
-    meanwhile(step, lambda: merge_segments(load(sandbox.session, name)) and None)
+    meanwhile(step, lambda: merge_segments(load(sandbox.session, name)))
     if step is Step.TRUNCATE_RECORD_SEGMENTS:
         with pytest.raises(CommitConflictError):
             delete(sandbox, name, {0: 17})

@@ -9,18 +9,6 @@ import pyarrow.compute as pc
 
 from ebbtide.log.batches import Batch
 
-# What a round may change of a batch row, beside its event time; its CRC goes.
-CHANGED = (
-    "last_offset",
-    "magic",
-    "attributes",
-    "base_timestamp_ms",
-    "max_timestamp_ms",
-    "record_count",
-    "size_bytes",
-    "header_base_offset",
-    "producer_timestamp_ms",
-)
 # Of a row that is removed, the columns after `is_removed` say nothing.
 CHANGES = pa.schema(
     [
@@ -38,6 +26,8 @@ CHANGES = pa.schema(
         ("producer_timestamp_ms", pa.int64()),
     ]
 )
+# The columns of a batch that a round may change, beside its event time; its CRC goes.
+CHANGED = tuple(CHANGES.names[3:])
 _SEGMENT = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
 
 

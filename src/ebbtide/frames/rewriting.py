@@ -132,9 +132,9 @@ def rewrite_batches(
     is_touched = (left.survivors < records.counts) | (waits & ~headers.has_bit(DELETE_HORIZON))
     is_touched |= headers.is_legacy
 
-    ordinary = np.flatnonzero(is_touched & ~is_special)
-    columns = _ordinary(headers.at(ordinary), left.at(ordinary), this_round)
-    special = np.flatnonzero(is_touched & is_special)
+    ordinary, special = (np.flatnonzero(is_touched & of) for of in (~is_special, is_special))
+    plain = headers.at(ordinary)
+    columns = _ordinary(plain, left.at(ordinary), this_round)
     one_by_one = _special(headers.at(special), left.at(special), verdicts, this_round)
 
     # Where the records end depends on what they are written against.
@@ -148,13 +148,10 @@ def rewrite_batches(
             bases[row], bases_ms[row] = batch.written_base_offset, batch.base_timestamp_ms
     new_bytes = records.sums(record_bytes(records, bases, bases_ms) * stays)
 
-    sizes = _sizes(headers.at(ordinary), new_bytes[ordinary], old_bytes[ordinary])
-    newest_ms = left.max_event_times_ms[special]
+    columns["size_bytes"] = _sizes(plain, new_bytes[ordinary], old_bytes[ordinary])
+    of_special = (column[special] for column in (left.max_event_times_ms, new_bytes, old_bytes))
     changes = pa.concat_tables(
-        [
-            pa.table({**columns, "size_bytes": sizes}, schema=CHANGES),
-            _special_changes(one_by_one, newest_ms, new_bytes[special], old_bytes[special]),
-        ]
+        [pa.table(columns, schema=CHANGES), _special_changes(one_by_one, *of_special)]
     ).sort_by("base_offset")
     return Rewriting(
         changes,

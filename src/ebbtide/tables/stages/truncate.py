@@ -42,11 +42,12 @@ def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[in
 
 
 def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
-    spark, table = topic.spark, topic.name.records_table
-    snapshot, committed = current_snapshot(spark, table), []
-    if snapshot is not None:
-        _find_records(topic, found, snapshot)
-    if snapshot is not None and found.whole:
+    spark, table, committed = topic.spark, topic.name.records_table, []
+    snapshot = current_snapshot(spark, table)
+    if snapshot is None:
+        return []
+    _find_records(topic, found, snapshot)
+    if found.whole:
         delete_segments(spark, table, snapshot, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
         committed.append(current_snapshot(spark, table))
     if found.astride:
@@ -56,11 +57,12 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
 
 
 def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int | None]:
-    spark, table = topic.spark, topic.name.batches_table
-    snapshot, committed = current_snapshot(spark, table), []
-    if snapshot is not None:
-        _find_batches(topic, found, now_ms, snapshot)
-    if snapshot is not None and found.batches_whole:
+    spark, table, committed = topic.spark, topic.name.batches_table, []
+    snapshot = current_snapshot(spark, table)
+    if snapshot is None:
+        return []
+    _find_batches(topic, found, now_ms, snapshot)
+    if found.batches_whole:
         delete_segments(spark, table, snapshot, found.batches_whole, Step.TRUNCATE_BATCHES, {})
         committed.append(current_snapshot(spark, table))
     if found.batches_single:
