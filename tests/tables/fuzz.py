@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.log.names import CATALOG
 from ebbtide.tables import tasks
+from ebbtide.tables.stages import offset_map
 from tests.kafka.oracle import JARS
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Partition, Topic, to_json
@@ -106,9 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--in-tasks", action="store_true", help="as a round on many rows, however few there are"
     )
+    parser.add_argument(
+        "--sent-records",
+        type=int,
+        default=offset_map.MAX_SENT_RECORDS,
+        help="dirty records above which the offset map is made in shares",
+    )
     arguments = parser.parse_args(argv)
     if arguments.in_tasks:
         tasks.LOCAL_ROWS = 0
+    offset_map.MAX_SENT_RECORDS = arguments.sent_records
     total, started = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder)

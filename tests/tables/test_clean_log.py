@@ -48,10 +48,11 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert outcome.partitions[0]["next_horizon_ms"] == NIGHT_MS + DAY_MS
 
 
-def test_an_offset_map_too_large_to_be_sent_is_joined(
-    sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [0, 1, 2, 4])
+def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
+    sent: int, sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offset_map, "MAX_SENT_RECORDS", 0)
+    monkeypatch.setattr(offset_map, "MAX_SENT_RECORDS", sent)
     outcome = clean(sandbox.session, str(topic), NIGHT_MS)
     view = view_of_table(sandbox.session, topic, 0)
     assert offsets(view) == [2, 3, 4, 5]

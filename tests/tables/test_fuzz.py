@@ -21,8 +21,8 @@ FRESH_SEED = random.SystemRandom().randrange(10**6)
 
 @pytest.mark.parametrize(
     ("seed", "options"),
-    [(1, ["--in-tasks"]), (FRESH_SEED, [])],
-    ids=["fixed seed, in tasks", "fresh seed, on the driver"],
+    [(1, ["--in-tasks"]), (FRESH_SEED, ["--sent-records", "60"])],
+    ids=["fixed seed, in tasks", "fresh seed, on the driver, offset maps in shares"],
 )
 def test_kafka_leaves_the_same_of_random_topics(
     seed: int, options: list[str], kafka_jars: Path, capsys: pytest.CaptureFixture[str]

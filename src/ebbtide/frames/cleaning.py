@@ -31,8 +31,8 @@ RULES = (ABORTED, KEYLESS, SUPERSEDED, TOMBSTONE)
 # Records judged at a time.
 ROWS_AT_ONCE = 65_536
 
-# (keys, offsets) of records -> the last offset of each key in the dirty part, or -1
-Latest = Callable[[pa.ChunkedArray, Int64s], Int64s]
+# (keys, offsets) of records -> whether the dirty part holds the key at a later offset
+IsSuperseded = Callable[[pa.ChunkedArray, Int64s], Bools]
 
 
 class SegmentEffect(NamedTuple):
@@ -60,14 +60,14 @@ def clean_segment(
     rows: pa.Table,
     headers: Headers,
     verdicts: Mapping[int, Verdict],
-    latest: Latest,
+    is_superseded: IsSuperseded,
     this_round: Round,
     future_limit_ms: int,
 ) -> SegmentEffect:
     """The round over the records of one segment: `rows` has COLUMNS, in offset order.
 
     `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
-    offset; `latest` is the offset map's word on keys, given with their records' offsets.
+    offset; `is_superseded` is the offset map's word on records.
     """
     batches = rows["batch"].to_numpy()
     held = headers.where(np.isin(headers.column("base_offset"), batches))
@@ -75,7 +75,7 @@ def clean_segment(
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
         mine, held = held.split(len(records.bases))
-        found = latest(records.keys, records.offsets)
+        found = is_superseded(records.keys, records.offsets)
         rules.append(_rules(records, mine, verdicts, found, this_round))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
     rule = np.concatenate(rules)
@@ -102,7 +102,7 @@ def _rules(
     records: Records,
     headers: Headers,
     verdicts: Mapping[int, Verdict],
-    latest: Int64s,
+    is_superseded: Bools,
     this_round: Round,
 ) -> npt.NDArray[np.int8]:
     """For each record the number of the rule by which it goes; 0 where it stays."""
@@ -114,7 +114,7 @@ def _rules(
     conditions = (
         is_discarded,
         records.keys.is_null().to_numpy(False),
-        records.offsets < latest,
+        is_superseded,
         records.is_tombstone & may_drop[records.batch_of],
     )
     rules = np.zeros(len(records.offsets), np.int8)

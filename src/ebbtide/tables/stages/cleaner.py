@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ebbtide.frames.changes import after_changes, changes_of, in_segment, no_changes
-from ebbtide.frames.cleaning import Latest, clean_segment, dirty_keys
+from ebbtide.frames.cleaning import IsSuperseded, clean_segment, dirty_keys
 from ebbtide.frames.headers import Headers, of_bereaved
 from ebbtide.frames.records import COLUMNS
 from ebbtide.frames.rewriting import ORDINARY, Rewriting
@@ -36,7 +36,7 @@ from ebbtide.tables.files import (
     read_segment,
 )
 from ebbtide.tables.rounds import CleaningRound, PartitionRound
-from ebbtide.tables.stages.offset_map import map_with_latest
+from ebbtide.tables.stages.offset_map import map_with_superseded
 from ebbtide.tables.topics import Topic
 
 
@@ -175,7 +175,7 @@ def _clean_units(
     dirty = [unit.records for unit in _dirty_units(units, judged)]
     rules = {partition: of_partition.rules() for partition, of_partition in judged.items()}
     shared = spark.sparkContext.broadcast((rules, units, future_limit_ms))
-    effects = map_with_latest(
+    effects = map_with_superseded(
         spark,
         [unit.records for unit in units],
         dirty,
@@ -206,7 +206,7 @@ def _dirty_keys(shared: Any, unit: SegmentFiles) -> pa.Table:
     return dirty_keys(rows, discarded, this_round.first_dirty_offset)
 
 
-def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
+def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitEffect | None:
     """In a task: the round over one segment; None where it holds no record."""
     rules, units, future_limit_ms = shared.value
     unit: _Unit = units[number]
@@ -218,7 +218,7 @@ def _clean_unit(shared: Any, number: int, latest: Latest) -> _UnitEffect | None:
     if not rows.num_rows:
         return None
     headers = Headers(read_segment(unit.batches, Batch._fields, "base_offset").table)
-    done = clean_segment(rows, headers, verdicts, latest, this_round, future_limit_ms)
+    done = clean_segment(rows, headers, verdicts, is_superseded, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
     files, positions = found.files[gone], found.positions[gone]
     return _UnitEffect(

@@ -1,174 +1,169 @@
 """Which records a later one supersedes, for each segment: Kafka's offset map, of any size.
 
-Kafka bounds its map by memory and cleans less; here a round is never partial. A map that fits is
-sent to every task. One that does not is joined: a Bloom filter leaves out what no dirty record
-can supersede, the rest is shuffled, and memory holds one segment at a time.
+Kafka bounds its map by memory and cleans less; here a round is never partial. Partitions whose
+maps together fit go through at once, and their maps are sent to every task. A map that does not fit
+is made a share of the keys at a time, and marks what each share supersedes before the next.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 
-from ebbtide.frames.cleaning import Latest
-from ebbtide.frames.keys import KeyFilter, OffsetMap, hash_keys
-from ebbtide.records.arrays import Int64s
+from ebbtide.frames.cleaning import IsSuperseded
+from ebbtide.frames.keys import OffsetMap, hash_keys
+from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.tables.files import SegmentFiles, count_rows, read_segment
 from ebbtide.tables.tasks import map_segments
 
-# Records in the dirty part up to which the map is sent to every task: some 200 bytes each there.
+# Dirty records whose map is sent to every task: some 200 bytes each there.
 MAX_SENT_RECORDS = 4_000_000
-FILTER_BYTES = 64 * 1024 * 1024
 
 R = TypeVar("R")
 FindKeys = Callable[[SegmentFiles], pa.Table]
-Clean = Callable[[int, Latest], R]
+Clean = Callable[[int, IsSuperseded], R]
 
 
-def map_with_latest(
+class _Turn(NamedTuple):
+    """Partitions whose offset maps are made together, in how many shares of their keys."""
+
+    partitions: frozenset[int]
+    shares: int
+
+
+class _Share(NamedTuple):
+    """The keys whose hashes fall to `number` of `shares`."""
+
+    number: int
+    shares: int
+
+    def holds(self, keys: pa.ChunkedArray) -> Bools:
+        """Whether each key is of this share."""
+        if self.shares == 1:
+            return np.ones(len(keys), np.bool_)
+        # The filter before the map goes by the low bits of the same hashes.
+        high = hash_keys(keys.combine_chunks()) >> np.uint64(48)
+        return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
+
+
+def map_with_superseded(
     spark: SparkSession,
     segments: Sequence[SegmentFiles],
     dirty: Sequence[SegmentFiles],
     find_keys: FindKeys,
     clean: Clean[R],
 ) -> list[R]:
-    """What `clean` makes of each segment, given its number and the offset map's word on its keys.
+    """What `clean` makes of each segment, given its number and which of its records are superseded.
 
     `find_keys` gives a dirty segment's `key, offset`; both run in tasks.
     """
-    if count_rows(dirty) > MAX_SENT_RECORDS:
-        return _by_join(spark, segments, dirty, find_keys, clean)
-    found = map_segments(spark, find_keys, dirty, count_rows(dirty))
-    maps = {
-        partition: OffsetMap.of(
-            [keys for unit, keys in zip(dirty, found, strict=True) if unit.partition == partition]
-        )
-        for partition in {unit.partition for unit in segments}
-    }
-    shared = spark.sparkContext.broadcast((maps, segments))
-    work = partial(_clean_with_map, shared, clean)
-    done = map_segments(spark, work, range(len(segments)), count_rows(segments))
-    shared.destroy()
-    return done
+    done: dict[int, R] = {}
+    for turn in _turns(segments, dirty):
+        numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
+        mine = [unit for unit in dirty if unit.partition in turn.partitions]
+        of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
+        effects = of_turn.at_once(clean) if turn.shares == 1 else of_turn.by_share(turn, clean)
+        done |= zip(numbers, effects, strict=True)
+    return [done[number] for number in range(len(segments))]
 
 
-def _clean_with_map(shared: Any, clean: Clean[R], number: int) -> R:
-    maps, segments = shared.value
-    offset_map: OffsetMap = maps[segments[number].partition]
-    return clean(number, lambda keys, _: offset_map.latest(keys))
+def _turns(segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles]) -> Iterator[_Turn]:
+    """All partitions, as many of them together as their dirty records allow."""
+    counts = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+    for unit in dirty:
+        counts[unit.partition] += unit.record_count
+    together, held = set[int](), 0
+    for partition, count in counts.items():
+        if count > MAX_SENT_RECORDS:
+            yield _Turn(frozenset({partition}), -(-count // max(MAX_SENT_RECORDS, 1)))
+            continue
+        if held + count > MAX_SENT_RECORDS:
+            yield _Turn(frozenset(together), 1)
+            together, held = set(), 0
+        together.add(partition)
+        held += count
+    if together:
+        yield _Turn(frozenset(together), 1)
 
 
-def _by_join(
-    spark: SparkSession,
-    segments: Sequence[SegmentFiles],
-    dirty: Sequence[SegmentFiles],
-    find_keys: FindKeys,
-    clean: Clean[R],
-) -> list[R]:
-    latest = _latest(spark, dirty, find_keys).persist(StorageLevel.DISK_ONLY)
-    shared = spark.sparkContext.broadcast((segments, _filter_of(latest)))
-    candidates = _map_numbers(
-        spark,
-        len(segments),
-        partial(_candidates, shared),
-        "number int, `partition` int, key binary, offset bigint",
-    )
-    superseded = (
-        candidates.join(latest.hint("shuffle_hash"), ["partition", "key"])
-        .where("offset < latest_offset")
-        .select("number", "offset", "latest_offset")
-    )
-    numbers = spark.range(len(segments)).select(F.col("id").cast("int").alias("number"))
+class _TurnWork(NamedTuple):
+    """The segments of one turn, by their numbers, and the dirty ones among them."""
 
-    def cleaned(number: pa.Table, found: pa.Table) -> pa.Table:
-        found = found.sort_by("offset")
-        of = partial(_scattered, found["offset"].to_numpy(), found["latest_offset"].to_numpy())
-        done = clean(number["number"][0].as_py(), of)
-        return pa.table({"number": number["number"], "effect": [pickle.dumps(done)]})
+    spark: SparkSession
+    segments: Sequence[SegmentFiles]
+    numbers: Sequence[int]
+    dirty: Sequence[SegmentFiles]
+    find_keys: FindKeys
 
-    effects = (
-        numbers.groupBy("number")
-        .cogroup(superseded.groupBy("number"))
-        .applyInArrow(cleaned, "number int, effect binary")
-        .toArrow()
-        .sort_by("number")
-    )
-    latest.unpersist()
-    return [pickle.loads(effect) for effect in effects["effect"].to_pylist()]
+    def at_once(self, clean: Clean[R]) -> list[R]:
+        """Clean each segment by the whole map."""
+        return self._with_map(_Share(0, 1), partial(_clean_by_map, clean))
 
+    def by_share(self, turn: _Turn, clean: Clean[R]) -> list[R]:
+        """Find what each share of the map supersedes, then clean each segment by that."""
+        superseded = [BitMap64() for _ in self.numbers]
+        for number in range(turn.shares):
+            share = _Share(number, turn.shares)
+            found = self._with_map(share, partial(_superseded, share))
+            superseded = [one | more for one, more in zip(superseded, found, strict=True)]
+        work = partial(_clean_by_offsets, clean)
+        return self._in_tasks(work, list(zip(self.numbers, superseded, strict=True)))
 
-def _latest(spark: SparkSession, dirty: Sequence[SegmentFiles], find_keys: FindKeys) -> DataFrame:
-    """The offset map as rows: `partition, key, latest_offset`."""
-    shared = spark.sparkContext.broadcast(dirty)
-
-    def keys_of(number: int) -> pa.Table:
-        unit = shared.value[number]
-        keys = find_keys(unit)
-        partitions = pa.array(np.full(keys.num_rows, unit.partition, np.int32))
-        return keys.add_column(0, "partition", partitions)
-
-    rows = _map_numbers(spark, len(dirty), keys_of, "`partition` int, key binary, offset bigint")
-    return rows.groupBy("partition", "key").agg(F.max("offset").alias("latest_offset"))
-
-
-def _filter_of(latest: DataFrame) -> KeyFilter:
-    """The keys of all partitions; a yes from another partition's key is sorted out by the join."""
-
-    def filled(chunks: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        keys = KeyFilter.of_size(FILTER_BYTES)
-        for chunk in chunks:
-            keys.add(hash_keys(chunk.column(0)))
-        yield pa.RecordBatch.from_pydict({"bits": [keys.bits.tobytes()]})
-
-    whole = KeyFilter.of_size(FILTER_BYTES)
-    for row in latest.select("key").mapInArrow(filled, "bits binary").toLocalIterator():
-        np.bitwise_or(whole.bits, np.frombuffer(row["bits"], np.uint8), out=whole.bits)
-    return whole
-
-
-def _candidates(shared: Any, number: int) -> pa.Table:
-    """In a task: the records of a segment that a dirty one may supersede."""
-    segments, keys = shared.value
-    unit = segments[number]
-    rows = read_segment(unit, ("offset", "key")).table
-    rows = rows.filter(pc.field("key").is_valid()).combine_chunks()
-    found = rows.filter(pa.array(keys.may_hold(hash_keys(rows["key"].combine_chunks()))))
-    count = found.num_rows
-    return pa.table(
-        {
-            "number": pa.array(np.full(count, number, np.int32)),
-            "partition": pa.array(np.full(count, unit.partition, np.int32)),
-            "key": found["key"],
-            "offset": found["offset"],
+    def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
+        """What `work` makes of a partition's map, a number and its segment."""
+        keys = partial(_keys_of, self.find_keys, share)
+        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty))
+        by_partition: dict[int, list[pa.Table]] = {
+            self.segments[n].partition: [] for n in self.numbers
         }
-    )
+        for unit, of_segment in zip(self.dirty, found, strict=True):
+            by_partition[unit.partition].append(of_segment)
+        maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
+        shared = self.spark.sparkContext.broadcast((maps, self.segments))
+        done = self._in_tasks(partial(_of_segment, shared, work), self.numbers)
+        shared.destroy()
+        return done
+
+    def _in_tasks(self, work: Callable[[Any], R], of_segments: Sequence[Any]) -> list[R]:
+        rows = count_rows([self.segments[number] for number in self.numbers])
+        return map_segments(self.spark, work, of_segments, rows)
 
 
-def _map_numbers(
-    spark: SparkSession, count: int, work: Callable[[int], pa.Table], schema: str
-) -> DataFrame:
-    """The rows of `work(0)`, ..., `work(count - 1)`."""
-
-    def mapped(chunks: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        for chunk in chunks:
-            for number in chunk.column(0).to_pylist():
-                yield from work(number).to_batches()
-
-    return spark.range(0, count, 1, max(count, 1)).mapInArrow(mapped, schema)
+def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
+    """In a task: the share's keys of a dirty segment."""
+    keys = find_keys(unit)
+    return keys.filter(pa.array(share.holds(keys["key"])))
 
 
-def _scattered(superseded: Int64s, latest: Int64s, _: pa.ChunkedArray, offsets: Int64s) -> Int64s:
-    """`latest` at the offsets that are `superseded`, both in offset order; -1 elsewhere."""
-    found = np.full(len(offsets), -1, np.int64)
-    is_there = np.isin(superseded, offsets)
-    found[np.searchsorted(offsets, superseded[is_there])] = latest[is_there]
-    return found
+def _of_segment(shared: Any, work: Callable[[OffsetMap, int, SegmentFiles], R], number: int) -> R:
+    """In a task: `work` on one segment."""
+    maps, segments = shared.value
+    return work(maps[segments[number].partition], number, segments[number])
+
+
+def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: SegmentFiles) -> R:
+    return clean(number, lambda keys, offsets: offsets < offset_map.latest(keys))
+
+
+def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
+    """Offsets of a segment's records that the share of the map supersedes."""
+    rows = read_segment(unit, ("offset", "key")).table
+    rows = rows.filter(pa.array(share.holds(rows["key"])))
+    offsets = rows["offset"].to_numpy()
+    return BitMap64(offsets[offsets < offset_map.latest(rows["key"])].astype(np.uint64))
+
+
+def _clean_by_offsets(clean: Clean[R], of_segment: tuple[int, BitMap64]) -> R:
+    number, bitmap = of_segment
+    superseded = np.frombuffer(bitmap.to_array(), np.int64)
+
+    def is_superseded(_: pa.ChunkedArray, offsets: Int64s) -> Bools:
+        return np.isin(offsets, superseded, assume_unique=True)
+
+    return clean(number, is_superseded)
