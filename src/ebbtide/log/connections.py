@@ -1,0 +1,44 @@
+"""Connections to Kafka clusters: how a replica names one, and where their settings are handed over.
+
+Settings hold secrets, so they travel in the driver's environment and never on a command line.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ebbtide.errors import ConfigurationError
+
+# {connection id: librdkafka's settings}, as JSON.
+CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
+REPLICA_PREFIX = "kafka:"
+
+
+def connections_of(replicas: str) -> list[str]:
+    """The connections that a value of ebbtide.replicas names, in its order."""
+    names = [replica.strip() for replica in replicas.split(",")]
+    return [n.removeprefix(REPLICA_PREFIX) for n in names if n.startswith(REPLICA_PREFIX)]
+
+
+def parse_connection(connection: str, text: str | None) -> dict[str, str]:
+    """librdkafka's settings of one connection; no message repeats a setting's value."""
+    try:
+        known = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        raise ConfigurationError(
+            f"expected {CONNECTIONS} to hold JSON, found something else; it maps the id of each "
+            "Kafka connection to librdkafka's settings"
+        ) from None
+    settings = known.get(connection) if isinstance(known, dict) else None
+    if not isinstance(settings, dict) or "bootstrap.servers" not in settings:
+        found = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
+        raise ConfigurationError(
+            f"expected the Kafka connection {connection!r} with bootstrap.servers in "
+            f"{CONNECTIONS}, found {found}; give Airflow a connection of type kafka with this id, "
+            "and librdkafka's settings as its extra"
+        )
+    return {name: _text(value) for name, value in settings.items()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
