@@ -1,9 +1,9 @@
 """Delete the records of partitions below an offset, in the lake and in every replica.
 
 What Kafka's DeleteRecords does (KIP-107): the log start offset moves up, never down, and the
-answer is the low watermark, the least log start offset over all replicas. An offset of -1 means
-everything up to the high watermark. The records leave the tables at once, and the disk when
-`expire_snapshots` has passed the age that the table keeps snapshots for.
+answer is the low watermark, the least log start offset over all replicas. Say up to where in one
+of four ways. The records leave the tables at once, and the disk when `expire_snapshots` has passed
+the age that the table keeps snapshots for.
 """
 
 from datetime import datetime, timedelta
@@ -16,6 +16,12 @@ from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.outcome import delete_request
 
 JOB = "delete_records"
+CHOICE = "Up to where: exactly one of these"
+
+
+def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
+    """A Param that may stay empty."""
+    return Param(None, type=["null", kind], title=title, description=description, **schema)
 
 
 @task(retries=0)
@@ -33,19 +39,44 @@ def build_request() -> dict[str, Any]:
     tags=["ebbtide"],
     doc_md=__doc__,
     params={
-        "topic": Param(
-            None,
-            type=["null", "string"],
+        "topic": optional(
+            "string",
+            "Topic",
+            "<cluster>.<topic>; empty when the offsets below name several topics.",
             pattern=r"^[^.]+\..+$",
-            title="Topic",
-            description="<cluster>.<topic>; empty when the offsets below name several topics.",
         ),
-        "offsets": Param(
-            {"0": 0},
-            type="object",
-            title="Offsets",
-            description='Offset by partition, {"0": 1200, "1": -1}; or the same by topic, '
+        "offsets": optional(
+            "object",
+            "Offsets",
+            'By partition, {"0": 1200, "1": -1}, where -1 is the high watermark; or by topic, '
             '{"log.flights": {"0": 1200}}, when no topic is given.',
+            section=CHOICE,
+        ),
+        "timestamp": optional(
+            "string",
+            "Time",
+            "In every partition, up to the first record at or after this time.",
+            format="date-time",
+            section=CHOICE,
+        ),
+        "age": optional(
+            "string",
+            "Age",
+            "The same, as an ISO 8601 duration before the run's time, such as P30D.",
+            pattern="^P.+$",
+            section=CHOICE,
+        ),
+        "groups": optional(
+            "array",
+            "Consumer groups",
+            "One a line: in every partition, up to the least offset that they have committed.",
+            items={"type": "string", "minLength": 1},
+            section=CHOICE,
+        ),
+        "connection": optional(
+            "string",
+            "Connection of the groups",
+            "An Airflow connection of type kafka; empty when ebbtide.replicas names one.",
         ),
         "timeout_ms": Param(
             30_000,

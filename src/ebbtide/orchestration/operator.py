@@ -18,7 +18,9 @@ from airflow.sdk.exceptions import (
 )
 
 from ebbtide.errors import EbbtideError
+from ebbtide.log.delete_request import parse_request
 from ebbtide.orchestration.attempt import Attempt, attempt_of, options_of_params
+from ebbtide.orchestration.kafka_connections import connections_needed, in_environment
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
 from ebbtide.orchestration.settings import paths
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
@@ -142,11 +144,12 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _submit(self, context: Context, attempt: Attempt, topics: list[str] | None) -> str | None:
         """Run the job; what spark-submit said last if it failed, else None."""
         self._require_spark_connection()
-        self._prepare(context, attempt, topics)
+        connections = self._prepare(context, attempt, topics)
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
         try:
-            super().execute(context)
+            with in_environment(connections):
+                super().execute(context)
         except AirflowException as error:
             if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
                 raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
@@ -156,19 +159,32 @@ class EbbtideJobOperator(SparkSubmitOperator):
             self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
         return None
 
-    def _prepare(self, context: Context, attempt: Attempt, topics: list[str] | None) -> None:
-        """Fill in what spark-submit gets: here and not in Jinja, which does not render twice."""
+    def _prepare(self, context: Context, attempt: Attempt, topics: list[str] | None) -> set[str]:
+        """Fill in what spark-submit gets: here and not in Jinja, which does not render twice.
+
+        Returns the Kafka connections that its driver will ask for.
+        """
+        request = self._request(context, topics or ())
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
         self.py_files = str(where.package_zip)
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
-        if self.request is not None:
-            what = ["--request", json.dumps(self.request)]
-        elif self.request_from is not None:
-            offsets = self._offsets(context, topics or ())
-            what = ["--request", json.dumps(request_of(offsets, topics or ()))]
+        if request is not None:
+            what = ["--request", json.dumps(request)]
         options = options_of_params(context["params"], self.options or {})
         self.application_args = [*options, *what, *attempt.options()]
+        return self._connections(request)
+
+    def _request(self, context: Context, topics: Sequence[str]) -> Mapping[str, Any] | None:
+        if self.request is None and self.request_from is not None:
+            return request_of(self._offsets(context, topics), topics)
+        return self.request
+
+    def _connections(self, request: Mapping[str, Any] | None) -> set[str]:
+        if request is None:
+            return set()
+        with open_lake() as lake:
+            return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
         """What the stage `request_from` handed on; from state where its task died before that."""

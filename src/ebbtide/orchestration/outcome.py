@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import RequestError
+from ebbtide.log.delete_request import TIMEOUT_MS, parse_request
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_run
 from ebbtide.tables.reader import Run
 
-REQUEST_TIMEOUT_MS = 30_000
+SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
 LONGEST_CAUSE = 500
 
 
@@ -110,26 +112,41 @@ def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[s
             )
     return {
         "topics": [{"topic": topic, "partitions": offsets} for topic, offsets in wanted.items()],
-        "timeout_ms": REQUEST_TIMEOUT_MS,
+        "timeout_ms": TIMEOUT_MS,
     }
 
 
 def delete_request(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The DeleteRecords request of a form: offsets by partition of its topic, or by topic."""
-    topic, offsets = params["topic"], params["offsets"]
+    """The DeleteRecords request of a form, checked: by offsets, by time or by consumer groups."""
+    filled = {name: params[name] for name in SELECTORS if params.get(name)}
+    if len(filled) != 1:
+        raise RequestError(
+            f"expected exactly one of {', '.join(SELECTORS)} in the form, "
+            f"found {' and '.join(filled) or 'none'}"
+        )
+    topic, connection = params["topic"], params.get("connection")
+    if "offsets" in filled:
+        topics = [
+            {"topic": name, "partitions": [_partition(*pair) for pair in wanted.items()]}
+            for name, wanted in _by_topic(topic, filled["offsets"]).items()
+        ]
+    else:
+        topics = [{"topic": topic or "", **filled}]
+    if connection:
+        topics = [{**asked, "connection": connection} for asked in topics]
+    request = {"topics": topics, "timeout_ms": params["timeout_ms"]}
+    parse_request(json.dumps(request))
+    return request
+
+
+def _by_topic(topic: str | None, offsets: Any) -> Mapping[str, Any]:
     by_topic = {topic: offsets} if topic else offsets
     if not by_topic or not all(isinstance(wanted, Mapping) for wanted in by_topic.values()):
         raise RequestError(
             'expected a topic and offsets by partition, {"0": 1200}, or no topic and offsets by '
             f"topic and partition, found topic {topic!r} and offsets {offsets!r}"
         )
-    return {
-        "topics": [
-            {"topic": name, "partitions": [_partition(*pair) for pair in wanted.items()]}
-            for name, wanted in by_topic.items()
-        ],
-        "timeout_ms": params["timeout_ms"],
-    }
+    return by_topic
 
 
 def _partition(partition: str, offset: Any) -> dict[str, int]:

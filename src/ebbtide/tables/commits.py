@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -20,6 +20,11 @@ _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",
     "org.apache.iceberg.exceptions.CommitStateUnknownException",
+)
+_REFUSALS = (
+    "org.apache.iceberg.exceptions.ForbiddenException",
+    "org.apache.hadoop.security.AccessControlException",
+    "java.nio.file.AccessDeniedException",
 )
 
 
@@ -72,11 +77,20 @@ def commit(step: Step, action: Callable[[], T]) -> T:
 
 def conflict_of(error: BaseException) -> str | None:
     """The message of the lost race behind a Java error; None for any other error."""
+    return _message_of(error, _CONFLICTS)
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """What a catalog or a file system said that lets this user not; None for any other error."""
+    return _message_of(error, _REFUSALS)
+
+
+def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
     if not isinstance(error, Py4JJavaError):
         return None
     cause: Any = error.java_exception
     while cause is not None:
-        if cause.getClass().getName() in _CONFLICTS:
+        if cause.getClass().getName() in classes:
             return str(cause.getMessage())
         cause = cause.getCause()
     return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ebbtide.errors import RequestError
 from ebbtide.log.delete_records import Answer, ErrorCode, answer, refused, topic_error
-from ebbtide.log.state import to_properties
+from ebbtide.log.delete_request import TopicRequest
+from ebbtide.log.state import PartitionState, to_properties
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.truncate import truncate_below_start
@@ -27,17 +29,23 @@ class DeletePlan:
         """The numbers of the plan."""
         outcome = Outcome()
         for partition, reply in self.answers.items():
-            state = self.topic.partitions.get(partition)
-            outcome.partitions[partition] = {
-                "log_start_offset": reply.log_start_offset,
-                "low_watermark": reply.low_watermark,
-                "log_end_offset": -1 if state is None else state.log_end_offset,
-                "requested_offset": self.requested[partition],
-                "error_code": int(reply.error),
-                "error_name": reply.error.name,
+            numbers = _numbers(reply, self.topic.partitions.get(partition))
+            outcome.partitions[partition] = numbers | {
+                "requested_offset": self.requested[partition]
             }
         outcome.error = _refusal(str(self.topic.name), self.answers)
         return outcome
+
+
+def _numbers(reply: Answer, state: PartitionState | None) -> dict[str, Any]:
+    numbers = {
+        "log_start_offset": reply.log_start_offset,
+        "low_watermark": reply.low_watermark,
+        "log_end_offset": -1 if state is None else state.log_end_offset,
+        "error_code": int(reply.error),
+        "error_name": reply.error.name,
+    }
+    return numbers | ({"note": reply.note} if reply.note else {})
 
 
 def _refusal(topic: str, answers: Mapping[int, Answer]) -> RequestError | None:
@@ -50,20 +58,14 @@ def _refusal(topic: str, answers: Mapping[int, Answer]) -> RequestError | None:
     return RequestError("; ".join(refusals)) if refusals else None
 
 
-def answer_unknown_topic(requested: Mapping[int, int]) -> Outcome:
-    """The outcome for a topic that has no tables."""
-    unknown = refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    outcome = Outcome(error=_refusal("unknown topic", dict.fromkeys(requested, unknown)))
-    for partition, offset in requested.items():
-        outcome.partitions[partition] = {
-            "log_start_offset": -1,
-            "low_watermark": unknown.low_watermark,
-            "log_end_offset": -1,
-            "requested_offset": offset,
-            "error_code": int(unknown.error),
-            "error_name": unknown.error.name,
-        }
-    return outcome
+def refuse_topic(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
+    """The outcome where the topic cannot be read: each partition that was named is refused."""
+    reply = refused(error, note=note)
+    return Outcome(
+        partitions={partition: _numbers(reply, None) for partition in asked.partitions},
+        topic={"error_code": int(error), "error_name": error.name},
+        error=RequestError(f"all partitions: {error.name}{': ' if note else ''}{note}"),
+    )
 
 
 def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:

@@ -1,0 +1,69 @@
+"""The Kafka connections that a run needs, handed to its driver by the environment alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
+
+from ebbtide.errors import EbbtideError
+from ebbtide.log.connections import CONNECTIONS, connections_of
+from ebbtide.log.delete_request import DeleteRequest
+from ebbtide.tables.reader import Lake
+
+log = logging.getLogger(__name__)
+
+
+def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
+    """Those that the request names, and those of its topics' live replicas."""
+    needed = {name for asked in request.topics.values() for name in asked.connections}
+    for name in request.topics:
+        try:
+            properties = lake.topic(str(name)).properties
+        except EbbtideError:
+            continue  # the job meets the same error and writes it down
+        needed.update(connections_of(properties.get("ebbtide.replicas", "")))
+    return needed
+
+
+@contextmanager
+def in_environment(connections: Iterable[str]) -> Iterator[None]:
+    """Have spark-submit inherit the settings of these connections, and nobody after it.
+
+    Not as the operator's env_vars: with YARN or Kubernetes their values are on the command line.
+    One that Airflow does not have is left out; the job fails the topics that need it.
+    """
+    settings = {name: found for name in sorted(connections) if (found := _settings(name))}
+    before = os.environ.get(CONNECTIONS)
+    if settings:
+        os.environ[CONNECTIONS] = json.dumps(settings)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[CONNECTIONS] = before
+        else:
+            os.environ.pop(CONNECTIONS, None)
+
+
+def _settings(name: str) -> dict[str, Any] | None:
+    """A connection's extra, which is librdkafka's configuration."""
+    try:
+        connection = BaseHook.get_connection(name)
+    except AirflowNotFoundException:
+        log.warning("ebbtide: expected an Airflow connection %s of type kafka, found none", name)
+        return None
+    settings: dict[str, Any] = connection.extra_dejson
+    mask_secret(settings)
+    if connection.conn_type == "kafka":
+        return settings
+    found = connection.conn_type
+    log.warning("ebbtide: expected connection %s to be of type kafka, found %s", name, found)
+    return None
