@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -14,7 +14,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, DeletedRecords, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.log.connections import CONNECTIONS, parse_connection
@@ -49,7 +49,7 @@ class LiveTopic:
         UnavailableError where none does within `answer_ms`, ConfigurationError where the
         connection is missing, has settings that librdkafka refuses, or may not log in.
         """
-        settings = parse_connection(connection, os.environ.get(CONNECTIONS))
+        settings: dict[str, Any] = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
         try:
             admin = AdminClient({**settings, "error_cb": errors.append})
@@ -75,11 +75,11 @@ class LiveTopic:
 
     def log_start_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
         """Each partition's log start offset, as its leader has it."""
-        return self._offsets(partitions, OffsetSpec.earliest())
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def log_end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
         """Each partition's high watermark: up to there a consumer of it can read."""
-        return self._offsets(partitions, OffsetSpec.latest())
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def delete_records(self, offsets: Mapping[int, int], timeout_ms: int) -> dict[int, Answer]:
         """The broker's answers to DeleteRecords up to these offsets; -1 is its high watermark.
@@ -92,11 +92,11 @@ class LiveTopic:
             return dict.fromkeys(offsets, _refusal(error))
         # The client would wait for a partition that is not there, and takes no offset below -1.
         answers = {
-            p: refused(ErrorCode.OFFSET_OUT_OF_RANGE) for p, o in offsets.items() if o < HIGH_WATERMARK
+            p: refused(ErrorCode.OFFSET_OUT_OF_RANGE)
+            for p, o in offsets.items()
+            if o < HIGH_WATERMARK
         } | {p: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for p in offsets if p not in known}
-        asked = [
-            TopicPartition(self.topic, p, o) for p, o in offsets.items() if p not in answers
-        ]
+        asked = [TopicPartition(self.topic, p, o) for p, o in offsets.items() if p not in answers]
         if asked:
             seconds = timeout_ms / 1000
             futures = self._admin.delete_records(
@@ -166,7 +166,7 @@ def _login_refused(errors: Sequence[KafkaError]) -> KafkaException | None:
     return KafkaException(found[0]) if found else None
 
 
-def _answer(future: Future[DeletedRecords]) -> Answer:
+def _answer(future: Future[Any]) -> Answer:
     try:
         low_watermark = future.result().low_watermark
     except KafkaException as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ebbtide.errors import RequestError
 from ebbtide.log.delete_records import Answer, ErrorCode, answer, refused, topic_error
-from ebbtide.log.delete_request import TopicRequest
 from ebbtide.log.state import PartitionState, to_properties
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
@@ -29,7 +28,7 @@ class DeletePlan:
         """The numbers of the plan."""
         outcome = Outcome()
         for partition, reply in self.answers.items():
-            numbers = _numbers(reply, self.topic.partitions.get(partition))
+            numbers = numbers_of(reply, self.topic.partitions.get(partition))
             outcome.partitions[partition] = numbers | {
                 "requested_offset": self.requested[partition]
             }
@@ -37,7 +36,8 @@ class DeletePlan:
         return outcome
 
 
-def _numbers(reply: Answer, state: PartitionState | None) -> dict[str, Any]:
+def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:
+    """An answer as a row in `runs` has it."""
     numbers = {
         "log_start_offset": reply.log_start_offset,
         "low_watermark": reply.low_watermark,
@@ -56,16 +56,6 @@ def _refusal(topic: str, answers: Mapping[int, Answer]) -> RequestError | None:
         if reply.error is not ErrorCode.NONE
     ]
     return RequestError("; ".join(refusals)) if refusals else None
-
-
-def refuse_topic(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
-    """The outcome where the topic cannot be read: each partition that was named is refused."""
-    reply = refused(error, note=note)
-    return Outcome(
-        partitions={partition: _numbers(reply, None) for partition in asked.partitions},
-        topic={"error_code": int(error), "error_name": error.name},
-        error=RequestError(f"all partitions: {error.name}{': ' if note else ''}{note}"),
-    )
 
 
 def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:

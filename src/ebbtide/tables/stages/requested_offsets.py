@@ -1,4 +1,4 @@
-"""What a DeleteRecords request means in offsets: by time from the tables, by groups from a broker."""
+"""What a DeleteRecords request means in offsets: times by the tables, groups by a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import RequestError
 from ebbtide.log.connections import connections_of
 from ebbtide.log.delete_records import HIGH_WATERMARK
-from ebbtide.log.delete_request import AtOffset, AtTime, CommittedBy, OlderThan, TopicRequest
+from ebbtide.log.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.topics import Topic
@@ -94,7 +94,9 @@ def count_older(
 
     def is_kept(partition: int) -> Column:
         is_after = F.col("offset") > first_offsets[partition]
-        return is_after & (F.col("timestamp").isNull() | (F.col("timestamp") < _at(times[partition])))
+        return is_after & (
+            F.col("timestamp").isNull() | (F.col("timestamp") < _at(times[partition]))
+        )
 
     rows = _records(topic).where(_any_of(first_offsets, is_kept)).groupBy("partition").count()
     return {row["partition"]: row["count"] for row in rows.collect()}

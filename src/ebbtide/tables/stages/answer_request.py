@@ -1,0 +1,54 @@
+"""One topic's part of a DeleteRecords request, from what was asked to what is answered."""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import RequestError
+from ebbtide.log.delete_records import ErrorCode, refused
+from ebbtide.log.delete_request import TopicRequest
+from ebbtide.log.names import TopicName
+from ebbtide.tables.commits import refusal_of
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import finish_round
+from ebbtide.tables.stages.delete_records import execute_delete, numbers_of, plan_delete
+from ebbtide.tables.stages.requested_offsets import resolve_offsets
+from ebbtide.tables.topics import exists, load
+
+
+def answer_request(
+    spark: SparkSession,
+    name: TopicName,
+    asked: TopicRequest,
+    now_ms: int,
+    *,
+    plan_only: bool = False,
+) -> Outcome:
+    """Do what is asked of the topic, or only plan it; one bad partition stops no other.
+
+    What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
+    """
+    try:
+        if not exists(spark, name):
+            return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = load(spark, name)
+        topic = topic if plan_only else finish_round(topic)
+        requested = resolve_offsets(topic, asked, now_ms)
+        plan = plan_delete(topic, requested.offsets, now_ms)
+        return requested.add_to(plan.outcome() if plan_only else execute_delete(plan))
+    except Py4JJavaError as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        return _refuse(asked, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
+
+
+def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
+    """The outcome where the topic cannot be read: each partition that was named is refused."""
+    numbers = numbers_of(refused(error, note=note))
+    return Outcome(
+        partitions={partition: dict(numbers) for partition in asked.partitions},
+        topic={"error_code": int(error), "error_name": error.name},
+        error=RequestError(f"every partition: {error.name}{': ' if note else ''}{note}"),
+    )
