@@ -1,25 +1,18 @@
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.errors import RequestError
 from ebbtide.log.config import TopicConfig
 from ebbtide.log.delete_records import (
     HIGH_WATERMARK,
     Answer,
     ErrorCode,
     answer,
-    parse_request,
     refused,
     topic_error,
 )
-from ebbtide.log.names import TopicName
 
 OUT_OF_RANGE = Answer(5, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
 
@@ -89,101 +82,14 @@ def test_a_refusal_changes_nothing() -> None:
 
 def test_the_codes_are_kafkas() -> None:
     assert {code.name: int(code) for code in ErrorCode} == {
+        "UNKNOWN_SERVER_ERROR": -1,
         "NONE": 0,
         "OFFSET_OUT_OF_RANGE": 1,
         "UNKNOWN_TOPIC_OR_PARTITION": 3,
+        "LEADER_NOT_AVAILABLE": 5,
+        "NOT_LEADER_OR_FOLLOWER": 6,
         "REQUEST_TIMED_OUT": 7,
         "INVALID_TOPIC_EXCEPTION": 17,
+        "TOPIC_AUTHORIZATION_FAILED": 29,
         "POLICY_VIOLATION": 44,
     }
-
-
-def test_a_request_names_topics_partitions_and_offsets() -> None:
-    text = json.dumps(
-        {
-            "topics": [
-                topic("log.a", {"partition": 0, "offset": -1}, {"partition": 1, "offset": 7}),
-                topic("log.b.c", {"partition": 0, "offset": 0}),
-            ],
-            "timeout_ms": 30000,
-        }
-    )
-    assert parse_request(text) == {
-        TopicName("log", "a"): {0: -1, 1: 7},
-        TopicName("log", "b.c"): {0: 0},
-    }
-
-
-def topic(name: Any, *partitions: Any) -> dict[str, Any]:
-    return {"topic": name, "partitions": list(partitions)}
-
-
-P0 = {"partition": 0, "offset": 1}
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        pytest.param([], "expected the field 'topics' in request, found []", id="no object"),
-        pytest.param({}, "expected the field 'topics' in request, found {}", id="no topics"),
-        pytest.param(
-            {"topics": {}}, "expected list for topics in request, found {}", id="topics no list"
-        ),
-        pytest.param(
-            {"topics": []}, "expected at least one topic in topics, found none", id="no topic"
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", P0), {"partitions": []}]},
-            "expected the field 'topic' in topics[1], found {'partitions': []}",
-            id="a topic without name",
-        ),
-        pytest.param(
-            {"topics": [topic(7, P0)]},
-            "expected str for topic in topics[0], found 7",
-            id="a name that is no text",
-        ),
-        pytest.param(
-            {"topics": [topic("flights", P0)]},
-            "expected <cluster>.<topic>, found 'flights'",
-            id="a topic without cluster",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", P0), topic("log.a", P0)]},
-            "expected each topic once, found log.a again in topics[1]",
-            id="a topic named twice",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a")]},
-            "expected at least one partition in topics[0], found none",
-            id="no partition",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", P0, P0)]},
-            "expected each partition once, found 0 again in topics[0].partitions[1]",
-            id="a partition named twice",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", {"partition": 0})]},
-            "expected the field 'offset' in topics[0].partitions[0], found {'partition': 0}",
-            id="no offset",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", {"partition": 0, "offset": "7"})]},
-            "expected int for offset in topics[0].partitions[0], found '7'",
-            id="an offset that is no number",
-        ),
-        pytest.param(
-            {"topics": [topic("log.a", {"partition": True, "offset": 7})]},
-            "expected int for partition in topics[0].partitions[0], found True",
-            id="a partition that is a boolean",
-        ),
-    ],
-)
-def test_a_malformed_request_is_refused_naming_the_field(request_: Any, message: str) -> None:
-    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
-        parse_request(json.dumps(request_))
-
-
-def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^expected a request in JSON, found Expecting value"):
-        parse_request("offset=7")

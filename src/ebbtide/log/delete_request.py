@@ -3,14 +3,16 @@
 {"topics": [{"topic": "log.flights", "partitions": [{"partition": 0, "offset": 1200}]}],
  "timeout_ms": 30000}
 
-A partition holds exactly one of `offset` (-1: the high watermark), `timestamp` (ms since the epoch,
-or ISO 8601 with a zone), `age` (an ISO 8601 duration before now) and `groups` (consumer groups, with
-the `connection` of their cluster). So may a topic in place of `partitions`: then it means them all.
+A partition holds exactly one of `offset` (-1: the high watermark), `timestamp` (ms since the
+epoch, or ISO 8601 with a zone), `age` (an ISO 8601 duration before now) and `groups` (consumer
+groups, with the `connection` of their cluster). So may a topic in place of `partitions`: it then
+means them all.
 """
 
 from __future__ import annotations
 
 import json
+from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -47,7 +49,11 @@ class OlderThan(NamedTuple):
     def at(self, now_ms: int) -> AtTime:
         """The same as a time; months and years count back in the calendar, in UTC."""
         now = pendulum.instance(_EPOCH + timedelta(milliseconds=now_ms))
-        return AtTime(_ceil_ms(now - self.age))
+        try:
+            then = now - self.age
+        except (OverflowError, ValueError):  # before the calendar begins
+            return AtTime(0)
+        return AtTime(max(0, _ceil_ms(then)))
 
 
 class CommittedBy(NamedTuple):
@@ -115,9 +121,9 @@ def _parse_topic(entry: object, where: str) -> tuple[TopicName, TopicRequest]:
         name = TopicName.parse(text)
     except RequestError as error:
         raise RequestError(f"{error} for topic in {where}") from None
-    if _only_one(entry, ("partitions", *_SELECTORS), where) == "partitions":
-        if "connection" in _fields(entry, where):
-            raise RequestError(f"expected connection beside groups, found it alone in {where}")
+    selector = _only_one(entry, ("partitions", *_SELECTORS), where)
+    _check_connection(entry, selector, where)
+    if selector == "partitions":
         return name, TopicRequest(_parse_partitions(_list(entry, "partitions", where), where))
     return name, TopicRequest(everywhere=_parse_selector(entry, where))
 
@@ -138,9 +144,15 @@ def _parse_partitions(entries: list[Any], where: str) -> dict[int, Selector]:
 
 def _parse_selector(entry: object, where: str) -> Selector:
     name = _only_one(entry, _SELECTORS, where)
-    if name != "groups" and "connection" in _fields(entry, where):
-        raise RequestError(f"expected connection beside groups, found it with {name} in {where}")
+    _check_connection(entry, name, where)
     return _SELECTORS[name](entry, where)
+
+
+def _check_connection(entry: object, selector: str, where: str) -> None:
+    if selector != "groups" and "connection" in _fields(entry, where):
+        raise RequestError(
+            f"expected connection beside groups, found it with {selector} in {where}"
+        )
 
 
 def _parse_offset(entry: object, where: str) -> Selector:
@@ -198,7 +210,7 @@ _SELECTORS: dict[str, Callable[[object, str], Selector]] = {
 
 def _ceil_ms(moment: datetime) -> int:
     """Milliseconds since the epoch; Kafka's times are whole ones."""
-    return -((_EPOCH - moment) // timedelta(milliseconds=1))
+    return timegm(moment.utctimetuple()) * 1000 - (-moment.microsecond // 1000)
 
 
 def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

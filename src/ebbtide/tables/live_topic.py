@@ -49,10 +49,10 @@ class LiveTopic:
         UnavailableError where none does within `answer_ms`, ConfigurationError where the
         connection is missing, has settings that librdkafka refuses, or may not log in.
         """
-        settings: dict[str, Any] = parse_connection(connection, os.environ.get(CONNECTIONS))
+        settings = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
         try:
-            admin = AdminClient({**settings, "error_cb": errors.append})
+            admin = AdminClient({**settings, "error_cb": errors.append})  # type: ignore[dict-item]
         except KafkaException as error:
             raise ConfigurationError(
                 f"expected librdkafka to take the settings of connection {connection!r}, found: "
