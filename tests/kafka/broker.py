@@ -1,11 +1,14 @@
-"""A real single-node Kafka broker (KRaft) from jars, on free loopback ports."""
+"""A real Kafka broker (KRaft) from jars, on free loopback ports, and more that join it."""
 
 import base64
 import os
+import signal
 import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,15 +35,30 @@ class BrokerError(Exception):
 class KafkaBroker:
     """A broker that runs between `start` and `stop`; its directory can be started again.
 
-    `overrides` are entries of server.properties, e.g. `**{"log.cleaner.enable": "false"}`.
+    `overrides` are entries of server.properties, e.g. `**{"log.cleaner.enable": "false"}`; one
+    that `joins` another is a broker alone, beside that node, which is controller too. With
+    `users`, {name: password}, it wants a login and ACLs; the first is its superuser.
     """
 
-    def __init__(self, jars_dir: Path, work_dir: Path, **overrides: str) -> None:
+    def __init__(
+        self,
+        jars_dir: Path,
+        work_dir: Path,
+        *,
+        joins: "KafkaBroker | None" = None,
+        users: Mapping[str, str] | None = None,
+        **overrides: str,
+    ) -> None:
         self.jars_dir = jars_dir.absolute()
         self.work_dir = work_dir.absolute()
         self.overrides = overrides
+        self.joins = joins
+        self.users = dict(users or (joins.users if joins else {}))
+        self.node_id = joins.node_id + 1 if joins else 1
+        self.cluster_id = joins.cluster_id if joins else random_cluster_id()
         self.log_dir = self.work_dir / "logs"
         self.bootstrap_servers = ""
+        self.controller = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -60,12 +78,27 @@ class KafkaBroker:
         """Where the broker's own log goes."""
         return self.work_dir / "broker.log"
 
+    def client(self, user: str | None = None) -> dict[str, str]:
+        """librdkafka's settings for a client; without a user, the superuser's."""
+        settings = {"bootstrap.servers": self.bootstrap_servers}
+        if self.users:
+            name = user or next(iter(self.users))
+            settings |= {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": name,
+                "sasl.password": self.users[name],
+            }
+        return settings
+
     def start(self) -> None:
         """Format the directory if it is new, start, and return once the broker answers."""
         self.work_dir.mkdir(parents=True, exist_ok=True)
         broker_port, controller_port = free_ports(2)
+        self.bootstrap_servers = f"127.0.0.1:{broker_port}"
+        self.controller = self.joins.controller if self.joins else f"127.0.0.1:{controller_port}"
         properties = self.work_dir / "server.properties"
-        settings = server_settings(self.log_dir, broker_port, controller_port) | self.overrides
+        settings = server_settings(self) | self.overrides
         properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         if not (self.log_dir / "meta.properties").exists():
             self._format(properties)
@@ -76,18 +109,26 @@ class KafkaBroker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.bootstrap_servers = f"127.0.0.1:{broker_port}"
         try:
             self._wait_until_served(broker_port)
         except BaseException:
             self.stop()
             raise
 
+    def freeze(self) -> None:
+        """Let the broker answer nothing, as a machine that hangs, until `thaw` or `stop`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on after `freeze`."""
+        self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Ask the broker to shut down cleanly and wait; kill it if it does not."""
         process, self._process = self._process, None
         if process is None:
             return
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
@@ -100,7 +141,7 @@ class KafkaBroker:
             ) from None
 
     def _format(self, properties: Path) -> None:
-        arguments = ("format", "-t", random_cluster_id(), "-c", str(properties))
+        arguments = ("format", "-t", self.cluster_id, "-c", str(properties))
         done = subprocess.run(
             java_command(self.jars_dir, "kafka.tools.StorageTool", *arguments),
             capture_output=True,
@@ -109,18 +150,21 @@ class KafkaBroker:
         if done.returncode != 0:
             raise BrokerError(f"formatting {self.log_dir} failed: {done.stdout}{done.stderr}")
 
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def _wait_until_served(self, port: int) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not accepts_connections(port):
             self._check_alive(deadline)
             time.sleep(0.1)
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        admin = AdminClient(self.client())
         while True:
-            try:
-                if admin.list_topics(timeout=2).brokers:
+            self._check_alive(deadline)
+            with suppress(KafkaException):
+                if self.node_id in admin.list_topics(timeout=2).brokers:
                     return
-            except KafkaException:
-                self._check_alive(deadline)
 
     def _check_alive(self, deadline: float) -> None:
         status = self._process.poll() if self._process else None
@@ -136,17 +180,21 @@ class KafkaBroker:
         return "\n".join([f"; the end of {self.output}:", *tail])
 
 
-def server_settings(log_dir: Path, broker_port: int, controller_port: int) -> dict[str, str]:
-    """server.properties of one node that is broker and controller, everything replicated once."""
+def server_settings(broker: KafkaBroker) -> dict[str, str]:
+    """server.properties of a node, everything replicated once."""
+    protocol = "SASL_PLAINTEXT" if broker.users else "PLAINTEXT"
+    listeners = [f"{protocol}://{broker.bootstrap_servers}"]
+    if not broker.joins:
+        listeners.append(f"CONTROLLER://{broker.controller}")
     return {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "process.roles": "broker" if broker.joins else "broker,controller",
+        "node.id": str(broker.node_id),
+        "controller.quorum.voters": f"1@{broker.controller}",
         "controller.listener.names": "CONTROLLER",
-        "listeners": (
-            f"PLAINTEXT://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}"
-        ),
-        "log.dirs": str(log_dir),
+        "listeners": ",".join(listeners),
+        "listener.security.protocol.map": f"{protocol}:{protocol},CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": protocol,
+        "log.dirs": str(broker.log_dir),
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
         "offsets.topic.num.partitions": "1",
@@ -160,6 +208,26 @@ def server_settings(log_dir: Path, broker_port: int, controller_port: int) -> di
         "group.initial.rebalance.delay.ms": "0",
         # The default would reserve 128 MiB of a small heap.
         "log.cleaner.dedupe.buffer.size": str(10 * 1024 * 1024),
+        **login_settings(broker.users),
+    }
+
+
+def login_settings(users: Mapping[str, str]) -> dict[str, str]:
+    """SASL/PLAIN for these users, the first of them superuser, and nothing without an ACL."""
+    if not users:
+        return {}
+    admin, password = next(iter(users.items()))
+    known = " ".join(f'user_{name}="{word}"' for name, word in users.items())
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required "
+            f'username="{admin}" password="{password}" {known};'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        # The controller's listener asks nobody who they are.
+        "super.users": f"User:{admin};User:ANONYMOUS",
     }
 
 

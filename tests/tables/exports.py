@@ -14,7 +14,7 @@ from ebbtide.records.log_directory import list_log_directory, read_manifest
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.export import Export, execute_export, plan_export
 from ebbtide.tables.topics import load
-from tests.kafka.broker import KafkaBroker, free_ports, java_command, server_settings
+from tests.kafka.broker import KafkaBroker, java_command, server_settings
 from tests.kafka.oracle import LogState, Round, SourceLog, run_oracle
 from tests.tables.kafka_view import View
 
@@ -65,12 +65,10 @@ def assert_same(found: View, expected: View) -> None:
 
 def add_log_directories(broker: KafkaBroker, *directories: Path) -> None:
     """Let a stopped broker serve these too, as its operator would: docs/restore.md."""
-    meta = (broker.log_dir / "meta.properties").read_text()
-    cluster_id = dict(line.split("=", 1) for line in meta.splitlines() if "=" in line)["cluster.id"]
     broker.overrides["log.dirs"] = ",".join(map(str, (broker.log_dir, *directories)))
     properties = broker.work_dir / "format.properties"
-    settings = server_settings(broker.log_dir, *free_ports(2)) | broker.overrides
+    settings = server_settings(broker) | broker.overrides
     properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    arguments = ("format", "--ignore-formatted", "-t", cluster_id, "-c", str(properties))
+    arguments = ("format", "--ignore-formatted", "-t", broker.cluster_id, "-c", str(properties))
     command = java_command(broker.jars_dir, "kafka.tools.StorageTool", *arguments)
     subprocess.run(command, check=True, capture_output=True)

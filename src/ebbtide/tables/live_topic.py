@@ -23,6 +23,7 @@ from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refuse
 T = TypeVar("T")
 
 ANSWER_MS = 10_000  # how long a broker may take for what it answers at once
+POLL_SECONDS = 0.05
 _REFUSED_LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 _NO_ANSWER = (
     KafkaError._TIMED_OUT,
@@ -59,11 +60,13 @@ class LiveTopic:
                 f"{_without_values(error.args[0].str(), settings)}"
             ) from None
         live = cls(admin, connection, topic, answer_ms)
-        try:
-            admin.describe_cluster(request_timeout=live._answer_s).result()
-        except KafkaException as error:
-            admin.poll(0)  # hands over what went into error_cb
-            raise live._failed("to answer", _login_refused(errors) or error) from None
+        described = admin.describe_cluster(request_timeout=live._answer_s)
+        while not (described.done() or errors):
+            admin.poll(POLL_SECONDS)
+        if refused_login := [found for found in errors if found.code() in _REFUSED_LOGIN]:
+            # The request itself only says that it got no answer.
+            raise live._failed("to answer", KafkaException(refused_login[0]))
+        live._result("to answer", described)
         return live
 
     def partitions(self) -> list[int]:
@@ -158,12 +161,6 @@ class LiveTopic:
         if found.code() in _NO_ANSWER:
             return UnavailableError(f"{message}; run it again once they can be reached")
         return ConfigurationError(f"{message}; check the topic, and that connection's user")
-
-
-def _login_refused(errors: Sequence[KafkaError]) -> KafkaException | None:
-    """Why a broker refused the login: the client itself only says that it got no answer."""
-    found = [error for error in errors if error.code() in _REFUSED_LOGIN]
-    return KafkaException(found[0]) if found else None
 
 
 def _answer(future: Future[Any]) -> Answer:

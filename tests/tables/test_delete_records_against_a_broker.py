@@ -1,0 +1,523 @@
+"""The same DeleteRecords requests to a real broker, to the tables and to a live replica."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
+)
+from kafka.admin import KafkaAdminClient
+from kafka.errors import BrokerResponseError
+from kafka.structs import TopicPartition as RawPartition
+
+from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.log.connections import CONNECTIONS
+from ebbtide.log.delete_records import Answer, ErrorCode
+from ebbtide.log.delete_request import parse_request
+from ebbtide.log.names import TopicName
+from ebbtide.tables.live_topic import LiveTopic
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.answer_request import answer_request
+from tests.kafka.broker import KafkaBroker, free_ports
+from tests.kafka.consume import QUIET
+from tests.kafka.delete_cases import (
+    ACLS,
+    CASES,
+    COMMITTED,
+    DELETED,
+    FIRST_MS,
+    INTERNAL,
+    LIVE_CASES,
+    MISSED,
+    NOWHERE,
+    ROLLED,
+    ROLLED_SECONDS,
+    SECONDS,
+    TOPICS,
+    UNKNOWN_PARTITION,
+    USERS,
+    LiveCase,
+)
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.nights import DAY_MS, ingest
+
+pytestmark = pytest.mark.broker
+
+CLUSTER = "live"
+FOLLOWED = "followed"  # a topic of two replicas
+TIMEOUT_MS = 20_000
+SHORT_MS = 1_500
+SETTINGS = QUIET | {
+    # What the tables are made from is on disk at once.
+    "replica.high.watermark.checkpoint.interval.ms": "100",
+    "log.flush.start.offset.checkpoint.interval.ms": "100",
+    "log.initial.task.delay.ms": "100",
+    # A frozen follower stays in the ISR, alive as far as the controller knows.
+    "replica.lag.time.max.ms": "600000",
+    "broker.session.timeout.ms": "600000",
+}
+
+
+class Answered(NamedTuple):
+    error: ErrorCode
+    low_watermark: int
+
+
+class Place(NamedTuple):
+    """A case's partition for the broker and the tables, and its like for the live replica."""
+
+    topic: str
+    partition: int
+    live_partition: int
+
+
+@dataclass
+class Asked:
+    """What each case was answered, last."""
+
+    broker: dict[str, Answered] = field(default_factory=dict)
+    tables: dict[str, Answered] = field(default_factory=dict)
+    live: dict[str, Answered] = field(default_factory=dict)
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # the tables' other numbers
+
+
+@pytest.fixture(scope="module")
+def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One with topics, records, consumer groups and ACLs as the cases want them."""
+    work = tmp_path_factory.mktemp("broker")
+    with KafkaBroker(kafka_jars, work, users=USERS, **SETTINGS) as started:
+        fill(started)
+        yield started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections(broker: KafkaBroker) -> Iterator[None]:
+    """A connection for each user, the superuser's called by the cluster's name."""
+    known = {user: broker.client(user) for user in USERS} | {CLUSTER: broker.client()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CONNECTIONS, json.dumps(known))
+        yield
+
+
+@pytest.fixture(scope="module")
+def asked(broker: KafkaBroker, connections: None, sandbox: LakeSandbox) -> Asked:
+    """All cases, asked of the tables in one request a round, as the job does."""
+    now_ms = int(time.time() * 1000)
+    take_in(broker, sandbox, now_ms)
+    found = Asked()
+    for i in range(max(len(case.asked) for case in CASES.values())):
+        todo = {name: case for name, case in CASES.items() if i < len(case.asked)}
+        ask_tables(sandbox, {name: case.asked[i] for name, case in todo.items()}, now_ms, found)
+        for name, case in todo.items():
+            place = PLACES[name]
+            offset = offset_of(broker, place, case.asked[i], now_ms)
+            found.broker[name] = ask_broker(broker, place.topic, place.partition, offset)
+            offsets = {place.live_partition: offset}
+            live = LiveTopic.connect(CLUSTER, place.topic).delete_records(offsets, TIMEOUT_MS)
+            found.live[name] = answered(live[place.live_partition])
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_broker_answers_as_the_list_says(asked: Asked, name: str) -> None:
+    assert asked.broker[name] == (CASES[name].error, CASES[name].low_watermark)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tables_answer_as_the_broker(asked: Asked, name: str) -> None:
+    assert asked.tables[name] == asked.broker[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_live_replica_passes_the_brokers_answer_on(asked: Asked, name: str) -> None:
+    assert asked.live[name] == asked.broker[name]
+
+
+def test_older_records_after_the_first_at_a_time_stay_and_are_counted(asked: Asked) -> None:
+    counted = {
+        name: said["older_kept"] for name, said in asked.said.items() if "older_kept" in said
+    }
+    with_older = {
+        "a time that a record has": 1,
+        "a time before an older record that comes later": 1,
+        "a time whose first record lies below the log start": 0,
+    }
+    assert counted == dict.fromkeys(counted, 0) | with_older
+
+
+def test_a_time_that_kafka_does_not_find_is_found(
+    broker: KafkaBroker, asked: Asked, sandbox: LakeSandbox
+) -> None:
+    (entry,) = MISSED.asked
+    assert offset_of(broker, Place(ROLLED, 0, 0), entry, 0) == -1
+    said = ask(sandbox, ROLLED, {0: entry}).partitions[0]
+    assert (said["error_name"], said["low_watermark"]) == ("NONE", MISSED.low_watermark)
+
+
+@pytest.mark.parametrize("name", [n for n, c in LIVE_CASES.items() if not c.is_follower_frozen])
+def test_a_brokers_refusal_is_passed_on(broker: KafkaBroker, name: str) -> None:
+    case = LIVE_CASES[name]
+    partitions = live_partitions(name)
+    assert ask_broker(broker, DELETED, partitions[0], 1, user=case.user) == expected(case)
+    live = LiveTopic.connect(str(case.user), DELETED).delete_records({partitions[1]: 1}, TIMEOUT_MS)
+    assert answered(live[partitions[1]]) == expected(case)
+
+
+def test_one_refused_partition_does_not_stop_the_others(broker: KafkaBroker) -> None:
+    first, second = live_partitions("one of several")
+    live = LiveTopic.connect(CLUSTER, DELETED)
+    answers = live.delete_records({first: 99, second: 2, UNKNOWN_PARTITION: 1}, TIMEOUT_MS)
+    assert {p: answered(a) for p, a in answers.items()} == {
+        first: (ErrorCode.OFFSET_OUT_OF_RANGE, -1),
+        second: (ErrorCode.NONE, 2),
+        UNKNOWN_PARTITION: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+    }
+    assert live.log_start_offsets([first, second]) == {first: 0, second: 2}
+    assert live.log_end_offsets([first, second]) == {first: 10, second: 10}
+
+
+def test_a_partition_without_a_commit_is_left_alone_and_named(
+    asked: Asked, sandbox: LakeSandbox
+) -> None:
+    place = PLACES["0 of a log that starts at 0"]
+    entry = {"groups": ["slow", "idle"], "connection": CLUSTER}
+    outcome = ask(sandbox, DELETED, {place.partition: entry})
+    said = outcome.partitions[place.partition]
+    assert outcome.error is None
+    assert (said["error_name"], said["low_watermark"], said["log_start_offset"]) == ("NONE", 0, 0)
+    assert said["note"] == "left alone: no commit of idle"
+    assert said["committed"] == {"slow": 6, "idle": None}
+
+
+def test_groups_of_a_user_who_may_not_read_them_are_refused(
+    asked: Asked, sandbox: LakeSandbox
+) -> None:
+    entry = {"groups": ["slow"], "connection": "stranger"}
+    with pytest.raises(ConfigurationError, match=r"GROUP_AUTHORIZATION_FAILED"):
+        ask(sandbox, DELETED, {0: entry})
+
+
+def test_a_frozen_follower_is_waited_for_and_a_retry_finishes_it(
+    broker: KafkaBroker, tmp_path: Path
+) -> None:
+    """Last: the follower's start must not move what the other tests look at."""
+    name = "two replicas, the follower frozen"
+    with KafkaBroker(broker.jars_dir, tmp_path / "follower", joins=broker, **SETTINGS) as follower:
+        create(broker, [NewTopic(FOLLOWED, 2, replica_assignment=[[1, 2], [1, 2]])])
+        produce(broker, FOLLOWED, [0, 1])
+        live = LiveTopic.connect(CLUSTER, FOLLOWED)
+        follower.freeze()
+        raw = ask_broker(broker, FOLLOWED, 0, 1, timeout_ms=SHORT_MS)
+        assert raw == expected(LIVE_CASES[name])
+        answers = live.delete_records({1: 1}, SHORT_MS)
+        assert answered(answers[1]) == expected(LIVE_CASES[name])
+        follower.thaw()
+        assert answered(live.delete_records({1: 1}, TIMEOUT_MS)[1]) == (ErrorCode.NONE, 1)
+
+
+def test_a_broker_that_cannot_be_reached_is_a_transient_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (port,) = free_ports(1)
+    nobody = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
+    monkeypatch.setenv(CONNECTIONS, json.dumps({"nobody": nobody}))
+    with pytest.raises(UnavailableError) as error:
+        LiveTopic.connect("nobody", DELETED, answer_ms=500)
+    assert error.value.transient
+    assert "'nobody'" in str(error.value)
+    assert "hush" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (None, r"expected the Kafka connection 'bad' .* found none; give Airflow a connection"),
+        ({}, r"expected the Kafka connection 'bad' with bootstrap\.servers .* found bad; "),
+        ({"sasl.mechanism": "hush"}, r"expected librdkafka to take the settings of connection"),
+        ({"no.such.setting": "hush"}, r"librdkafka .* 'bad', found: .*no\.such\.setting"),
+        ({"sasl.password": "hush"}, r"of connection 'bad' to answer, found _AUTHENTICATION: "),
+    ],
+)
+def test_a_connection_that_is_no_use_is_named_without_its_secrets(
+    broker: KafkaBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str] | None,
+    message: str,
+) -> None:
+    known = {"bad": {**broker.client(), **settings} if settings else {}}
+    monkeypatch.setenv(CONNECTIONS, json.dumps({} if settings is None else known))
+    with pytest.raises(ConfigurationError, match=message) as error:
+        LiveTopic.connect("bad", DELETED)
+    assert "hush" not in str(error.value)
+    assert USERS["admin"] not in str(error.value)
+
+
+def expected(case: LiveCase) -> Answered:
+    return Answered(case.error, case.low_watermark)
+
+
+def answered(answer: Answer) -> Answered:
+    return Answered(answer.error, answer.low_watermark)
+
+
+def places() -> dict[str, Place]:
+    """Two partitions a case; a case that is refused needs none of its own, but may have them."""
+    found: dict[str, Place] = {}
+    counts = dict.fromkeys([*TOPICS, NOWHERE], 0)
+    for name, case in CASES.items():
+        if case.topic == INTERNAL:
+            found[name] = Place(INTERNAL, 0, 0)
+        elif not case.is_known:
+            found[name] = Place(case.topic, UNKNOWN_PARTITION, UNKNOWN_PARTITION)
+        else:
+            first = counts[case.topic]
+            counts[case.topic] += 2
+            found[name] = Place(case.topic, first, first + 1)
+    return found
+
+
+PLACES = places()
+LIVE_NAMES = [*LIVE_CASES, "one of several"]
+
+
+def live_partitions(name: str) -> tuple[int, int]:
+    """Partitions of DELETED behind those of CASES."""
+    first = partition_count(DELETED) - 2 * (LIVE_NAMES.index(name) + 1)
+    return first, first + 1
+
+
+def partition_count(topic: str) -> int:
+    used = 2 * sum(place.topic == topic for place in PLACES.values())
+    return used + (2 * len(LIVE_NAMES) if topic == DELETED else 0)
+
+
+def fill(broker: KafkaBroker) -> None:
+    """Topics, their records, log start offsets, what groups have committed, and ACLs."""
+    partitions = {topic: range(partition_count(topic)) for topic in TOPICS}
+    create(
+        broker,
+        [
+            *(
+                NewTopic(topic, len(partitions[topic]), 1, config={"cleanup.policy": policy})
+                for topic, policy in TOPICS.items()
+            ),
+            NewTopic(ROLLED, 1, 1, config={"segment.ms": "1000"}),
+        ],
+    )
+    produce(broker, ROLLED, [0], seconds=ROLLED_SECONDS)
+    ask_broker(broker, ROLLED, 0, MISSED.start)
+    in_transaction = {
+        partition
+        for name, place in PLACES.items()
+        for partition in (place.partition, place.live_partition)
+        if CASES[name].is_transactional
+    }
+    for topic in TOPICS:
+        produce(broker, topic, [p for p in partitions[topic] if p not in in_transaction])
+    produce(broker, DELETED, in_transaction, transactional_id="t")
+    for name, place in PLACES.items():
+        if CASES[name].start:
+            for partition in (place.partition, place.live_partition):
+                ask_broker(broker, place.topic, partition, CASES[name].start)
+    admin = AdminClient(broker.client())
+    for group, offset in COMMITTED.items():
+        commit(admin, group, [TopicPartition(DELETED, p, offset) for p in partitions[DELETED]])
+    for allowed in admin.create_acls([acl(user, what) for user, what in ACLS.items()]).values():
+        allowed.result()
+
+
+def create(broker: KafkaBroker, topics: Sequence[NewTopic]) -> None:
+    admin = AdminClient(broker.client())
+    for created in admin.create_topics(list(topics)).values():
+        created.result(timeout=30)
+
+
+def commit(admin: AdminClient, group: str, offsets: list[TopicPartition]) -> None:
+    """Commit what a group has read, once its coordinator is there."""
+    deadline = time.monotonic() + 30
+    while True:
+        held = ConsumerGroupTopicPartitions(group, offsets)
+        done = admin.alter_consumer_group_offsets([held])[group].result().topic_partitions
+        if not any(found.error for found in done):
+            return
+        assert time.monotonic() < deadline, done[0].error
+        time.sleep(0.1)
+
+
+def acl(user: str, operation: str) -> AclBinding:
+    return AclBinding(
+        ResourceType.TOPIC,
+        DELETED,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        AclOperation[operation],
+        AclPermissionType.ALLOW,
+    )
+
+
+def produce(
+    broker: KafkaBroker,
+    topic: str,
+    partitions: Iterable[int],
+    *,
+    seconds: Sequence[int] = SECONDS,
+    transactional_id: str | None = None,
+) -> None:
+    own = {"transactional.id": transactional_id} if transactional_id else {}
+    producer = Producer({**broker.client(), **own})
+    if transactional_id:
+        producer.init_transactions()
+        producer.begin_transaction()
+    for partition in partitions:
+        for i, after_first in enumerate(seconds):
+            timestamp = FIRST_MS + after_first * 1000
+            producer.produce(topic, b"v", str(i), partition=partition, timestamp=timestamp)
+            if topic == ROLLED:
+                producer.flush(30)  # a batch each
+    if transactional_id:
+        producer.commit_transaction()
+    assert producer.flush(30) == 0
+
+
+def take_in(broker: KafkaBroker, sandbox: LakeSandbox, now_ms: int) -> None:
+    """Ingest the running broker's directory, with the topics' configuration as it says."""
+    wait_for_checkpoints(broker)
+    admin = AdminClient(broker.client())
+    asked = [
+        ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in [*TOPICS, ROLLED, INTERNAL]
+    ]
+    configs = {
+        resource.name: {"cleanup.policy": described.result()["cleanup.policy"].value}
+        for resource, described in admin.describe_configs(asked).items()
+    }
+    manifest = {"files": {}, "topics": {t: {"config": config} for t, config in configs.items()}}
+    (broker.log_dir / "ebbtide-manifest.json").write_text(json.dumps(manifest))
+    for topic in configs:
+        ingest(sandbox.session, f"{CLUSTER}.{topic}", broker.log_dir, now_ms)
+
+
+def wait_for_checkpoints(broker: KafkaBroker) -> None:
+    """Until the directory says what the broker knows of its offsets."""
+    started = {
+        f"{place.topic} {place.partition} {CASES[name].start}"
+        for name, place in PLACES.items()
+        if CASES[name].start
+    }
+    started.add(f"{ROLLED} 0 {MISSED.start}")
+    ended = {f"{ROLLED} 0 {len(ROLLED_SECONDS)}"} | {
+        f"{topic} {partition} {10 + any(p.partition == partition for p in MARKED[topic])}"
+        for topic in TOPICS
+        for partition in range(0, partition_count(topic), 2)
+    }
+    deadline = time.monotonic() + 30
+    while not (
+        ended <= lines_of(broker.log_dir / "replication-offset-checkpoint")
+        and started <= lines_of(broker.log_dir / "log-start-offset-checkpoint")
+    ):
+        assert time.monotonic() < deadline, "the broker does not write its checkpoints"
+        time.sleep(0.1)
+
+
+MARKED = {
+    topic: [p for n, p in PLACES.items() if p.topic == topic and CASES[n].is_transactional]
+    for topic in TOPICS
+}
+
+
+def lines_of(checkpoint: Path) -> set[str]:
+    return set(checkpoint.read_text().splitlines()) if checkpoint.exists() else set()
+
+
+def ask_broker(
+    broker: KafkaBroker,
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    user: str | None = None,
+    timeout_ms: int = TIMEOUT_MS,
+) -> Answered:
+    """What the leader answers, by a client that sends any request as it is."""
+    login = broker.client(user)
+    admin = KafkaAdminClient(
+        bootstrap_servers=login["bootstrap.servers"],
+        security_protocol=login["security.protocol"],
+        sasl_mechanism=login["sasl.mechanism"],
+        sasl_plain_username=login["sasl.username"],
+        sasl_plain_password=login["sasl.password"],
+    )
+    at = RawPartition(topic, partition)
+    try:
+        found = admin.delete_records({at: offset}, timeout_ms, partition_leader_id=broker.node_id)
+    except BrokerResponseError as error:
+        return Answered(ErrorCode(error.errno), -1)
+    finally:
+        admin.close()
+    return Answered(ErrorCode(found[at]["error_code"]), found[at]["low_watermark"])
+
+
+def offset_of(broker: KafkaBroker, place: Place, entry: Mapping[str, Any], now_ms: int) -> int:
+    """The offset that a user of Kafka's own tools would ask for."""
+    if "offset" in entry:
+        return int(entry["offset"])
+    if "groups" in entry:
+        return min(COMMITTED[group] for group in entry["groups"])
+    timestamp_ms = entry["timestamp"] if "timestamp" in entry else now_ms - 7 * DAY_MS
+    asked = {TopicPartition(place.topic, place.partition): OffsetSpec.for_timestamp(timestamp_ms)}
+    admin = AdminClient(broker.client())
+    (found,) = admin.list_offsets(asked).values()
+    return int(found.result().offset)  # -1 where there is none: the high watermark then
+
+
+def ask_tables(
+    sandbox: LakeSandbox,
+    entries: Mapping[str, Mapping[str, Any]],
+    now_ms: int,
+    found: Asked,
+) -> None:
+    """Ask each topic once for all its cases."""
+    for topic in [*TOPICS, INTERNAL, NOWHERE]:
+        names = {PLACES[name].partition: name for name in entries if PLACES[name].topic == topic}
+        if not names:
+            continue
+        outcome = ask(sandbox, topic, {p: entries[name] for p, name in names.items()}, now_ms)
+        for partition, name in names.items():
+            said = outcome.partitions[partition]
+            found.said[name] = said
+            found.tables[name] = Answered(ErrorCode(said["error_code"]), said["low_watermark"])
+
+
+def ask(
+    sandbox: LakeSandbox,
+    topic: str,
+    entries: Mapping[int, Mapping[str, Any]],
+    now_ms: int = FIRST_MS,
+) -> Outcome:
+    name = TopicName(CLUSTER, topic)
+    partitions = [
+        {"connection": CLUSTER, **entry, "partition": p}
+        if "groups" in entry
+        else {**entry, "partition": p}
+        for p, entry in entries.items()
+    ]
+    request = parse_request(
+        json.dumps({"topics": [{"topic": str(name), "partitions": partitions}]})
+    )
+    return answer_request(sandbox.session, name, request.topics[name], now_ms)
