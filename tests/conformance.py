@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.kafka.delete_cases import CASES as BROKER_CASES
+from tests.kafka.delete_cases import FIRST_MS, LIVE_CASES, Case
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
@@ -325,6 +329,30 @@ the rules, `tests/tables/test_fuzz.py` for the Spark stages. This page is its in
 of Kafka 4.3.1's suites that a table can observe. Where a sentence or the name of a regression is
 given, Kafka's classes ran on the same log and said what to expect.
 """
+BROKER = """\
+## DeleteRecords: a real broker, the tables and a live replica
+
+`tests/tables/test_delete_records_against_a_broker.py` asks a broker, the tables made from its
+directory, and a `kafka:` replica for the same; all answer this. Each partition holds ten records,
+offsets 0 to 9, at T + 0, 10, 5, 20, 15, 30, 30, 25, 40 and 50 s. A time or consumer groups are
+turned into an offset first, on the broker's side by its own offsetsForTimes. The broker is asked
+by a client that sends any request as it is, since Kafka's admin clients hold some back.
+
+| case | asked | error | low watermark |
+|---|---|---|---|
+"""
+LIVE = """
+What only a broker can refuse, as a `kafka:` replica passes it on; a table has no such ACLs, and
+what its catalog or file system forbids becomes TOPIC_AUTHORIZATION_FAILED:
+
+| case | error | low watermark |
+|---|---|---|
+"""
+MISSED = """
+One answer differs on purpose. Where a log starts inside a segment, behind that segment's latest
+record, Kafka looks for a time in that segment only, finds nothing, and the request would take all
+records. Here the first record at or after the time is found in a later segment.
+"""
 LEFT_OUT = """\
 ## Left out
 
@@ -347,7 +375,28 @@ def page() -> str:
             for row in rows
         ]
         parts.append("\n".join(lines) + "\n")
-    return "\n".join([*parts, LEFT_OUT])
+    return "\n".join([*parts, _compared_with_a_broker(), LEFT_OUT])
+
+
+def _compared_with_a_broker() -> str:
+    asked = [
+        f"| {name}{_before(case)} | {', then '.join(_entry(entry) for entry in case.asked)} "
+        f"| {case.error.name} | {case.low_watermark} |\n"
+        for name, case in BROKER_CASES.items()
+    ]
+    live = [f"| {n} | {c.error.name} | {c.low_watermark} |\n" for n, c in LIVE_CASES.items()]
+    return "".join([BROKER, *asked, LIVE, *live, MISSED])
+
+
+def _before(case: Case) -> str:
+    return f" (it starts at {case.start})" if case.start else ""
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    ((name, value),) = entry.items()
+    if name == "timestamp":
+        return f"timestamp T{(value - FIRST_MS) // 1000:+} s"
+    return f"{name} {', '.join(value) if isinstance(value, list) else value}"
 
 
 def _named(name: str) -> str:
