@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.log.connections import CONNECTIONS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 
@@ -20,6 +22,8 @@ class Submitted:
     job: str
     topics: list[str]
     options: argparse.Namespace
+    command: list[str]
+    connections: str | None  # what its driver would find in the environment
 
 
 @dataclass
@@ -39,7 +43,8 @@ class FakeSpark:
         job = hook._name.removeprefix("ebbtide ")
         options = parse(hook._application_args)
         topics = topics_in(options)
-        self.submitted.append(Submitted(job, topics, options))
+        connections = os.environ.get(CONNECTIONS)
+        self.submitted.append(Submitted(job, topics, options, command, connections))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")

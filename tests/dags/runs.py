@@ -42,3 +42,24 @@ def asset_events(run: Any) -> dict[str, dict[str, Any]]:
     with create_session() as session:
         events = session.query(AssetEvent).filter(AssetEvent.source_run_id == run.run_id)
         return {event.asset.uri: event.extra for event in events}
+
+
+def xcoms(run: Any) -> str:
+    """All that the run's tasks handed on, as the database keeps it."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        found = session.query(XComModel).filter(XComModel.run_id == run.run_id)
+        return str([xcom.value for xcom in found])
+
+
+def rendered(run: Any) -> str:
+    """The templates of the run's tasks as they were filled in."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        query = session.query(RenderedTaskInstanceFields)
+        found = query.filter(RenderedTaskInstanceFields.run_id == run.run_id)
+        return str([fields.rendered_fields for fields in found])

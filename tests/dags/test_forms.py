@@ -1,11 +1,13 @@
 import json
+import os
 from typing import Any
 
 import pytest
 
 from ebbtide.errors import ConfigurationError, ForeignLogError, RequestError
+from ebbtide.log.connections import CONNECTIONS
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag, states
+from tests.dags.runs import rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox
 
 
@@ -85,29 +87,30 @@ def test_a_refused_configuration_is_not_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("form", "partitions"),
+    ("form", "asked"),
     [
         pytest.param(
             {"topic": "log.a", "offsets": {"0": 7, "1": -1}},
-            [{"partition": 0, "offset": 7}, {"partition": 1, "offset": -1}],
+            {"partitions": [{"partition": 0, "offset": 7}, {"partition": 1, "offset": -1}]},
             id="one topic",
         ),
         pytest.param(
             {"topic": None, "offsets": {"log.a": {"0": 7}}},
-            [{"partition": 0, "offset": 7}],
+            {"partitions": [{"partition": 0, "offset": 7}]},
             id="by topic",
         ),
+        pytest.param({"topic": "log.a", "age": "P30D"}, {"age": "P30D"}, id="by age"),
     ],
 )
 def test_delete_records_makes_a_request(
-    lake: LakeSandbox, spark_submit: FakeSpark, form: dict[str, Any], partitions: list[Any]
+    lake: LakeSandbox, spark_submit: FakeSpark, form: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     lake.topic("log.a")
     run = run_dag("delete_records", **form)
     assert run.state == "success"
     (submitted,) = spark_submit.submitted
     assert json.loads(submitted.options.request) == {
-        "topics": [{"topic": "log.a", "partitions": partitions}],
+        "topics": [{"topic": "log.a", **asked}],
         "timeout_ms": 30_000,
     }
 
@@ -116,8 +119,8 @@ def test_delete_records_makes_a_request(
     "form",
     [
         pytest.param({"topic": None, "offsets": {"0": 7}}, id="no topic"),
-        pytest.param({"topic": "log.a", "offsets": {"0": -2}}, id="below -1"),
-        pytest.param({"topic": "log.a", "offsets": {"first": 1}}, id="not a partition"),
+        pytest.param({"topic": "log.a"}, id="nothing to go by"),
+        pytest.param({"topic": "log.a", "offsets": {"0": 1}, "groups": ["g"]}, id="two things"),
     ],
 )
 def test_a_malformed_request_reaches_no_spark(
@@ -126,6 +129,53 @@ def test_a_malformed_request_reaches_no_spark(
     run = run_dag("delete_records", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
+
+
+SECRET = "hush-hush"
+KAFKA = {
+    "conn_type": "kafka",
+    "extra": {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET},
+}
+
+
+def test_a_connections_secret_reaches_the_driver_and_nothing_else(
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By request and by replica; as YARN would show it, whose command line names env_vars."""
+    for name in ("asked", "replica", "other"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(KAFKA))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type":"spark","host":"yarn"}')
+    lake.topic("log.a", config={"ebbtide.replicas": "copy.log,kafka:replica"})
+    run = run_dag("delete_records", topic="log.a", groups=["g"], connection="asked")
+    (submitted,) = spark_submit.submitted
+    assert submitted.command[submitted.command.index("--master") + 1] == "yarn"
+    assert json.loads(submitted.connections) == dict.fromkeys(["asked", "replica"], KAFKA["extra"])
+    assert CONNECTIONS not in os.environ
+    seen = [*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
+    assert "kafka:9092" not in str(seen)
+    assert SECRET not in str(seen)
+    assert "--request" in submitted.command
+    assert "log.a" in xcoms(run)
+    assert "groups" in rendered(run)
+
+
+@pytest.mark.parametrize("connection", [None, {**KAFKA, "conn_type": "http"}])
+def test_a_connection_that_airflow_does_not_have_is_left_to_the_job(
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    monkeypatch: pytest.MonkeyPatch,
+    connection: dict[str, Any] | None,
+) -> None:
+    if connection:
+        monkeypatch.setenv("AIRFLOW_CONN_ASKED", json.dumps(connection))
+    lake.topic("log.a")
+    run_dag("delete_records", topic="log.a", groups=["g"], connection="asked")
+    (submitted,) = spark_submit.submitted
+    assert submitted.connections is None
 
 
 def test_export_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:

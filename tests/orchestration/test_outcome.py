@@ -139,20 +139,79 @@ def test_a_request_to_the_replicas_holds_only_its_topics() -> None:
     }
 
 
+def form(**filled: Any) -> dict[str, Any]:
+    """The DAG's form with nothing but this filled in."""
+    empty = dict.fromkeys(("topic", "offsets", "timestamp", "age", "groups", "connection"))
+    return {**empty, "timeout_ms": 5, **filled}
+
+
 @pytest.mark.parametrize(
-    ("offsets", "message"),
+    ("filled", "topics"),
     [
-        ({"x": 1}, r"^expected a partition's number and an offset of -1 or more, found 'x': 1$"),
-        ({"0": "1"}, r"^expected a partition's number .* found '0': '1'$"),
-        ({"0": True}, r"^expected a partition's number .* found '0': True$"),
-        ({"0": -2}, r"^expected a partition's number .* found '0': -2$"),
+        (
+            {"topic": "log.a", "offsets": {"0": 7, "1": -1}},
+            [
+                {
+                    "topic": "log.a",
+                    "partitions": [{"partition": 0, "offset": 7}, {"partition": 1, "offset": -1}],
+                }
+            ],
+        ),
+        (
+            {"offsets": {"log.a": {"0": 7}, "log.b": {"1": 0}}},
+            [
+                {"topic": "log.a", "partitions": [{"partition": 0, "offset": 7}]},
+                {"topic": "log.b", "partitions": [{"partition": 1, "offset": 0}]},
+            ],
+        ),
+        (
+            {"topic": "log.a", "timestamp": "2026-01-01T00:00:00+00:00"},
+            [{"topic": "log.a", "timestamp": "2026-01-01T00:00:00+00:00"}],
+        ),
+        ({"topic": "log.a", "age": "P30D"}, [{"topic": "log.a", "age": "P30D"}]),
+        ({"topic": "log.a", "groups": ["g"]}, [{"topic": "log.a", "groups": ["g"]}]),
+        (
+            {"topic": "log.a", "groups": ["g"], "connection": "live"},
+            [{"topic": "log.a", "groups": ["g"], "connection": "live"}],
+        ),
     ],
 )
-def test_a_form_that_is_refused(offsets: dict[str, Any], message: str) -> None:
+def test_a_form_becomes_a_request(filled: dict[str, Any], topics: list[Any]) -> None:
+    assert delete_request(form(**filled)) == {"topics": topics, "timeout_ms": 5}
+
+
+NUMBER = r"^expected a partition's number and an offset of -1 or more, found "
+
+
+@pytest.mark.parametrize(
+    ("filled", "message"),
+    [
+        ({"topic": "log.a", "offsets": {"x": 1}}, NUMBER + "'x': 1$"),
+        ({"topic": "log.a", "offsets": {"0": "1"}}, NUMBER + "'0': '1'$"),
+        ({"topic": "log.a", "offsets": {"0": True}}, NUMBER + "'0': True$"),
+        ({"topic": "log.a", "offsets": {"0": -2}}, NUMBER + "'0': -2$"),
+        ({"offsets": {"0": 1}}, r"^expected a topic and offsets by partition, .*None"),
+        (
+            {"topic": "log.a"},
+            "^expected exactly one of offsets, timestamp, age, groups in the form, found none$",
+        ),
+        (
+            {"topic": "log.a", "offsets": {"0": 1}, "age": "P1D"},
+            "^expected exactly one of .* in the form, found offsets and age$",
+        ),
+        ({"age": "P1D"}, r"^expected text for topic in topics\[0\], found ''$"),
+        ({"topic": "log.a", "age": "30 days"}, r'^expected an ISO 8601 duration such as "P30D"'),
+        ({"topic": "log.a", "timestamp": "2026-01-01T00:00:00"}, r"ISO 8601 with a zone"),
+        (
+            {"topic": "log.a", "age": "P1D", "connection": "live"},
+            r"^expected connection beside groups, found it with age in topics\[0\]$",
+        ),
+        (
+            {"topic": "log.a", "offsets": {"0": 1, "00": 2}},
+            r"^expected each partition once, found 0 again in topics\[0\]\.partitions\[1\]$",
+        ),
+    ],
+)
+def test_a_form_that_is_refused(filled: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        delete_request({"topic": "log.a", "offsets": offsets, "timeout_ms": 1})
-
-
-def test_a_form_without_topic_needs_them_in_its_offsets() -> None:
-    with pytest.raises(RequestError, match=r"^expected a topic and offsets by partition, .*None"):
-        delete_request({"topic": None, "offsets": {"0": 1}, "timeout_ms": 1})
+        delete_request(form(**filled))
