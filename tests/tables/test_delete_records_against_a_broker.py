@@ -207,6 +207,16 @@ def test_a_partition_without_a_commit_is_left_alone_and_named(
     assert said["committed"] == {"slow": 6, "idle": None}
 
 
+def test_what_is_committed_beyond_the_table_takes_what_the_table_has(
+    broker: KafkaBroker, asked: Asked, sandbox: LakeSandbox
+) -> None:
+    place = PLACES["a time before all records"]
+    admin = AdminClient(broker.client())
+    commit(admin, "ahead", [TopicPartition(DELETED, place.partition, 99)])
+    outcome = ask(sandbox, DELETED, {place.partition: {"groups": ["ahead"]}})
+    assert outcome.partitions[place.partition]["low_watermark"] == 10
+
+
 def test_groups_of_a_user_who_may_not_read_them_are_refused(
     asked: Asked, sandbox: LakeSandbox
 ) -> None:

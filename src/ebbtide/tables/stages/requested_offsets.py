@@ -79,9 +79,23 @@ def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, 
     Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp, but that where
     the log starts inside a segment, Kafka may find nothing although later segments hold it.
     """
-    records = _records(topic).where(_any_of(times, lambda p: _is_visible(topic, p, times[p])))
-    markers = _markers(topic).where(_any_of(times, lambda p: _is_visible(topic, p, times[p])))
-    rows = records.union(markers).groupBy("partition").agg(F.min("offset").alias("first"))
+
+    def is_found(timestamp: Callable[[int], Column]) -> Column:
+        return _any_of(
+            times,
+            lambda partition: (
+                (F.col("offset") >= topic.partitions[partition].log_start_offset)
+                & (F.col("timestamp") >= timestamp(times[partition]))
+            ),
+        )
+
+    found = (
+        _records(topic)
+        .where(is_found(_timestamp))
+        .select("partition", "offset")
+        .union(_markers(topic).where(is_found(F.lit)).select("partition", "offset"))
+    )
+    rows = found.groupBy("partition").agg(F.min("offset").alias("first"))
     return {row["partition"]: row["first"] for row in rows.collect()}
 
 
@@ -93,10 +107,9 @@ def count_older(
         return {}
 
     def is_kept(partition: int) -> Column:
-        is_after = F.col("offset") > first_offsets[partition]
-        return is_after & (
-            F.col("timestamp").isNull() | (F.col("timestamp") < _at(times[partition]))
-        )
+        is_older = F.col("timestamp") < _timestamp(times[partition])
+        is_behind = F.col("offset") > first_offsets[partition]
+        return is_behind & (F.col("timestamp").isNull() | is_older)
 
     rows = _records(topic).where(_any_of(first_offsets, is_kept)).groupBy("partition").count()
     return {row["partition"]: row["count"] for row in rows.collect()}
@@ -136,19 +149,14 @@ def _records(topic: Topic) -> DataFrame:
 
 
 def _markers(topic: Topic) -> DataFrame:
-    """The control records: each is the one record of its batch."""
+    """The control records, each the one record of its batch; their timestamps in ms."""
     batches = topic.spark.table(topic.name.batches_table)
     is_marker = F.col("control_type").isNotNull() & (F.col("record_count") > 0)
     return batches.where(is_marker).select(
         "partition",
         F.col("last_offset").alias("offset"),
-        F.timestamp_millis("max_timestamp_ms").alias("timestamp"),
+        F.col("max_timestamp_ms").alias("timestamp"),
     )
-
-
-def _is_visible(topic: Topic, partition: int, timestamp_ms: int) -> Column:
-    start = topic.partitions[partition].log_start_offset
-    return (F.col("offset") >= start) & (F.col("timestamp") >= _at(timestamp_ms))
 
 
 def _any_of(partitions: Mapping[int, Any], condition: Callable[[int], Column]) -> Column:
@@ -158,5 +166,5 @@ def _any_of(partitions: Mapping[int, Any], condition: Callable[[int], Column]) -
     return found
 
 
-def _at(timestamp_ms: int) -> Column:
+def _timestamp(timestamp_ms: int) -> Column:
     return F.timestamp_millis(F.lit(timestamp_ms))
