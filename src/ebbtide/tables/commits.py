@@ -24,6 +24,7 @@ _CONFLICTS = (
 _REFUSALS = (
     "org.apache.iceberg.exceptions.ForbiddenException",
     "org.apache.hadoop.security.AccessControlException",
+    "java.security.AccessControlException",
     "java.nio.file.AccessDeniedException",
 )
 

@@ -61,11 +61,11 @@ class LiveTopic:
             ) from None
         live = cls(admin, connection, topic, answer_ms)
         described = admin.describe_cluster(request_timeout=live._answer_s)
-        while not (described.done() or errors):
+        while not (described.done() or _refused_login(errors)):
             admin.poll(POLL_SECONDS)
-        if refused_login := [found for found in errors if found.code() in _REFUSED_LOGIN]:
-            # The request itself only says that it got no answer.
-            raise live._failed("to answer", KafkaException(refused_login[0]))
+        if refusal := _refused_login(errors):
+            # The request itself would only say that it got no answer.
+            raise live._failed("to answer", KafkaException(refusal))
         live._result("to answer", described)
         return live
 
@@ -161,6 +161,10 @@ class LiveTopic:
         if found.code() in _NO_ANSWER:
             return UnavailableError(f"{message}; run it again once they can be reached")
         return ConfigurationError(f"{message}; check the topic, and that connection's user")
+
+
+def _refused_login(errors: Iterable[KafkaError]) -> KafkaError | None:
+    return next((error for error in errors if error.code() in _REFUSED_LOGIN), None)
 
 
 def _answer(future: Future[Any]) -> Answer:
