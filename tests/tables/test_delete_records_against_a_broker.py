@@ -217,11 +217,15 @@ def test_what_is_committed_beyond_the_table_takes_what_the_table_has(
     assert outcome.partitions[place.partition]["low_watermark"] == 10
 
 
-def test_groups_of_a_user_who_may_not_read_them_are_refused(
-    asked: Asked, sandbox: LakeSandbox
+@pytest.mark.parametrize(
+    ("user", "refusal"),
+    [("describer", "GROUP_AUTHORIZATION_FAILED"), ("stranger", "TOPIC_AUTHORIZATION_FAILED")],
+)
+def test_groups_that_a_user_may_not_read_are_refused(
+    asked: Asked, sandbox: LakeSandbox, user: str, refusal: str
 ) -> None:
-    entry = {"groups": ["slow"], "connection": "stranger"}
-    with pytest.raises(ConfigurationError, match=r"GROUP_AUTHORIZATION_FAILED"):
+    entry = {"groups": ["slow"], "connection": user}
+    with pytest.raises(ConfigurationError, match=f"{user!r} to say what group 'slow' .*{refusal}"):
         ask(sandbox, DELETED, {0: entry})
 
 
@@ -350,7 +354,9 @@ def fill(broker: KafkaBroker) -> None:
     admin = AdminClient(broker.client())
     for group, offset in COMMITTED.items():
         commit(admin, group, [TopicPartition(DELETED, p, offset) for p in partitions[DELETED]])
-    for allowed in admin.create_acls([acl(user, what) for user, what in ACLS.items()]).values():
+    acls = [acl(user, ResourceType.TOPIC, DELETED, what) for user, what in ACLS.items()]
+    acls.append(acl("stranger", ResourceType.GROUP, "slow", "DESCRIBE"))
+    for allowed in admin.create_acls(acls).values():
         allowed.result()
 
 
@@ -372,10 +378,10 @@ def commit(admin: AdminClient, group: str, offsets: list[TopicPartition]) -> Non
         time.sleep(0.1)
 
 
-def acl(user: str, operation: str) -> AclBinding:
+def acl(user: str, kind: ResourceType, name: str, operation: str) -> AclBinding:
     return AclBinding(
-        ResourceType.TOPIC,
-        DELETED,
+        kind,
+        name,
         ResourcePatternType.LITERAL,
         f"User:{user}",
         "*",
