@@ -44,6 +44,22 @@ class LakeSandbox:
                 session.conf.set(key, value)
         return session
 
+    def add_catalog(self, name: str) -> None:
+        """One more catalog like the lake, for this session and for whatever is submitted."""
+        defaults = self.home / "conf" / "spark-defaults.conf"
+        added = {
+            key.replace(f"catalog.{CATALOG}", f"catalog.{name}"): value.replace(
+                f"{self.home}/lake/", f"{self.home}/{name}/"
+            )
+            for key, value in read_defaults(defaults).items()
+            if key.startswith(f"spark.sql.catalog.{CATALOG}")
+        }
+        (self.home / name).mkdir()
+        with defaults.open("a") as file:
+            file.writelines(f"{key} {value}\n" for key, value in added.items())
+        for key, value in added.items():
+            self.session.conf.set(key, value)
+
     def package(self) -> None:
         """Build the zip that spark-submit takes."""
         self._run("conf/package.py", str(self.home / "ebbtide.zip"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.log.replicas import REPLICAS, Replica, TableReplica, parse_replicas
 
 PREFIX = "kafka."
 MAX_LONG = 2**63 - 1
@@ -47,6 +48,13 @@ class TopicConfig:
     cleans_idle: bool = True
     rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
     merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
+
+    replicas: tuple[Replica, ...] = ()
+
+    @property
+    def table_replicas(self) -> list[TableReplica]:
+        """The replicas that are tables."""
+        return [replica for replica in self.replicas if isinstance(replica, TableReplica)]
 
     @property
     def is_compacted(self) -> bool:
@@ -170,6 +178,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "ebbtide.clean.idle": ("cleans_idle", _boolean),
     "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
     "ebbtide.merge.target.bytes": ("merge_target_bytes", _integer(0, MAX_LONG)),
+    REPLICAS: ("replicas", parse_replicas),
 }
 
 # Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.

@@ -14,13 +14,18 @@ OWN_NAMESPACE = "ebbtide"
 
 
 class TopicName(NamedTuple):
-    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may."""
+    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may.
+
+    A copy may lie in another catalog, which its name then says.
+    """
 
     cluster: str
     topic: str
+    catalog: str = CATALOG
 
     def __str__(self) -> str:
-        return f"{self.cluster}.{self.topic}"
+        name = f"{self.cluster}.{self.topic}"
+        return name if self.catalog == CATALOG else f"{self.catalog}.{name}"
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
@@ -48,17 +53,17 @@ class TopicName(NamedTuple):
     @property
     def records_table(self) -> str:
         """SQL identifier of the records table."""
-        return quoted(CATALOG, self.cluster, self.topic)
+        return quoted(self.catalog, self.cluster, self.topic)
 
     @property
     def batches_table(self) -> str:
         """SQL identifier of the record batch table."""
-        return quoted(CATALOG, self.cluster + BATCHES_SUFFIX, self.topic)
+        return quoted(self.catalog, self.cluster + BATCHES_SUFFIX, self.topic)
 
     @property
     def committed_view(self) -> str:
         """SQL identifier of the read_committed view."""
-        return quoted(CATALOG, self.cluster, self.topic + COMMITTED_SUFFIX)
+        return quoted(self.catalog, self.cluster, self.topic + COMMITTED_SUFFIX)
 
 
 def quoted(*parts: str) -> str:

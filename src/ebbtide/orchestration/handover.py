@@ -116,7 +116,7 @@ def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
 
 def topic_asset(name: str) -> Asset:
     """The asset of a topic, ebbtide://lake/<cluster>/<topic>."""
-    cluster, topic = TopicName.parse(name)
+    cluster, topic, _ = TopicName.parse(name)
     return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
 
 

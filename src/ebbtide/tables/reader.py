@@ -155,7 +155,7 @@ class Lake:
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        cluster, topic = TopicName.parse(name)
+        cluster, topic, _ = TopicName.parse(name)
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:

@@ -104,7 +104,7 @@ _BATCHES = _COMMON | {
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
     """Create a topic's two tables and its view where they do not exist."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
-        _create_namespace(spark, namespace)
+        _create_namespace(spark, quoted(name.catalog, namespace))
     _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
     settings = _RECORDS | properties
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
@@ -113,14 +113,14 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
 
 def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist."""
-    _create_namespace(spark, OWN_NAMESPACE)
+    _create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, RUNS_TABLE, RUN_COLUMNS, _COMMON, "days(started)")
 
 
 def _create_namespace(spark: SparkSession, namespace: str) -> None:
     # Topics are created in threads, and the JDBC catalog checks and inserts in two steps.
     with _NAMESPACES:
-        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {quoted(CATALOG, namespace)}")
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
 
 
 def _create(

@@ -134,7 +134,12 @@ def ingest_topic(
     listings = 1
     while True:
         try:
-            topic = _topic(spark, TopicName.checked(*name), source, is_plan_only=is_plan_only)
+            topic = _topic(
+                spark,
+                TopicName.checked(name.cluster, name.topic),
+                source,
+                is_plan_only=is_plan_only,
+            )
             plan = plan_ingest(topic, source, refused)
             return plan.outcome() if is_plan_only else execute_ingest(plan)
         except CorruptSegmentError as error:

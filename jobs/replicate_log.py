@@ -1,0 +1,29 @@
+"""replicate_log: what the replicas of a topic lack of it goes into them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics, to_ms
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = job_parser("replicate_log", __doc__ or "").parse_args(argv)
+    spark = SparkSession.builder.appName("replicate_log").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        plan = plan_replicate(load(session, name))
+        return plan.outcome() if args.plan_only else execute_replicate(plan, to_ms(args.now))
+
+    return run_topics(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
