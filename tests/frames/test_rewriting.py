@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -59,19 +61,31 @@ HEADER_SCHEMA = pa.schema(
 
 def _records(rows: list[tuple[int, int, int, int, bool, int]]) -> Records:
     offsets, bases, times, events, tombstones, sizes = zip(*rows, strict=True)
-    table = pa.table(
+    table = table_of(offsets, bases, [b"k"] * len(rows), tombstones, (times, events, sizes))
+    return Records.of(table, future_limit_ms=10**9)
+
+
+def table_of(
+    offsets: Sequence[int],
+    bases: Sequence[int],
+    keys: Sequence[bytes | None],
+    tombstones: Sequence[bool],
+    others: tuple[Sequence[int], Sequence[int], Sequence[int]] | None = None,
+) -> pa.Table:
+    """Rows as a round reads them; `others` are their timestamps, event times and sizes."""
+    times, events, sizes = others or ([0] * len(offsets), [0] * len(offsets), [9] * len(offsets))
+    return pa.table(
         {
             "offset": offsets,
             "batch": bases,
             "timestamp": to_timestamps(np.array(times)),
             "event_time": to_timestamps(np.array(events)),
-            "append_time": to_timestamps(np.full(len(rows), -1)),
-            "key": [b"k"] * len(rows),
+            "append_time": to_timestamps(np.full(len(offsets), -1)),
+            "key": pa.array(keys, pa.binary()),
             "is_tombstone": tombstones,
             "size_bytes": pa.array(sizes, pa.int32()),
         }
     )
-    return Records.of(table, future_limit_ms=10**9)
 
 
 def _with_rows(done: Rewriting) -> tuple[object, ...]:

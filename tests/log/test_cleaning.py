@@ -396,3 +396,33 @@ def test_when_an_idle_round_is_due(batch: Batch, is_due: bool) -> None:
 def test_what_is_hidden_is_no_reason_for_an_idle_round() -> None:
     this_round = ROUND._replace(log_start_offset=1)
     assert idle_reason(judge([ended(0, COMMIT)], this_round, {}), this_round, ()) is None
+
+
+# -- what a replica has not reached
+
+
+@pytest.mark.parametrize(
+    ("replica_end_offset", "may_go"),
+    [
+        pytest.param(4, False, id="the replica ends before the batch"),
+        pytest.param(6, False, id="the replica ends inside the batch"),
+        pytest.param(7, True, id="the replica holds the batch"),
+    ],
+)
+def test_tombstones_and_markers_wait_for_a_replica(replica_end_offset: int, may_go: bool) -> None:
+    this_round = ROUND._replace(held_back_from=replica_end_offset, first_uncleanable_offset=10)
+    batch = with_horizon(data(4, 6), NOW_MS)
+    assert drops_tombstones(batch, this_round) is may_go
+    marker = with_horizon(ended(4, COMMIT), NOW_MS)._replace(last_offset=6)
+    for of, with_tombstone in ((batch, {4}), (marker, set[int]())):
+        ((_, verdict),) = verdicts = list(judge([of], this_round, {}))
+        assert verdict.discards_records is (may_go and of is marker)
+        reason = idle_reason(verdicts, this_round, with_tombstone)
+        assert (reason is not None) is may_go
+
+
+def test_a_marker_gets_its_horizon_also_where_a_replica_has_not_reached_it() -> None:
+    this_round = ROUND._replace(held_back_from=0)
+    ((marker, verdict),) = verdicts = list(judge([ended(0, COMMIT)], this_round, {}))
+    assert idle_reason(verdicts, this_round, ()) == "a transaction marker has outlived its data"
+    assert needs_horizon(marker, verdict, Survivors(1))

@@ -42,6 +42,7 @@ OTHERS = [
     ("kafka.topic.id", "topic_id", None),
     ("ebbtide.enabled", "is_enabled", True),
     ("ebbtide.clean.idle", "cleans_idle", True),
+    ("ebbtide.replicas", "replicas", ()),
     ("ebbtide.rewrite.deleted.share", "rewrite_deleted_share", 0.3),
 ]
 DEFAULTS = [(name, field, default) for name, field, default, *_ in INTEGERS] + OTHERS

@@ -17,7 +17,7 @@ from ebbtide.frames.headers import Headers
 from ebbtide.frames.keys import last_of_each
 from ebbtide.frames.records import Records
 from ebbtide.frames.rewriting import Rewriting, rewrite_batches
-from ebbtide.log.cleaning import Round, Verdict, drops_tombstones
+from ebbtide.log.cleaning import Round, Verdict, are_tombstones_due
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 
@@ -41,6 +41,7 @@ class SegmentEffect(NamedTuple):
     is_victim: Bools
     by_rule: dict[str, int]
     tombstones_kept: int
+    tombstones_held_back: int  # of those kept: due, but for a replica that ends before them
     rewriting: Rewriting
 
 
@@ -71,18 +72,23 @@ def clean_segment(
     """
     batches = rows["batch"].to_numpy()
     held = headers.where(np.isin(headers.column("base_offset"), batches))
-    rules, rewritings = [], []
+    rules, rewritings, held_back = [], [], 0
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
         mine, held = held.split(len(records.bases))
         found = is_superseded(records.keys, records.offsets)
-        rules.append(_rules(records, mine, verdicts, found, this_round))
+        due = _has_due_tombstones(mine, this_round)
+        is_held_back = mine.column("last_offset") >= this_round.held_back_from
+        rules.append(_rules(records, verdicts, found, due & ~is_held_back))
+        is_waiting = records.is_tombstone & (due & is_held_back)[records.batch_of]
+        held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
     rule = np.concatenate(rules)
     return SegmentEffect(
         rule > 0,
         {name: int(np.count_nonzero(rule == code)) for code, name in enumerate(RULES, 1)},
         int(np.count_nonzero((rule == 0) & rows["is_tombstone"].to_numpy())),
+        held_back,
         Rewriting.of_all(rewritings),
     )
 
@@ -100,24 +106,30 @@ def _some_batches(batches: Int64s) -> Iterator[tuple[int, int]]:
 
 def _rules(
     records: Records,
-    headers: Headers,
     verdicts: Mapping[int, Verdict],
     is_superseded: Bools,
-    this_round: Round,
+    drops_tombstones: Bools,
 ) -> npt.NDArray[np.int8]:
-    """For each record the number of the rule by which it goes; 0 where it stays."""
+    """For each record the number of the rule by which it goes; 0 where it stays.
+
+    `drops_tombstones` says so for each batch.
+    """
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
     is_discarded = np.isin(records.bases, discarded)[records.batch_of]
-    may_drop = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
-    asked = headers.where(may_drop).batches()
-    may_drop[may_drop] = [drops_tombstones(batch, this_round) for batch in asked]
     conditions = (
         is_discarded,
         records.keys.is_null().to_numpy(False),
         is_superseded,
-        records.is_tombstone & may_drop[records.batch_of],
+        records.is_tombstone & drops_tombstones[records.batch_of],
     )
     rules = np.zeros(len(records.offsets), np.int8)
     for code, holds in reversed(list(enumerate(conditions, 1))):
         rules[holds] = code
     return rules
+
+
+def _has_due_tombstones(headers: Headers, this_round: Round) -> Bools:
+    """For each batch whether its tombstones may go, as far as its horizon or age says."""
+    due = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
+    due[due] = [are_tombstones_due(b, this_round) for b in headers.where(due).batches()]
+    return due

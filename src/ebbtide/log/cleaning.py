@@ -23,6 +23,7 @@ from ebbtide.records.attributes import (
 
 # What a codec adds at most to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
+MAX_OFFSET = 2**63 - 1
 # A message of magic 0 or 1 around its key and value.
 LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
@@ -65,7 +66,8 @@ class Round(NamedTuple):
     """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
 
     The logical segments, as (base offset, modified ms), and the first dirty offset decide how long
-    tombstones of old formats stay.
+    tombstones of old formats stay. A replica that ends at `held_back_from` still needs the
+    tombstones and markers from there on, since it may hold what they delete or decide.
     """
 
     now_ms: int
@@ -74,6 +76,11 @@ class Round(NamedTuple):
     log_start_offset: int = 0
     first_dirty_offset: int = 0
     segments: Sequence[tuple[int, int]] = ()
+    held_back_from: int = MAX_OFFSET
+
+    def is_held_back(self, batch: Batch) -> bool:
+        """Whether the batch's tombstones or marker may not go yet, whatever their horizon."""
+        return batch.last_offset >= self.held_back_from
 
     def is_hidden(self, batch: Batch) -> bool:
         """Whether all of the batch lies below the log start offset."""
@@ -105,6 +112,7 @@ def _verdict(
     if batch.is_control:
         is_empty_transaction = transactions.read_marker(batch)
         discards = is_empty_transaction and is_past_horizon(batch, this_round.now_ms)
+        discards = discards and not this_round.is_held_back(batch)
     else:
         is_empty_transaction = False
         discards = transactions.read_data(batch)
@@ -126,6 +134,11 @@ def is_past_horizon(batch: Batch, now_ms: int) -> bool:
 
 
 def drops_tombstones(batch: Batch, this_round: Round) -> bool:
+    """Whether the round removes the batch's tombstones."""
+    return are_tombstones_due(batch, this_round) and not this_round.is_held_back(batch)
+
+
+def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
     """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
 
     Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
@@ -252,7 +265,8 @@ def idle_reason(
             continue
         is_marker = batch.is_control and batch.record_count > 0
         may_wait = is_marker or batch.base_offset in with_tombstone
-        if may_wait and is_past_horizon(batch, this_round.now_ms):
+        is_due = is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
+        if may_wait and is_due:
             return "a delete horizon is reached"
         has_outlived = is_marker and verdict.is_marker_of_empty_transaction
         if has_outlived and batch.delete_horizon_ms is None:

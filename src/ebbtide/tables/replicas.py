@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import PartitionState
 from ebbtide.tables.topics import Topic, exists, load
 
 
@@ -41,6 +42,28 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
             f"expected the catalog of the replica {name} to answer, found {_said(error)}; "
             "run again once it can be reached"
         ) from error
+
+
+def held_back_from(topic: Topic) -> dict[int, int]:
+    """Up to which offset every replica holds each partition; nothing without replicas.
+
+    0 where one is out of reach, or has no such partition yet: nobody knows what it lacks.
+    """
+    ends: dict[int, int] = {}
+    for name in replica_names(topic):
+        states = _states(topic.spark, name)
+        for partition in topic.partitions:
+            end = states[partition].log_end_offset if partition in states else 0
+            ends[partition] = min(end, ends.get(partition, end))
+    return ends
+
+
+def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
+    try:
+        found = find_replica(spark, name)
+    except UnavailableError:
+        return {}
+    return {} if found is None else found.partitions
 
 
 def _said(error: Exception) -> str:

@@ -11,6 +11,7 @@ import uuid
 from dataclasses import asdict, dataclass
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.log.cleaning import MAX_OFFSET
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
 from ebbtide.tables.merges import check_no_merge
@@ -26,6 +27,7 @@ class PartitionRound:
     first_dirty_offset: int
     first_uncleanable_offset: int
     is_idle: bool
+    held_back_from: int = MAX_OFFSET  # up to where every replica holds the log
 
     @property
     def dirty(self) -> tuple[int, int]:

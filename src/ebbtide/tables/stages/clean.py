@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ebbtide.frames.headers import Headers, segment_totals, stable_offset
 from ebbtide.frames.rewriting import ORDINARY
 from ebbtide.log.batches import Batch
-from ebbtide.log.cleaning import Round, idle_reason, is_past_horizon, judge
+from ebbtide.log.cleaning import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.config import TopicConfig
 from ebbtide.log.segments import Bounds, Cleanable, cleanable, merged
 from ebbtide.log.state import ROUND, PartitionState, to_properties
@@ -25,6 +25,7 @@ from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.tables.merges import check_no_merge
+from ebbtide.tables.replicas import held_back_from
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
@@ -91,7 +92,8 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
         return CleanPlan(topic, None, None, _shown(reasons))
     headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
-    for partition, (part, reason) in _choose(topic, headers, pins, now_ms).items():
+    choices = _choose(topic, headers, (pins, now_ms), held_back_from(topic))
+    for partition, (part, reason) in choices.items():
         reasons[partition] = reason
         if part is not None:
             chosen[partition] = part
@@ -152,22 +154,33 @@ def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | N
 
 
 def _choose(
-    topic: Topic, headers: Mapping[int, Headers], pins: _Pins, now_ms: int
+    topic: Topic,
+    headers: Mapping[int, Headers],
+    at: tuple[_Pins, int],
+    held_back: Mapping[int, int],
 ) -> dict[int, tuple[PartitionRound | None, str]]:
     """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits."""
-    config, states = topic.config, topic.partitions
+    config, states, now_ms = topic.config, topic.partitions, at[1]
     choices: dict[int, tuple[PartitionRound | None, str]] = {}
     idle: dict[int, PartitionRound] = {}
     for partition, of_partition in headers.items():
         offer = _offer(states[partition], of_partition, config, now_ms)
-        if offer.is_picked(config.min_cleanable_dirty_ratio):
-            part = _part(states[partition], offer, is_idle=False)
+        is_picked = offer.is_picked(config.min_cleanable_dirty_ratio)
+        part = PartitionRound(
+            log_start_offset=states[partition].log_start_offset,
+            first_segment_offset=states[partition].segments[0][0],
+            first_dirty_offset=offer.first_dirty_offset,
+            first_uncleanable_offset=offer.first_uncleanable_offset,
+            is_idle=not is_picked,
+            held_back_from=held_back.get(partition, MAX_OFFSET),
+        )
+        if is_picked:
             choices[partition] = part, f"dirty ratio {offer.ratio:.2f}"
         else:
             choices[partition] = None, f"dirty ratio {offer.ratio:.2f} is too low"
-            idle[partition] = _part(states[partition], offer, is_idle=True)
+            idle[partition] = part
     if config.cleans_idle:
-        for partition, reason in _idle_reasons(topic, headers, idle, (pins, now_ms)).items():
+        for partition, reason in _idle_reasons(topic, headers, idle, at).items():
             choices[partition] = idle[partition], reason
     return choices
 
@@ -181,16 +194,6 @@ def _offer(state: PartitionState, headers: Headers, config: TopicConfig, now_ms:
         first_unmarked_offset=state.first_unmarked_offset,
     )
     return cleanable(segment_totals(headers, state.segments), bounds, config, now_ms)
-
-
-def _part(state: PartitionState, offer: Cleanable, *, is_idle: bool) -> PartitionRound:
-    return PartitionRound(
-        log_start_offset=state.log_start_offset,
-        first_segment_offset=state.segments[0][0],
-        first_dirty_offset=offer.first_dirty_offset,
-        first_uncleanable_offset=offer.first_uncleanable_offset,
-        is_idle=is_idle,
-    )
 
 
 def _idle_reasons(
@@ -221,7 +224,8 @@ def _idle_reasons(
 
 
 def _idle_round(part: PartitionRound, now_ms: int) -> Round:
-    return Round(now_ms, 0, part.first_uncleanable_offset, part.log_start_offset)
+    bound, start = part.first_uncleanable_offset, part.log_start_offset
+    return Round(now_ms, 0, bound, start, held_back_from=part.held_back_from)
 
 
 def _due_batches(headers: Headers, this_round: Round) -> list[Batch]:
@@ -231,7 +235,7 @@ def _due_batches(headers: Headers, this_round: Round) -> list[Batch]:
     return [
         batch
         for batch in headers.where(may_be).batches()
-        if is_past_horizon(batch, this_round.now_ms)
+        if is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
     ]
 
 

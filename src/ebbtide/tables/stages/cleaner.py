@@ -22,7 +22,15 @@ from ebbtide.frames.headers import Headers, of_bereaved
 from ebbtide.frames.records import COLUMNS
 from ebbtide.frames.rewriting import ORDINARY, Rewriting
 from ebbtide.log.batches import HEADER_BYTES, Batch
-from ebbtide.log.cleaning import Round, Survivors, Verdict, judge, needs_horizon, rewrite
+from ebbtide.log.cleaning import (
+    MAX_OFFSET,
+    Round,
+    Survivors,
+    Verdict,
+    judge,
+    needs_horizon,
+    rewrite,
+)
 from ebbtide.log.producers import LastRecord, carried, last_records
 from ebbtide.log.segments import segment_of
 from ebbtide.log.state import NEVER
@@ -93,6 +101,7 @@ class _UnitEffect(NamedTuple):
     deletions: list[Deletion]
     by_rule: dict[str, int]
     tombstones_kept: int
+    tombstones_held_back: int
     rewriting: Rewriting
 
 
@@ -137,6 +146,7 @@ def _judge(topic: Topic, partition: int, headers: Headers, cleaning: CleaningRou
         part.log_start_offset,
         part.first_dirty_offset,
         topic.partitions[partition].segments,
+        part.held_back_from,
     )
     last = last_records(
         headers.of_last_records.batches(),
@@ -231,6 +241,7 @@ def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitE
         ],
         done.by_rule,
         done.tombstones_kept,
+        done.tombstones_held_back,
         done.rewriting._replace(changes=in_segment(partition, segment, done.rewriting.changes)),
     )
 
@@ -354,6 +365,18 @@ def _describe(
         "markers_kept": len(markers) - markers_removed,
         "next_horizon_ms": min((wait for wait in waits if wait), default=None),
     }
+    if judged.part.held_back_from < MAX_OFFSET:
+        tombstones = sum(unit.tombstones_held_back for unit in units)
+        held_back = {"tombstones": tombstones, "markers": _markers_held_back(judged)}
+        effect.numbers[partition]["held_back"] = held_back
+
+
+def _markers_held_back(judged: _Judged) -> int:
+    """How many markers would go if it were not for a replica that ends before them."""
+    everything = judged.this_round._replace(held_back_from=MAX_OFFSET)
+    freely = judge([batch for batch, _ in judged.verdicts], everything, judged.last_records)
+    pairs = zip(judged.verdicts, freely, strict=True)
+    return sum(1 for (_, held), (_, free) in pairs if free != held)
 
 
 def _waiting_markers(
