@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("delete_records").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        asked = request.topics[name]
-        return answer_request(session, name, asked, now_ms, plan_only=args.plan_only)
+        asked, timeout_ms = request.topics[name], request.timeout_ms
+        return answer_request(session, name, asked, now_ms, timeout_ms, plan_only=args.plan_only)
 
     return run_topics(spark, args, sorted(request.topics), work)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.replicas import REPLICAS, Replica, TableReplica, parse_replicas
+from ebbtide.log.replicas import REPLICAS, LiveReplica, Replica, TableReplica, parse_replicas
 
 PREFIX = "kafka."
 MAX_LONG = 2**63 - 1
@@ -55,6 +55,12 @@ class TopicConfig:
     def table_replicas(self) -> list[TableReplica]:
         """The replicas that are tables."""
         return [replica for replica in self.replicas if isinstance(replica, TableReplica)]
+
+    @property
+    def live_replicas(self) -> list[str]:
+        """The Kafka connections whose cluster has the topic itself."""
+        live = [replica for replica in self.replicas if isinstance(replica, LiveReplica)]
+        return [replica.connection for replica in live]
 
     @property
     def is_compacted(self) -> bool:

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.log.delete_records import ErrorCode, refused
-from ebbtide.log.delete_request import TopicRequest
+from ebbtide.log.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import refusal_of
 from ebbtide.tables.runs import Outcome
@@ -22,6 +22,7 @@ def answer_request(
     name: TopicName,
     asked: TopicRequest,
     now_ms: int,
+    timeout_ms: int = TIMEOUT_MS,
     *,
     plan_only: bool = False,
 ) -> Outcome:
@@ -36,7 +37,7 @@ def answer_request(
         topic = topic if plan_only else finish_round(topic)
         requested = resolve_offsets(topic, asked, now_ms)
         plan = plan_delete(topic, requested.offsets, now_ms)
-        return requested.add_to(plan.outcome() if plan_only else execute_delete(plan))
+        return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))
     except Py4JJavaError as error:
         refusal = refusal_of(error)
         if refusal is None:

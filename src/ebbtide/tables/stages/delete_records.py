@@ -1,18 +1,27 @@
-"""delete_records: a DeleteRecords request on one topic of this catalog (KIP-107)."""
+"""delete_records: a DeleteRecords request on one topic, at its primary first (KIP-107)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ebbtide.errors import RequestError
-from ebbtide.log.delete_records import Answer, ErrorCode, answer, refused, topic_error
-from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.errors import EbbtideError, RequestError, UnavailableError
+from ebbtide.log.delete_records import (
+    HIGH_WATERMARK,
+    Answer,
+    ErrorCode,
+    answer,
+    refused,
+    topic_error,
+)
+from ebbtide.log.delete_request import TIMEOUT_MS
+from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.delete_on_replicas import Replicas, Wanted, raise_starts
 from ebbtide.tables.stages.truncate import truncate_below_start
-from ebbtide.tables.topics import Changes, Topic, compare_and_set
+from ebbtide.tables.topics import Topic, compare_and_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +57,20 @@ def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, 
     return numbers | ({"note": reply.note} if reply.note else {})
 
 
-def _refusal(topic: str, answers: Mapping[int, Answer]) -> RequestError | None:
-    """What the run fails with, once the other partitions are done."""
+def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
+    """What the run fails with, once the other partitions are done; a retry can help a timeout."""
     refusals = [
-        f"{topic} partition {p}: {reply.error.name}"
+        f"{topic} partition {p}: {reply.error.name}{reply.note and f' ({reply.note})'}"
         for p, reply in sorted(answers.items())
         if reply.error is not ErrorCode.NONE
     ]
-    return RequestError("; ".join(refusals)) if refusals else None
+    errors = {reply.error for reply in answers.values()}
+    kind = UnavailableError if ErrorCode.REQUEST_TIMED_OUT in errors else RequestError
+    return kind("; ".join(refusals)) if refusals else None
 
 
 def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:
     """Answer a request of {partition: offset}; -1 stands for the high watermark."""
-    if "ebbtide.replicas" in topic.properties:
-        raise RequestError(
-            f"expected {topic.name} to have one replica, found ebbtide.replicas = "
-            f"{topic.properties['ebbtide.replicas']!r}; more than one is not covered yet"
-        )
     error = topic_error(topic.name.topic, topic.config)
     answers = {p: _answer(topic, p, offset, error) for p, offset in requested.items()}
     return DeletePlan(topic, now_ms, requested, answers)
@@ -81,22 +87,26 @@ def _answer(topic: Topic, partition: int, offset: int, error: ErrorCode) -> Answ
     )
 
 
-def execute_delete(plan: DeletePlan) -> Outcome:
-    """Move the log start offsets, then remove the records below them."""
-    outcome = plan.outcome()
+def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
+    """Move the log start offsets, then remove the records below them, at every replica.
+
+    The primary moves at once; the others may take `timeout_ms` of real time.
+    """
     moved = {p: a.log_start_offset for p, a in plan.answers.items() if a.error is ErrorCode.NONE}
-    if moved:
-        compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _raise(current, moved))
-        truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
-        outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
-        outcome.bytes_removed = truncation.bytes
+    if not moved:
+        return plan.outcome()
+    replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
+    compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda now: raise_starts(now, moved))
+    truncation, snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    wanted = {p: Wanted(_requested(plan, p), start) for p, start in moved.items()}
+    outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
+    outcome.snapshot_ids = snapshot_ids
+    outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
+    outcome.bytes_removed = truncation.bytes
     return outcome
 
 
-def _raise(current: Topic, moved: Mapping[int, int]) -> Changes:
-    changes: dict[str, str | None] = {}
-    for partition, offset in moved.items():
-        state = current.partitions[partition]
-        if offset > state.log_start_offset:
-            changes |= to_properties(partition, state.moved(log_start_offset=offset))
-    return changes
+def _requested(plan: DeletePlan, partition: int) -> int:
+    offset = plan.requested[partition]
+    end = plan.topic.partitions[partition].log_end_offset
+    return end if offset == HIGH_WATERMARK else offset
