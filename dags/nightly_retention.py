@@ -81,7 +81,7 @@ def nightly_retention() -> None:
         stage("expire_segments", groups, after="clean_log"),
         stage("delete_records", groups, after="expire_segments", request_from="expire_segments"),
         stage("expire_snapshots", groups, after="delete_records"),
-        publish_low_watermarks(NIGHT[-1]),
+        publish_low_watermarks(NIGHT[-1], said_by="delete_records"),
         verdict(NIGHT, GROUP_TOPICS),
     )
 

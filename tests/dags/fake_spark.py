@@ -33,6 +33,7 @@ class FakeSpark:
     lake: LakeSandbox
     failures: dict[tuple[str, str], list[EbbtideError | None]] = field(default_factory=dict)
     dies_in: dict[str, int] = field(default_factory=dict)
+    low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
     submitted: list[Submitted] = field(default_factory=list)
 
     def submit(self, hook: Any, application: str) -> None:
@@ -57,7 +58,8 @@ class FakeSpark:
     def _attempt(self, job: str, topic: str, options: argparse.Namespace) -> EbbtideError | None:
         planned = self.failures.get((job, topic), [])
         error = planned.pop(0) if planned else None
-        result = partition_result(log_start_offset=5, low_watermark=5)
+        low_watermark = self.low_watermarks.get(job, 5)
+        result = partition_result(log_start_offset=5, low_watermark=low_watermark)
         self.lake.run(
             topic,
             job,

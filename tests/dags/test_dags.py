@@ -13,7 +13,10 @@ DAGS = [
     "export_segments",
     "ingest_segments",
     "nightly_retention",
+    "on_low_watermark",
+    "replicate_log",
 ]
+LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def test_every_dag_keeps_the_house_rules(dags: dict[str, Any], dag_id: str) -> N
     assert dag.max_active_runs == 1
     assert not dag.catchup
     assert dag.deadline is None
-    assert [task.task_id for task in dag.leaves] == ["verdict"]
+    assert [task.task_id for task in dag.leaves] == [LAST_TASK.get(dag_id, "verdict")]
 
 
 @pytest.mark.parametrize("dag_id", DAGS)
@@ -57,6 +60,7 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
         ("export_segments", None),
         ("ingest_segments", None),
         ("nightly_retention", "0 2 * * *"),
+        ("replicate_log", None),
     ],
 )
 def test_schedules(dags: dict[str, Any], dag_id: str, schedule: str | None) -> None:

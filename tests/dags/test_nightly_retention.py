@@ -137,6 +137,15 @@ def test_healthy_topics_tell_their_assets_the_low_watermarks(
     assert asset_events(run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 5}}}
 
 
+def test_the_low_watermark_is_what_the_replicas_answered(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a", WORK, {**LIMITED, "ebbtide.replicas": "lake.copy"})
+    spark_submit.low_watermarks = {"expire_segments": -1, "delete_records": 3}
+    run = run_dag("nightly_retention")
+    assert asset_events(run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 3}}}
+
+
 def test_only_the_topics_asked_for(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     lake.topic("log.b", WORK)

@@ -31,6 +31,7 @@ PARAMS = {
         "plan_only": True,
     },
     "delete_records": {},
+    "replicate_log": {},
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -57,6 +58,7 @@ SUBMITTING = [
     "configure_topic.configure_topic",
     "delete_records.delete_records",
     "export_segments.export_segments",
+    "replicate_log.replicate_log",
 ]
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from ebbtide.log.names import TopicName
 from ebbtide.log.state import to_properties
 from ebbtide.orchestration.stages import (
     LowWatermark,
@@ -8,7 +9,8 @@ from ebbtide.orchestration.stages import (
     nothing_to_do,
 )
 from ebbtide.tables.reader import Topic
-from tests.lake_sandbox import state_of
+from ebbtide.tables.schema import create_topic
+from tests.lake_sandbox import LakeSandbox, state_of
 
 NOW_MS = 1_000
 
@@ -103,6 +105,35 @@ DELETE = {"kafka.cleanup.policy": "delete"}
 )
 def test_nothing_to_do(job: str, topic: Topic, reason: str | None) -> None:
     assert nothing_to_do(job, topic, NOW_MS) == reason
+
+
+def test_a_topic_without_table_replicas_is_not_replicated() -> None:
+    reason = "ebbtide.replicas names no table"
+    assert nothing_to_do("replicate_log", topic_of(DELETE), NOW_MS) == reason
+    live = topic_of({**DELETE, "ebbtide.replicas": "kafka:main"})
+    assert nothing_to_do("replicate_log", live, NOW_MS) == reason
+
+
+def test_a_replica_that_holds_everything_starts_no_spark(lake: LakeSandbox) -> None:
+    """Read through pyiceberg, from another catalog; what it cannot read may have work."""
+    lake.add_catalog("other")
+    topic = topic_of({**DELETE, "ebbtide.replicas": "other.copy"})
+    assert nothing_to_do("replicate_log", topic, NOW_MS) is None
+    assert low_watermarks_of_state(topic)[0]["low_watermark"] == -1
+    name = TopicName("copy", "t", "other")
+    create_topic(lake.session, name, {**DELETE, **to_properties(0, state_of())})
+    assert nothing_to_do("replicate_log", topic, NOW_MS) == "every replica holds all of it"
+    assert low_watermarks_of_state(topic)[0]["low_watermark"] == 0
+    for more in ({"log_end_offset": 101}, {"log_start_offset": 3}):
+        assert nothing_to_do("replicate_log", _with(topic, more), NOW_MS) is None
+    # The primary has moved and the replica has not: its start is the least.
+    assert low_watermarks_of_state(_with(topic, {"log_start_offset": 3}))[0] == LowWatermark(
+        topic="log.t", partition=0, log_start_offset=3, low_watermark=0
+    )
+
+
+def _with(topic: Topic, state: dict[str, int]) -> Topic:
+    return Topic(topic.name, {**topic.properties, **to_properties(0, state_of(**state))})
 
 
 def test_one_partition_with_work_is_work() -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from ebbtide.log.replicas import REPLICAS
 from ebbtide.log.segments import segment_of
-from ebbtide.log.state import MERGE, NEVER, ROUND, PartitionState
+from ebbtide.log.state import MERGE, NEVER, ROUND, PartitionState, parse_states
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 
 # On a replica: the id of the table that is its primary, and the replication in flight.
@@ -46,6 +46,13 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
         and not name.startswith(STATE_PREFIX)
         and name not in _OWN
     }
+
+
+def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
+    """Whether a replica lacks something of its primary, by the properties of both."""
+    if REPLICATION in replica or settings_to_follow(primary, replica):
+        return True
+    return not is_up_to_date(parse_states(replica), parse_states(primary))
 
 
 def is_up_to_date(replica: States, primary: States) -> bool:

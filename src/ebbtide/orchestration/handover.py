@@ -75,13 +75,18 @@ def _takes_part(lake: Lake, name: str) -> bool:
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
-def publish_low_watermarks(last_stage: str) -> None:
+def publish_low_watermarks(last_stage: str, said_by: str | None = None) -> None:
     """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
+
+    They are those of the stage `said_by`, which has asked the replicas, if it is another one.
 
     A task of its own, because Airflow drops the events of a task that fails, as verdict may.
     """
     context = get_current_context()
-    for topic, watermarks in by_topic(_answers(context, last_stage)).items():
+    handed_on = {answer["topic"] for answer in _answers(context, last_stage)}
+    for topic, watermarks in by_topic(_answers(context, said_by or last_stage)).items():
+        if topic not in handed_on:
+            continue
         events = context["outlet_events"][TOPICS]
         events.add(topic_asset(topic), extra={"low_watermarks": {**watermarks}})
         print(f"ebbtide: {topic}: low watermarks {watermarks}")

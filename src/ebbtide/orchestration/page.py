@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.tables.reader import Lake, Run, Topic, open_lake
@@ -77,7 +78,9 @@ def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, A
             {
                 "partition": partition,
                 "log_start_offset": state.log_start_offset,
-                "low_watermark": watermarks.get(partition, state.log_start_offset),
+                "low_watermark": watermarks.get(
+                    partition, None if topic.has_replicas else state.log_start_offset
+                ),
                 "log_end_offset": state.log_end_offset,
                 "size_bytes": sizes[partition],
                 "next_horizon_ms": state.next_horizon_ms,
@@ -95,7 +98,7 @@ def low_watermarks(runs: Sequence[Run]) -> dict[int, int]:
         partition: said["low_watermark"]
         for run in runs
         for partition, said in run.partitions.items()
-        if "low_watermark" in said
+        if said.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
     }
 
 

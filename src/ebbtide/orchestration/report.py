@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size, without_empty
@@ -176,8 +177,14 @@ def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[
         moment(clean.get("next_horizon_ms", now.next_horizon_ms)),
         number(expired.get("segments_expired")),
         number(newest.get("log_start_offset")),
-        number(newest.get("low_watermark")),
+        number(_low_watermark(by_job.values())),
     ]
+
+
+def _low_watermark(said: Iterable[Mapping[str, Any]]) -> int | None:
+    """The newest that a job knew; most do not ask the replicas."""
+    known = [numbers.get("low_watermark", INVALID_LOW_WATERMARK) for numbers in said]
+    return next((mark for mark in reversed(known) if mark != INVALID_LOW_WATERMARK), None)
 
 
 def _before_after(

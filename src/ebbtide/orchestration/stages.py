@@ -1,7 +1,8 @@
 """Which stages a topic needs tonight, decided from its state alone.
 
-Starting Spark costs over ten seconds, so a stage whose state shows nothing to do is answered
-here. Whatever is not certain counts as work: a job that finds nothing is only slow.
+Starting Spark costs over ten seconds, so a stage whose state shows nothing to do, with that of the
+replicas, is answered here. Whatever is not certain counts as work: a job that finds nothing is
+only slow.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from ebbtide.log.state import ROUND
-from ebbtide.tables.reader import Run, Topic
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.replication import is_behind
+from ebbtide.log.state import ROUND, PartitionState
+from ebbtide.tables.reader import Run, Topic, find_replicas
 
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
@@ -34,17 +37,23 @@ def nothing_to_do(job: str, topic: Topic, now_ms: int) -> str | None:
         return _nothing_to_expire(topic)
     if job == "delete_records":
         return _nothing_to_truncate(topic)
+    if job == "replicate_log":
+        return _nothing_to_replicate(topic)
     return None
 
 
 def low_watermarks_of_state(topic: Topic) -> list[LowWatermark]:
-    """What a stage without work answers: with one replica the low watermark is the log start."""
+    """What a stage without work answers; the low watermark is the least log start over replicas.
+
+    It is -1 where one of them cannot be read from here.
+    """
+    replicas = find_replicas(topic)
     return [
         LowWatermark(
             topic=topic.name,
             partition=partition,
             log_start_offset=state.log_start_offset,
-            low_watermark=state.log_start_offset,
+            low_watermark=_least_start(partition, state, replicas),
         )
         for partition, state in topic.partitions.items()
     ]
@@ -95,6 +104,22 @@ def _nothing_to_expire(topic: Topic) -> str | None:
     if any(s.log_start_offset > s.segments[0][0] for s in topic.partitions.values()):
         return None
     return "no retention limit is set"
+
+
+def _least_start(partition: int, own: PartitionState, replicas: Sequence[Topic] | None) -> int:
+    states = [replica.partitions.get(partition) for replica in replicas or ()]
+    if replicas is None or None in states:
+        return INVALID_LOW_WATERMARK
+    return min(state.log_start_offset for state in [own, *states] if state is not None)
+
+
+def _nothing_to_replicate(topic: Topic) -> str | None:
+    if not topic.config.table_replicas:
+        return "ebbtide.replicas names no table"
+    replicas = find_replicas(topic)
+    if replicas is None or any(is_behind(topic.properties, r.properties) for r in replicas):
+        return None
+    return "every replica holds all of it"
 
 
 def _nothing_to_truncate(topic: Topic) -> str | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName
+from ebbtide.log.replicas import TableReplica
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 from ebbtide.log.state import PartitionState, parse_states
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 RUNS = (OWN_NAMESPACE, "runs")
-CATALOG_PREFIX = f"spark.sql.catalog.{CATALOG}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Topic:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether a delete must also reach copies of the log."""
-        return bool(self.properties.get("ebbtide.replicas", "").strip())
+        """Whether a delete must also reach other replicas of the log."""
+        return bool(self.config.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +185,25 @@ def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
     return {(run.topic, run.task): run for run in runs}
 
 
+def find_replicas(topic: Topic) -> list[Topic] | None:
+    """The topic's replicas, if all are tables that can be read from here; None where not."""
+    found = []
+    for replica in topic.config.replicas:
+        if not isinstance(replica, TableReplica):
+            return None
+        name = replica.of(TopicName.parse(topic.name))
+        try:
+            with open_lake(catalog=name.catalog) as lake:
+                found.append(lake.topic(str(name._replace(catalog=CATALOG))))
+        except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
+            return None
+    return found
+
+
 @contextmanager
-def open_lake(defaults: Path | None = None) -> Iterator[Lake]:
+def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
     """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
-    settings = catalog_settings(read_defaults(defaults or _defaults_path()))
+    settings = catalog_settings(read_defaults(defaults or _defaults_path()), catalog)
     file = settings["uri"].removeprefix("sqlite:///")
     if settings["uri"].startswith("sqlite:") and not Path(file).exists():
         yield Lake(None)
@@ -196,11 +211,11 @@ def open_lake(defaults: Path | None = None) -> Iterator[Lake]:
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy import inspect
 
-    catalog = SqlCatalog(CATALOG, **settings, init_catalog_tables="false")
+    opened = SqlCatalog(catalog, **settings, init_catalog_tables="false")
     try:
-        yield Lake(catalog if inspect(catalog.engine).has_table("iceberg_tables") else None)
+        yield Lake(opened if inspect(opened.engine).has_table("iceberg_tables") else None)
     finally:
-        catalog.engine.dispose()
+        opened.engine.dispose()
 
 
 def read_defaults(path: Path) -> dict[str, str]:
@@ -214,20 +229,23 @@ def read_defaults(path: Path) -> dict[str, str]:
     return {pair[0]: pair[1].strip() if len(pair) == 2 else "" for pair in pairs}
 
 
-def catalog_settings(defaults: Mapping[str, str]) -> dict[str, str]:
-    """What pyiceberg needs to open the catalog Spark calls `lake`; S3 keys go on as they are."""
+def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
+    """What pyiceberg needs to open one of Spark's catalogs; S3 keys go on as they are."""
+    prefix = f"spark.sql.catalog.{catalog}."
     ours = {
-        key.removeprefix(CATALOG_PREFIX): value
-        for key, value in defaults.items()
-        if key.startswith(CATALOG_PREFIX)
+        key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
     }
     if "uri" not in ours:
-        raise ConfigurationError(f"expected {CATALOG_PREFIX}uri in Spark's settings, found none")
+        raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
     passed_on = {k: v for k, v in ours.items() if k.startswith(("s3.", "client."))}
-    return {"uri": _sqlalchemy_uri(ours), "warehouse": ours.get("warehouse", ""), **passed_on}
+    return {
+        "uri": _sqlalchemy_uri(ours, prefix),
+        "warehouse": ours.get("warehouse", ""),
+        **passed_on,
+    }
 
 
-def _sqlalchemy_uri(ours: Mapping[str, str]) -> str:
+def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
     from sqlalchemy.engine import make_url
 
     uri = ours["uri"]
@@ -238,7 +256,7 @@ def _sqlalchemy_uri(ours: Mapping[str, str]) -> str:
         url = url.set(username=ours.get("jdbc.user"), password=ours.get("jdbc.password"))
         return url.render_as_string(hide_password=False)
     raise ConfigurationError(
-        f"expected {CATALOG_PREFIX}uri to start with jdbc:sqlite: or jdbc:postgresql://, "
+        f"expected {prefix}uri to start with jdbc:sqlite: or jdbc:postgresql://, "
         f"found {uri.partition('?')[0]!r}"
     )
 

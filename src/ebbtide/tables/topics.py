@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, parse_states
 from ebbtide.tables.commits import Step, commit
@@ -39,6 +40,19 @@ class Topic:
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
         return parse_states(self.properties)
+
+    def offsets_of(self, partition: int) -> dict[str, Any]:
+        """What a job that moves none of them says of a partition."""
+        state = self.partitions[partition]
+        return {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": self.low_watermark(state.log_start_offset),
+            "log_end_offset": state.log_end_offset,
+        }
+
+    def low_watermark(self, log_start_offset: int) -> int:
+        """A partition's low watermark by its own log start: unknown where there are replicas."""
+        return INVALID_LOW_WATERMARK if self.config.replicas else log_start_offset
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:

@@ -60,14 +60,10 @@ class CleanPlan:
     def outcome(self) -> Outcome:
         """The numbers of the plan, which are those of its execution too."""
         outcome = Outcome()
-        for partition, state in self.topic.partitions.items():
-            outcome.partitions[partition] = {
-                "log_start_offset": state.log_start_offset,
-                "low_watermark": state.log_start_offset,
-                "log_end_offset": state.log_end_offset,
-                "picked": False,
-                "reason": self.reasons.get(partition, "finishing the round in flight"),
-            }
+        for partition in self.topic.partitions:
+            reason = self.reasons.get(partition, "finishing the round in flight")
+            numbers = {"picked": False, "reason": reason}
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
                 outcome.partitions[partition] |= {"picked": True, **numbers}

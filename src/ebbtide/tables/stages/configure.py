@@ -31,13 +31,9 @@ class ConfigurePlan:
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome(topic={"changes": dict(self.changes)})
-        for partition, state in self.topic.partitions.items():
-            outcome.partitions[partition] = {
-                "log_start_offset": state.log_start_offset,
-                "low_watermark": state.log_start_offset,
-                "log_end_offset": state.log_end_offset,
-                "next_run": self.effect[partition],
-            }
+        for partition in self.topic.partitions:
+            numbers = {"next_run": self.effect[partition]}
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         return outcome
 
 

@@ -32,7 +32,7 @@ class ExpirePlan:
             removed_bytes = sum(segment.size_bytes for segment, _ in expiry.removed)
             outcome.partitions[partition] = {
                 "log_start_offset": expiry.log_start_offset,
-                "low_watermark": expiry.log_start_offset,
+                "low_watermark": self.topic.low_watermark(expiry.log_start_offset),
                 "log_end_offset": self.topic.partitions[partition].log_end_offset,
                 "segments_expired": len(expiry.removed),
                 "bytes_removed": removed_bytes,

@@ -71,9 +71,7 @@ class ExportPlan:
         outcome = Outcome(topic={"target": self.export.target})
         for partition, state in self.states.items():
             outcome.partitions[partition] = {
-                "log_start_offset": state.log_start_offset,
-                "low_watermark": state.log_start_offset,
-                "log_end_offset": state.log_end_offset,
+                **self.topic.offsets_of(partition),
                 "segments": len(state.segments),
                 **(self.written or {}).get(str(partition), {}),
             }

@@ -107,7 +107,7 @@ class IngestPlan:
         for partition, log in self.logs.items():
             outcome.partitions[partition] = {
                 "log_start_offset": log.log_start_offset,
-                "low_watermark": log.log_start_offset,
+                "low_watermark": self.topic.low_watermark(log.log_start_offset),
                 "log_end_offset": log.log_end_offset,
                 "records": log.records,
                 "batches": log.batches.num_rows,

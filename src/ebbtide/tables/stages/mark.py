@@ -37,15 +37,10 @@ class MarkPlan:
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome()
-        for partition, state in self.topic.partitions.items():
+        for partition in self.topic.partitions:
             by = self.found.get(partition, {})
-            outcome.partitions[partition] = {
-                "log_start_offset": state.log_start_offset,
-                "low_watermark": state.log_start_offset,
-                "log_end_offset": state.log_end_offset,
-                "marked": sum(by.values()),
-                "by": by,
-            }
+            numbers = {"marked": sum(by.values()), "by": by}
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         return outcome
 
 

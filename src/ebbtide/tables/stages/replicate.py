@@ -22,8 +22,8 @@ from ebbtide.log.replication import (
     REPLICATION,
     Replication,
     States,
+    is_behind,
     is_outrun,
-    is_up_to_date,
     settings_to_follow,
     state_after,
     state_before,
@@ -65,7 +65,15 @@ class ReplicatePlan:
     @property
     def behind(self) -> list[TopicName]:
         """The replicas that lack something of the primary."""
-        return [name for name, found in self.replicas.items() if _lacks(self.primary, found)]
+        return [
+            name
+            for name, found in self.replicas.items()
+            if (
+                is_behind(self.primary.properties, found.properties)
+                if found
+                else self.primary.partitions
+            )
+        ]
 
     def outcome(self) -> Outcome:
         """The numbers of the plan; the low watermark is -1 where a replica cannot say its start."""
@@ -76,7 +84,7 @@ class ReplicatePlan:
                 for name, found in self.replicas.items()
             }
             starts = [s.log_start_offset for s in known.values() if s is not None]
-            is_known = not self.errors and len(starts) == len(known)
+            is_known = not self.errors and len(starts) == len(self.primary.config.replicas)
             outcome.partitions[partition] = {
                 "log_start_offset": state.log_start_offset,
                 "low_watermark": min([state.log_start_offset, *starts]) if is_known else -1,
@@ -128,16 +136,6 @@ def _joined(errors: list[EbbtideError]) -> EbbtideError:
     """One error for all, which a retry helps where it helps one of them."""
     kind = type(next((error for error in errors if error.transient), errors[0]))
     return kind("\n".join(map(str, errors)))
-
-
-def _lacks(primary: Topic, replica: Topic | None) -> bool:
-    if replica is None:
-        return bool(primary.partitions)
-    return (
-        REPLICATION in replica.properties
-        or bool(settings_to_follow(primary.properties, replica.properties))
-        or not is_up_to_date(replica.partitions, primary.partitions)
-    )
 
 
 def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:

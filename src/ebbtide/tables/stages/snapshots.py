@@ -46,14 +46,7 @@ def plan_expire_snapshots(topic: Topic) -> Outcome:
 
 
 def _outcome(topic: Topic) -> Outcome:
-    outcome = Outcome()
-    for partition, state in topic.partitions.items():
-        outcome.partitions[partition] = {
-            "log_start_offset": state.log_start_offset,
-            "low_watermark": state.log_start_offset,
-            "log_end_offset": state.log_end_offset,
-        }
-    return outcome
+    return Outcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
 
 
 def execute_expire_snapshots(topic: Topic) -> Outcome:

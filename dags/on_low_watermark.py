@@ -1,0 +1,42 @@
+"""An example of what may follow: runs when records of a topic are gone for good at every replica.
+
+It is triggered by the asset of one topic and prints the low watermarks that came with it: below
+them nothing is left in any replica. A copy of this file that names your topic is where you drop
+what was derived from those records.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from airflow.sdk import Asset, dag, get_current_context, task
+
+TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
+
+
+@task
+def print_low_watermarks() -> dict[str, int]:
+    """The newest low watermark of each partition; -1, which says nothing, is left out."""
+    events: list[Any] = get_current_context()["triggering_asset_events"][TOPIC]
+    marks: dict[str, int] = {}
+    for event in events:
+        for partition, low_watermark in event.extra["low_watermarks"].items():
+            if low_watermark >= 0:
+                marks[partition] = low_watermark
+    for partition, low_watermark in sorted(marks.items()):
+        print(f"{TOPIC.name} partition {partition}: nothing is left below {low_watermark}")
+    return marks
+
+
+@dag(
+    schedule=[TOPIC],
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    tags=["ebbtide", "example"],
+    doc_md=__doc__,
+)
+def on_low_watermark() -> None:
+    print_low_watermarks()
+
+
+on_low_watermark()

@@ -1,0 +1,73 @@
+"""The example: what an asset event of a night triggers, with the low watermarks in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.dags.fake_spark import FakeSpark
+from tests.dags.runs import run_dag
+from tests.dags.test_nightly_retention import LIMITED, WORK
+from tests.lake_sandbox import LakeSandbox
+
+DAG = "on_low_watermark"
+
+
+@pytest.fixture
+def night(lake: LakeSandbox, spark_submit: FakeSpark) -> Any:
+    """A night in which a replica of log.flights answered that it starts at 3."""
+    unpause()
+    lake.topic("log.flights", WORK, {**LIMITED, "ebbtide.replicas": "lake.copy"})
+    lake.topic("log.other", WORK)
+    spark_submit.low_watermarks = {"delete_records": 3}
+    return run_dag("nightly_retention")
+
+
+def unpause() -> None:
+    """Only a DAG that Airflow knows and runs is triggered."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    run_dag(DAG)
+    with create_session() as session:
+        session.query(DagModel).filter(DagModel.dag_id == DAG).update({"is_paused": False})
+
+
+def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
+    from airflow.models.asset import AssetDagRunQueue
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        queue = session.query(AssetDagRunQueue).filter(AssetDagRunQueue.target_dag_id == DAG)
+        assert [queued.asset.uri for queued in queue] == ["ebbtide://lake/log/flights"]
+
+
+def test_the_triggered_run_sees_the_low_watermarks(
+    night: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "airflow.models.dagrun.get_or_create_dagrun", consuming_events_of(night.run_id)
+    )
+    run = run_dag(DAG)
+    assert run.state == "success"
+    (ti,) = run.get_task_instances()
+    assert ti.xcom_pull(task_ids="print_low_watermarks") == {"0": 3}
+    assert "log.flights partition 0: nothing is left below 3" in capsys.readouterr().out
+
+
+def consuming_events_of(run_id: str) -> Any:
+    """What the scheduler does: a new DAG run consumes the events that triggered it."""
+    from airflow.models import dagrun
+    from airflow.models.asset import AssetEvent
+
+    create = dagrun.get_or_create_dagrun
+
+    def created(**given: Any) -> Any:
+        run, session = create(**given), given["session"]
+        events = session.query(AssetEvent).filter(AssetEvent.source_run_id == run_id)
+        run.consumed_asset_events.extend(e for e in events if e.asset.uri.endswith("log/flights"))
+        session.commit()
+        return run
+
+    return created
