@@ -39,10 +39,14 @@ class LakeSandbox:
     def session(self) -> SparkSession:
         """A Spark session whose catalog is this lake; some tests need none."""
         session = any_session(self.home).newSession()
-        for key, value in read_defaults(self.home / "conf" / "spark-defaults.conf").items():
-            if key.startswith(f"spark.sql.catalog.{CATALOG}"):
-                session.conf.set(key, value)
+        for key, value in self.catalogs().items():
+            session.conf.set(key, value)
         return session
+
+    def catalogs(self) -> dict[str, str]:
+        """What Spark has to know of this lake, and of the catalogs beside it."""
+        defaults = read_defaults(self.home / "conf" / "spark-defaults.conf")
+        return {k: v for k, v in defaults.items() if k.startswith("spark.sql.catalog.")}
 
     def add_catalog(self, name: str) -> None:
         """One more catalog like the lake, for this session and for whatever is submitted."""
@@ -51,7 +55,7 @@ class LakeSandbox:
             key.replace(f"catalog.{CATALOG}", f"catalog.{name}"): value.replace(
                 f"{self.home}/lake/", f"{self.home}/{name}/"
             )
-            for key, value in read_defaults(defaults).items()
+            for key, value in self.catalogs().items()
             if key.startswith(f"spark.sql.catalog.{CATALOG}")
         }
         (self.home / name).mkdir()

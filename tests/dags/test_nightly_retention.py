@@ -130,7 +130,7 @@ def test_replicas_are_asked_for_the_new_log_starts(
 def test_healthy_topics_tell_their_assets_the_low_watermarks(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
-    lake.topic("log.a", WORK)
+    lake.topic("log.a", {0: state_of(log_start_offset=5)})
     lake.topic("log.b", WORK)
     spark_submit.failures["clean_log", "log.b"] = [ConfigurationError("expected x, found y")]
     run = run_dag("nightly_retention")

@@ -96,9 +96,11 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
     if not moved:
         return plan.outcome()
     replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
-    compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda now: raise_starts(now, moved))
+    step = Step.LOG_START_OFFSET
+    after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
     truncation, snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
-    wanted = {p: Wanted(_requested(plan, p), start) for p, start in moved.items()}
+    starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
+    wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
     outcome.snapshot_ids = snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
