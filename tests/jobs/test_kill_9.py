@@ -6,7 +6,7 @@ import pytest
 
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import Step
-from ebbtide.tables.topics import load
+from ebbtide.tables.topics import compare_and_set, load
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table
@@ -71,3 +71,22 @@ def test_a_killed_job_is_finished_by_the_next(
     assert "ebbtide.round" not in load(sandbox.session, name).properties
     if job == "configure_topic":
         assert load(sandbox.session, name).config.retention_ms == 7
+
+
+def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
+    name = TopicName("replicate_log", "t")
+    sandbox.add_catalog("other")
+    write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    topic = load(sandbox.session, name)
+    replicas = {"ebbtide.replicas": "other.copy"}
+    compare_and_set(topic, Step.CONFIGURE_TOPIC, lambda _: replicas)
+    arguments = ["--topic", str(name), "--now", at(NIGHT_MS).isoformat()]
+
+    killed = submit(sandbox, "replicate_log", *arguments, kill_at=Step.REPLICATE_BATCHES)
+    assert killed.returncode not in (0, 1, 2), killed.stdout[-2000:]
+    done = submit(sandbox, "replicate_log", *arguments)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    replica = TopicName("copy", "t", "other")
+    assert view_of_table(sandbox.session, replica, 0) == view_of_table(sandbox.session, name, 0)

@@ -22,8 +22,16 @@ CLUSTER = (
     ],
 )
 def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> None:
-    assert TopicName.parse(text) == (cluster, topic)
+    assert TopicName.parse(text) == TopicName(cluster, topic)
     assert str(TopicName.parse(text)) == text
+
+
+def test_a_replica_in_another_catalog_names_it() -> None:
+    name = TopicName.parse("other:log.a.b")
+    assert name == TopicName("log", "a.b", "other")
+    assert str(name) == "other:log.a.b"
+    assert name.records_table == "`other`.`log`.`a.b`"
+    assert TopicName.parse("lake:log.t") == TopicName.parse("log.t")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +41,7 @@ def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> Non
         pytest.param(".flights", "expected <cluster>.<topic>, found '.flights'", id="nameless"),
         pytest.param("log.", "expected <cluster>.<topic>, found 'log.'", id="empty topic"),
         pytest.param("", "expected <cluster>.<topic>, found ''", id="nothing"),
+        pytest.param(":log.t", "expected <cluster>.<topic>, found ':log.t'", id="empty catalog"),
         pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
         pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
         pytest.param(

@@ -36,7 +36,8 @@ def test_replicas_are_namespaces_of_catalogs_and_live_topics() -> None:
 def test_a_replica_has_its_primarys_topic_in_its_own_namespace() -> None:
     found = TableReplica("other", "eu").of(TopicName("log", "a.b"))
     assert found == TopicName("eu", "a.b", "other")
-    assert str(found) == "other.eu.a.b"
+    assert str(found) == "other:eu.a.b"
+    assert TopicName.parse(str(found)) == found
     assert found.records_table == "`other`.`eu`.`a.b`"
     assert found.batches_table == "`other`.`eu_batches`.`a.b`"
     assert str(TableReplica("lake", "eu").of(TopicName("log", "t"))) == "eu.t"

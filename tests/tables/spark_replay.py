@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -128,9 +128,9 @@ def _run_round(
 ) -> dict[int, str]:
     """Ingest what has grown, then a night at the round's time; how each partition was picked."""
     a_round = topic.rounds[number]
-    _grow_source(home / "log", topic, number, expected)
+    grow_source(home / "log", topic, number, expected)
     ingest(spark, str(name), home / "log", a_round.now_ms, accept_gap=True)
-    _configure(spark, name, topic.config_at(number))
+    configure(spark, name, topic.config_at(number))
     mark(spark, str(name))
     requested = {
         p: offset
@@ -154,19 +154,17 @@ def _run_round(
     return {p: "idle" if part.is_idle else "dirty" for p, part in parts.items()}
 
 
-def _grow_source(
-    directory: Path, topic: Topic, number: int, expected: Mapping[int, Expected]
-) -> None:
+def grow_source(directory: Path, topic: Topic, number: int, partitions: Iterable[int]) -> None:
     """The broker's directory by this round."""
     directory.mkdir(parents=True, exist_ok=True)
-    for partition in expected:
+    for partition in partitions:
         segments = source_segments(topic.partitions[partition], number)
         write_source(directory / f"{TOPIC}-{partition}", segments)
     manifest = {"files": {}, "topics": {TOPIC: {"config": dict(topic.config_at(number))}}}
     (directory / "ebbtide-manifest.json").write_text(json.dumps(manifest))
 
 
-def _configure(spark: SparkSession, name: TopicName, config: Mapping[str, str]) -> None:
+def configure(spark: SparkSession, name: TopicName, config: Mapping[str, str]) -> None:
     settings = ", ".join(f"'kafka.{key}' = '{value}'" for key, value in config.items())
     limits = "'ebbtide.max.delete.ratio' = '1'"
     spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({settings}, {limits})")

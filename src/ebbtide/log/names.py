@@ -1,4 +1,7 @@
-"""Topics by name: `<cluster>.<topic>`, and the tables that hold them."""
+"""Topics by name: `<cluster>.<topic>`, and the tables that hold them.
+
+A replica may lie in another catalog than the lake: then it is `<catalog>:<cluster>.<topic>`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,7 @@ OWN_NAMESPACE = "ebbtide"
 
 
 class TopicName(NamedTuple):
-    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may.
-
-    A copy may lie in another catalog, which its name then says.
-    """
+    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may."""
 
     cluster: str
     topic: str
@@ -25,15 +25,16 @@ class TopicName(NamedTuple):
 
     def __str__(self) -> str:
         name = f"{self.cluster}.{self.topic}"
-        return name if self.catalog == CATALOG else f"{self.catalog}.{name}"
+        return name if self.catalog == CATALOG else f"{self.catalog}:{name}"
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """Split at the first dot."""
-        cluster, dot, topic = text.partition(".")
-        if not (cluster and dot and topic):
+        """Split at the first dot, and before it at a colon."""
+        place, dot, topic = text.partition(".")
+        catalog, colon, cluster = place.rpartition(":")
+        if not (cluster and dot and topic) or (colon and not catalog):
             raise RequestError(f"expected <cluster>.<topic>, found {text!r}")
-        return cls.checked(cluster, topic)
+        return cls.checked(cluster, topic)._replace(catalog=catalog or CATALOG)
 
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:

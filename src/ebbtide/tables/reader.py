@@ -155,7 +155,9 @@ class Lake:
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        cluster, topic, _ = TopicName.parse(name)
+        cluster, topic, catalog = TopicName.parse(name)
+        if catalog != CATALOG:
+            raise UnknownTopicError(f"expected a topic of the lake, found {name}; it is a replica")
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.log.names import CATALOG, quoted
 from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
@@ -58,9 +58,8 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     rewritten = _rewrite(topic)
     # Settings are a topic's, and stand on its records table.
     max_age_ms = _max_age_ms(spark, name.records_table)
-    expired = _expire(spark, (name.cluster, name.topic), name.records_table, max_age_ms)
-    of_batches = (name.cluster + "_batches", name.topic)
-    expired += _expire(spark, of_batches, name.batches_table, max_age_ms)
+    expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
+    expired += _expire(spark, name.catalog, name.batches_table, max_age_ms)
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
     outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
@@ -80,7 +79,7 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
 
 def expire_run_snapshots(spark: SparkSession) -> None:
     """The same for `lake.ebbtide.runs`, whose rows stay."""
-    _expire(spark, (OWN_NAMESPACE, "runs"), RUNS_TABLE, _max_age_ms(spark, RUNS_TABLE))
+    _expire(spark, CATALOG, RUNS_TABLE, _max_age_ms(spark, RUNS_TABLE))
 
 
 def _disk(spark: SparkSession, table: str) -> Disk:
@@ -123,7 +122,9 @@ def _rewrite(topic: Topic) -> int:
         Step.REWRITE_FILES,
         lambda: _call(
             topic.spark,
-            f"rewrite_data_files(table => '{_identifier(topic.name)}', where => '{closed}', "
+            topic.name.catalog,
+            f"rewrite_data_files(table => '{_escaped(topic.name.records_table)}', "
+            f"where => '{closed}', "
             f"options => map({listed}))",
         ),
     )
@@ -134,18 +135,16 @@ def _has_closed(state: PartitionState) -> bool:
     return len(state.segments) > 1
 
 
-def _expire(spark: SparkSession, name: tuple[str, str], table: str, max_age_ms: int) -> int:
-    """Expire the snapshots past their age and delete their files; how many snapshots.
-
-    `name` is namespace and table as the procedure takes them, `table` the same quoted for SQL.
-    """
+def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> int:
+    """Expire the snapshots past their age and delete their files; how many snapshots."""
     older_than = datetime.fromtimestamp((time.time() * 1000 - max_age_ms) / 1000, UTC)
     before = _snapshots(spark, table)
     commit(
         Step.EXPIRE_SNAPSHOTS,
         lambda: _call(
             spark,
-            f"expire_snapshots(table => '{_escaped(quoted(*name))}', "
+            catalog,
+            f"expire_snapshots(table => '{_escaped(table)}', "
             f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)",
         ),
     )
@@ -161,14 +160,10 @@ def _snapshots(spark: SparkSession, table: str) -> int:
     return int(spark.sql(f"SELECT * FROM {table}.snapshots").count())
 
 
-def _identifier(name: TopicName) -> str:
-    return _escaped(quoted(name.cluster, name.topic))
-
-
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def _call(spark: SparkSession, procedure: str) -> dict[str, Any]:
-    row = spark.sql(f"CALL {CATALOG}.system.{procedure}").first()
+def _call(spark: SparkSession, catalog: str, procedure: str) -> dict[str, Any]:
+    row = spark.sql(f"CALL {quoted(catalog)}.system.{procedure}").first()
     return {} if row is None else row.asDict()
