@@ -13,6 +13,7 @@ from ebbtide.errors import (
 )
 from ebbtide.log.names import TopicName
 from ebbtide.log.replication import REPLICATION, settings_to_follow
+from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
@@ -279,6 +280,26 @@ def test_of_two_runs_at_a_time_one_goes_on(
     assert_equal(sandbox, name)
 
 
+def test_what_another_run_left_just_before_is_taken_over(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicate(sandbox, name)
+    grow(sandbox, name, tmp_path, NIGHTS[:5])
+    plan = plan_replicate(load(sandbox.session, name))
+
+    def die(step: Step) -> None:
+        if step is Step.REPLICATE_BATCHES:
+            raise KilledError(step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commits, "before_commit", die)
+        with pytest.raises(KilledError):
+            replicate(sandbox, name)
+    # This one found its replica before the other began.
+    execute_replicate(plan, NIGHT_MS)
+    assert_equal(sandbox, name)
+
+
 def test_a_table_that_holds_another_log_is_refused(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -353,27 +374,18 @@ def held_back(tombstones: int) -> dict[str, int]:
 
 
 def test_a_round_that_was_killed_holds_back_what_it_began_with(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kill_at: list[Step]
 ) -> None:
-    clean(sandbox.session, str(name), NIGHT_MS)
-    set_replicas(sandbox, name, f"other.{name.cluster}, other.{name.cluster}_2")
     replicate(sandbox, name)
-    execute_delete_tables(sandbox, replica_of(name)._replace(cluster=f"{name.cluster}_2"))
-    grown = plan_clean(load(sandbox.session, name), NIGHT_MS + DAY_MS)
-    assert grown.round is None
-    set_replicas(sandbox, name, f"other.{name.cluster}")
+    grow(sandbox, name, tmp_path, NIGHTS[:7])
+    clean(sandbox.session, str(name), NIGHT_MS)
     kill_at.append(Step.ROUND_RECORDS)
     with pytest.raises(KilledError):
         clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
-    set_replicas(sandbox, name, f"other.{name.cluster}_2")
+    set_replicas(sandbox, name, None)
     finish_round(load(sandbox.session, name))
-    assert [r for r in view_of_table(sandbox.session, name, 0).records if r[4] is None] == []
-
-
-def execute_delete_tables(sandbox: LakeSandbox, name: TopicName) -> None:
-    """As somebody may who wants a replica to begin anew."""
-    for table in (name.records_table, name.batches_table):
-        sandbox.session.sql(f"DROP TABLE {table}")
+    records = view_of_table(sandbox.session, name, 0).records
+    assert [record[0] for record in records if record[4] is None] == [14, 17, 20]
 
 
 def test_a_replica_without_tables_holds_back_everything(

@@ -126,11 +126,13 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
 class Replication:
     """A replication in flight, written down on the replica: the last to begin one goes on alone.
 
-    `emptied` are the partitions of which nothing may stay that lay there before.
+    `emptied` are the partitions of which nothing may stay that lay there before; `taken_over` says
+    that another one had begun and may have left something.
     """
 
     id: str
     emptied: list[int]
+    taken_over: bool
 
     def to_json(self) -> str:
         """The value of the property `ebbtide.replication`."""

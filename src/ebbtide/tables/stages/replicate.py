@@ -1,7 +1,7 @@
 """replicate_log: what the replicas of a topic lack of it goes into them.
 
-Order: written down with settings and log start offsets, leftovers of a killed try, what lies below
-the log start offsets, records, batches, state. Each replica goes on from its own log end offset.
+Order: written down with settings and log start offsets, what lies below these goes, leftovers of a
+killed try go, records, batches, state. Each replica goes on from its own log end offset.
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ def _replicate(
     replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
-    tables = _tables(source, name)
-    if REPLICATION in found.properties or replication.emptied:
-        _remove_leftovers(replica, replication)
-    if REPLICATION in found.properties or _has_moved(found.partitions, states):
+    if replication.taken_over or _has_moved(found.partitions, states):
         truncate_below_start(replica, now_ms)
+    tables = _tables(source, name)
+    if replication.taken_over or replication.emptied:
+        _remove_leftovers(replica, replication)
     lacking = {
         partition: (states[partition], leader)
         for partition, leader in source.topic.partitions.items()
@@ -240,8 +240,8 @@ def _started(source: _Source, current: Topic) -> Changes:
         if state is not None and is_outrun(state, leader):
             emptied.add(partition)
         changes |= to_properties(partition, state_before(state, leader))
-    changes[REPLICATION] = Replication(source.id, sorted(emptied)).to_json()
-    return changes | {REPLICA_OF: _table_id(source.topic)}
+    replication = Replication(source.id, sorted(emptied), unfinished is not None)
+    return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
 
 
 def _finished(source: _Source, states: States, current: Topic) -> Changes:
