@@ -6,8 +6,8 @@ Real threads, each in a Spark session of its own, as in one application; and two
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
@@ -195,28 +195,30 @@ def test_a_reader_sees_nothing_below_an_answered_low_watermark_and_no_hole_above
 ) -> None:
     stopped = Event()
     answered: list[int] = [0]
+    # What was answered before each read began, and the offsets that it found.
+    found: list[tuple[int, list[int]]] = []
 
-    def read(session: SparkSession) -> Iterator[tuple[int, list[int]]]:
-        """What was answered before each read began, and the offsets that it found."""
+    def read(session: SparkSession) -> None:
         while not stopped.is_set():
             low_watermark = answered[-1]
             query = f"SELECT offset FROM {name.records_table} ORDER BY offset"
             rows = session.sql(query).collect()
-            yield low_watermark, [row["offset"] for row in rows]
+            found.append((low_watermark, [row["offset"] for row in rows]))
 
     with ThreadPoolExecutor() as pool:
-        session = session_of(sandbox)
-        reads: Future[list[tuple[int, list[int]]]] = pool.submit(lambda: list(read(session)))
+        reader = pool.submit(read, session_of(sandbox))
         try:
             for offset in (6, 17, 33, 46):
                 outcome = delete_to(offset)(sandbox.session, name)
                 assert isinstance(outcome, Outcome)
                 answered.append(outcome.partitions[0]["low_watermark"])
+                while found[-1:] == [] or found[-1][0] != offset:  # a read that began since
+                    assert not reader.done()
+                    time.sleep(0.1)
         finally:
             stopped.set()
-        found = reads.result(timeout=300)
+        reader.result(timeout=300)
     assert answered == [0, 6, 17, 33, 46]
-    assert len(found) > len(answered)
     for low_watermark, seen in found:
         assert seen == list(range(seen[0], END)), "a hole"
         assert seen[0] >= low_watermark
