@@ -16,14 +16,22 @@ from ebbtide.tables.topics import load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("expire_segments", __doc__ or "").parse_args(argv)
+    parser = job_parser("expire_segments", __doc__ or "")
+    parser.add_argument(
+        "--accept-plan",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a plan that may remove more than ebbtide.max.delete.ratio; repeat for more",
+    )
+    args = parser.parse_args(argv)
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
         topic = load(session, name)
         if args.plan_only:
             return plan_expire(topic, to_ms(args.now)).outcome()
-        return execute_expire(plan_expire(finish_round(topic), to_ms(args.now)))
+        return execute_expire(plan_expire(finish_round(topic), to_ms(args.now)), args.accept_plan)
 
     return run_topics(spark, args, args.topic, work)
 

@@ -50,4 +50,5 @@ def with_horizon(batch: Batch, horizon_ms: int) -> Batch:
 def segment(base_offset: int, size_bytes: int = 100, **fields: Any) -> Segment:
     """A segment whose records and file are of T0."""
     ordinary = {"max_timestamp_ms": T0, "first_batch_timestamp_ms": T0, "max_append_time_ms": T0}
+    ordinary["record_count"] = 10 if size_bytes else 0
     return Segment(base_offset, T0, size_bytes, **{**ordinary, **fields})

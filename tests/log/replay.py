@@ -308,4 +308,4 @@ def config_of(texts: Mapping[str, str]) -> TopicConfig:
     texts = dict(texts)
     segment_bytes = int(texts.pop("internal.segment.bytes", 2**30))
     config = parse_config({f"kafka.{name}": value for name, value in texts.items()})
-    return replace(config, segment_bytes=segment_bytes)
+    return replace(config, segment_bytes=segment_bytes, max_delete_ratio=1.0)

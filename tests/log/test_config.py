@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.config import MAX_INT, MAX_LONG, MIN_LONG, TopicConfig, parse_config, settings
+from ebbtide.log.config import (
+    MAX_INT,
+    MAX_LONG,
+    MIN_LONG,
+    OF_TIMESTAMP,
+    EventTime,
+    TopicConfig,
+    parse_config,
+    settings,
+)
 
 DAY_MS = 86_400_000
 MIB = 1024 * 1024
@@ -44,6 +53,10 @@ OTHERS = [
     ("ebbtide.clean.idle", "cleans_idle", True),
     ("ebbtide.replicas", "replicas", ()),
     ("ebbtide.rewrite.deleted.share", "rewrite_deleted_share", 0.3),
+    ("ebbtide.max.delete.ratio", "max_delete_ratio", 0.5),
+    ("ebbtide.retention.combine", "needs_all_time_limits", False),
+    ("ebbtide.retention.granularity", "expires_records", False),
+    ("ebbtide.event.time", "event_time", OF_TIMESTAMP),
 ]
 DEFAULTS = [(name, field, default) for name, field, default, *_ in INTEGERS] + OTHERS
 
@@ -96,7 +109,11 @@ def test_space_around_a_number_is_no_part_of_it() -> None:
     assert value_of("kafka.delete.retention.ms", " 7 ") == 7
 
 
-RATIOS = ["kafka.min.cleanable.dirty.ratio", "ebbtide.rewrite.deleted.share"]
+RATIOS = [
+    "kafka.min.cleanable.dirty.ratio",
+    "ebbtide.rewrite.deleted.share",
+    "ebbtide.max.delete.ratio",
+]
 
 
 @pytest.mark.parametrize("name", RATIOS)
@@ -159,6 +176,41 @@ def test_a_switch_is_true_or_false(name: str) -> None:
     assert value_of(name, "false") is False
     assert value_of(name, " True ") is True
     assert refusal({name: "yes"}) == f"expected one of true, false for {name}, found 'yes'"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ebbtide.retention.combine", ("any", "all")),
+        ("ebbtide.retention.granularity", ("segment", "record")),
+    ],
+)
+def test_a_choice_is_one_of_two_words(name: str, words: tuple[str, str]) -> None:
+    assert [value_of(name, word) for word in words] == [False, True]
+    for other in ("", words[0].upper(), "both"):
+        assert refusal({name: other}) == (
+            f"expected one of {', '.join(words)} for {name}, found {other!r}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "event_time"),
+    [
+        ("timestamp", OF_TIMESTAMP),
+        ("header:event-time", EventTime("header", "event-time")),
+        ("header:a:b", EventTime("header", "a:b")),
+        ("sql:timestamp - INTERVAL 1 DAY", EventTime("sql", "timestamp - INTERVAL 1 DAY")),
+    ],
+)
+def test_an_event_time(text: str, event_time: EventTime) -> None:
+    assert value_of("ebbtide.event.time", text) == event_time
+
+
+@pytest.mark.parametrize("text", ["", "key", "timestamp:", "header", "header:", "sql: ", "SQL:1"])
+def test_any_other_event_time_is_refused(text: str) -> None:
+    assert refusal({"ebbtide.event.time": text}) == (
+        f"expected timestamp, header:NAME or sql:EXPRESSION for ebbtide.event.time, found {text!r}"
+    )
 
 
 def test_a_topic_id_is_taken_as_it_is() -> None:

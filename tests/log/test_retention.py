@@ -225,7 +225,12 @@ def test_an_empty_active_segment_stays() -> None:
 SEGMENTS = st.lists(
     st.builds(
         lambda size, age, event: Segment(
-            0, T0, size, max_timestamp_ms=NOW_MS - age, max_event_time_ms=event
+            0,
+            T0,
+            size,
+            max_timestamp_ms=NOW_MS - age,
+            max_event_time_ms=event,
+            record_count=size,
         ),
         st.integers(0, 3).map(lambda n: 100 * n),
         st.integers(-50, 200),

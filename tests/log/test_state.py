@@ -21,6 +21,7 @@ STATE = PartitionState(
     cleaned_at_ms=3_000,
     cleaned_end_offset=40,
     next_clean_ms=4_000,
+    expired_end_offset=30,
 )
 PROPERTIES = {
     "ebbtide.state.3.log-start-offset": "5",
@@ -31,6 +32,7 @@ PROPERTIES = {
     "ebbtide.state.3.cleaned-at-ms": "3000",
     "ebbtide.state.3.cleaned-end-offset": "40",
     "ebbtide.state.3.next-clean-ms": "4000",
+    "ebbtide.state.3.expired-end-offset": "30",
     "ebbtide.state.3.segments": "[[0,1000],[20,2000]]",
 }
 
@@ -57,10 +59,11 @@ STATES = st.builds(
     first_dirty_offset=NUMBERS,
     first_unmarked_offset=NUMBERS,
     segments=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=3).map(tuple),
-    max_event_time_ms=NUMBERS,
+    max_event_time_ms=st.none() | NUMBERS,
     cleaned_at_ms=NUMBERS,
     cleaned_end_offset=NUMBERS,
     next_clean_ms=NUMBERS,
+    expired_end_offset=NUMBERS,
 )
 
 
@@ -75,7 +78,21 @@ def test_what_is_written_is_read_back_partition_by_partition(
     assert list(parse_states(properties)) == sorted(states)
 
 
-@pytest.mark.parametrize("missing", PROPERTIES)
+# Tables made before these were kept have none.
+ADDED = {"ebbtide.state.3.max-event-time-ms": None, "ebbtide.state.3.expired-end-offset": NEVER}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_was_added_later_may_be_missing_and_stays_so(name: str) -> None:
+    properties = {other: value for other, value in PROPERTIES.items() if other != name}
+    (state,) = parse_states(properties).values()
+    field = name.removeprefix("ebbtide.state.3.").replace("-", "_")
+    assert state == replace(STATE, **{field: ADDED[name]})
+    written = to_properties(3, state.moved(log_end_offset=41))
+    assert (name in written) == (ADDED[name] is not None)
+
+
+@pytest.mark.parametrize("missing", [name for name in PROPERTIES if name not in ADDED])
 def test_a_missing_property_is_named(missing: str) -> None:
     properties = {name: value for name, value in PROPERTIES.items() if name != missing}
     with pytest.raises(ConfigurationError) as refused:
@@ -125,6 +142,13 @@ def test_what_only_grows_does_not_move_backwards(name: str) -> None:
         f"expected {name} to stay at or above {now}, found a change to {now - 1}"
     )
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_a_missing_max_event_time_may_be_set_and_then_stays() -> None:
+    missing = replace(STATE, max_event_time_ms=None)
+    assert missing.moved(max_event_time_ms=7) == replace(STATE, max_event_time_ms=7)
+    with pytest.raises(StateError, match="expected max_event_time_ms to stay at or above 900, fo"):
+        STATE.moved(max_event_time_ms=None)
 
 
 def test_the_rest_moves_either_way() -> None:

@@ -18,6 +18,8 @@ from ebbtide.tables.topics import load
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+# These logs are small, and retention removes most of them.
+ANY_SHARE = {"ebbtide.max.delete.ratio": "1"}
 
 
 def at(now_ms: int) -> datetime:
@@ -25,7 +27,8 @@ def at(now_ms: int) -> datetime:
 
 
 def source_of(directory: Path, now_ms: int, *, accept_gap: bool = False) -> Source:
-    return Source.of_uri(str(directory), at(now_ms), accept_gap=accept_gap)
+    uri = str(directory)
+    return Source.of_uri(uri, at(now_ms), accept_gap=accept_gap, settings=ANY_SHARE)
 
 
 def ingest(

@@ -145,6 +145,7 @@ def segment_totals(headers: Headers, segments: Sequence[tuple[int, int]]) -> lis
         headers.column("max_event_time_ms"),
         headers.column("append_time_ms"),
     )
+    counts = np.where(headers.is_control, 0, headers.column("record_count"))
     return [
         Segment(
             base,
@@ -154,6 +155,7 @@ def segment_totals(headers: Headers, segments: Sequence[tuple[int, int]]) -> lis
             first_batch_timestamp_ms=int(times[first]) if first < end else None,
             max_event_time_ms=int(event_times[first:end].max(initial=-1)),
             max_append_time_ms=int(append_times[first:end].max(initial=-1)),
+            record_count=int(counts[first:end].sum()),
         )
         for (base, modified_ms), first, end in zip(segments, firsts, ends, strict=True)
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.replicas import REPLICAS, LiveReplica, Replica, TableReplica, parse_replicas
@@ -23,6 +23,16 @@ COMPACT = "compact"
 DELETE = "delete"
 
 T = TypeVar("T")
+
+
+class EventTime(NamedTuple):
+    """What says a record's event time: its `timestamp`, a `header` or an expression in `sql`."""
+
+    source: str
+    text: str = ""  # the header's name or the expression
+
+
+OF_TIMESTAMP = EventTime("timestamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +58,10 @@ class TopicConfig:
     cleans_idle: bool = True
     rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
     merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
-
+    max_delete_ratio: float = 0.5  # retention that would remove a larger share of bytes is refused
+    needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
+    expires_records: bool = False  # also single records past the event-time limit
+    event_time: EventTime = OF_TIMESTAMP
     replicas: tuple[Replica, ...] = ()
 
     @property
@@ -154,6 +167,13 @@ def _text(_name: str, text: str) -> str:
     return text
 
 
+def _event_time(name: str, text: str) -> EventTime:
+    source, _, detail = text.partition(":")
+    if text == OF_TIMESTAMP.source or (source in ("header", "sql") and detail.strip()):
+        return EventTime(source, detail)
+    raise _refused(name, "timestamp, header:NAME or sql:EXPRESSION", text)
+
+
 def _refused(name: str, expected: str, text: str) -> ConfigurationError:
     return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
 
@@ -184,6 +204,16 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "ebbtide.clean.idle": ("cleans_idle", _boolean),
     "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
     "ebbtide.merge.target.bytes": ("merge_target_bytes", _integer(0, MAX_LONG)),
+    "ebbtide.max.delete.ratio": ("max_delete_ratio", _ratio),
+    "ebbtide.retention.combine": (
+        "needs_all_time_limits",
+        _choice({"any": False, "all": True}),
+    ),
+    "ebbtide.retention.granularity": (
+        "expires_records",
+        _choice({"segment": False, "record": True}),
+    ),
+    "ebbtide.event.time": ("event_time", _event_time),
     REPLICAS: ("replicas", parse_replicas),
 }
 

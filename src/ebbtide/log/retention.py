@@ -1,4 +1,4 @@
-"""Which segments retention removes, by which rule, and where the log then starts.
+"""What retention removes, by which rule, and where the log then starts.
 
 Kafka: UnifiedLog.deleteOldSegments and deletableSegments; event time: KIP-870.
 """
@@ -20,6 +20,7 @@ class Rule(StrEnum):
     SIZE = "size"
     TIME = "time"
     EVENT_TIME = "event_time"
+    TIME_AND_EVENT_TIME = "time_and_event_time"  # in place of both, where each has to say so
 
 
 class Expiry(NamedTuple):
@@ -29,6 +30,17 @@ class Expiry(NamedTuple):
     kept: list[Segment]
     log_start_offset: int
 
+    @property
+    def limited_bytes(self) -> int:
+        """Bytes that go by a limit; what lies below the log start offset is gone already."""
+        by_limits = (segment for segment, rule in self.removed if rule != Rule.LOG_START_OFFSET)
+        return sum(segment.size_bytes for segment in by_limits)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the segments that stay."""
+        return sum(segment.size_bytes for segment in self.kept)
+
 
 class Offsets(NamedTuple):
     """Where a log starts and ends, and what may be removed from it."""
@@ -36,6 +48,16 @@ class Offsets(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     high_watermark: int
+
+
+class RecordLimit(NamedTuple):
+    """Single records go whose event time lies before this, and their append time where it says.
+
+    Both in ms since the epoch; an event time too far in the future counts as the append time.
+    """
+
+    event_time_ms: int
+    append_time_ms: int | None = None
 
 
 # Asked with a segment and its successor's base offset (None for the active one).
@@ -67,19 +89,38 @@ def expire(
     return expiry
 
 
+def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) -> RecordLimit | None:
+    """Which single records retention removes beside segments; None where it removes none."""
+    event_limit_ms = _limit(config.retention_max_eventtime_ms)
+    if not (config.is_deleted and config.expires_records) or event_limit_ms is None:
+        return None
+    limit_ms = _limit(config.retention_ms) if config.needs_all_time_limits else None
+    before_ms = [max_event_time_ms - event_limit_ms]
+    before_ms += [] if limit_ms is None else [now_ms - limit_ms]
+    return RecordLimit(*before_ms) if min(before_ms) > 0 else None
+
+
 def _time_conditions(
     config: TopicConfig, now_ms: int, max_event_time_ms: int
 ) -> list[tuple[Rule, Condition]]:
     conditions: list[tuple[Rule, Condition]] = []
-    event_limit_ms = config.retention_max_eventtime_ms
-    by_event_time = event_limit_ms is not None and event_limit_ms >= 0
-    limit_ms = config.retention_ms
-    if limit_ms is not None and limit_ms >= 0:
-        condition = _is_older(now_ms, limit_ms, by_append_time=by_event_time)
+    limit_ms, event_limit_ms = (
+        _limit(config.retention_ms),
+        _limit(config.retention_max_eventtime_ms),
+    )
+    if limit_ms is not None:
+        condition = _is_older(now_ms, limit_ms, by_append_time=event_limit_ms is not None)
         conditions.append((Rule.TIME, condition))
-    if event_limit_ms is not None and by_event_time:
+    if event_limit_ms is not None:
         conditions.append((Rule.EVENT_TIME, _is_event_older(max_event_time_ms, event_limit_ms)))
+    if len(conditions) > 1 and config.needs_all_time_limits:
+        return [(Rule.TIME_AND_EVENT_TIME, _all_of([condition for _, condition in conditions]))]
     return conditions
+
+
+def _limit(setting: int | None) -> int | None:
+    """A limit as it is set; below 0 is none, as in Kafka."""
+    return None if setting is None or setting < 0 else setting
 
 
 def _apply(
@@ -106,12 +147,16 @@ def _apply(
     )
 
 
+def _all_of(conditions: Sequence[Condition]) -> Condition:
+    return lambda segment, following: all(says(segment, following) for says in conditions)
+
+
 def _is_below_log_start(expiry: Expiry) -> Condition:
     return lambda _, following: following is not None and following <= expiry.log_start_offset
 
 
 def _is_over_size(expiry: Expiry, limit_bytes: int) -> Condition:
-    excess = sum(segment.size_bytes for segment in expiry.kept) - limit_bytes
+    excess = expiry.kept_bytes - limit_bytes
 
     def condition(segment: Segment, _following: int | None) -> bool:
         nonlocal excess
@@ -136,12 +181,13 @@ def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
 def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
     """Strictly further behind the partition's max event time than the limit (KIP-870).
 
-    An empty segment is behind too, so that one left by the cleaner keeps no other.
+    A segment without a data record is behind too, so that empty batches and markers, which have
+    no event time, keep no segment after them.
     """
 
     def condition(segment: Segment, _following: int | None) -> bool:
         newest_ms = segment.max_event_time_ms
         is_behind = newest_ms >= 0 and max_event_time_ms - newest_ms > limit_ms
-        return is_behind or segment.size_bytes == 0
+        return is_behind or segment.record_count == 0
 
     return condition

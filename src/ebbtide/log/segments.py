@@ -24,6 +24,7 @@ class Segment(NamedTuple):
     first_batch_timestamp_ms: int | None = None
     max_event_time_ms: int = -1
     max_append_time_ms: int = -1
+    record_count: int = 0  # of data
 
     @property
     def largest_timestamp_ms(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ebbtide.errors import ConfigurationError, EbbtideError
 from ebbtide.log.names import quoted_list
@@ -24,6 +25,8 @@ class PartitionState:
     """One partition's offsets, clocks and logical segments; the last segment is active.
 
     `log_end_offset` is the high watermark too: only what is below the source's is taken.
+    `max_event_time_ms` is None in tables made before it was kept, until retention works it out.
+    Below `expired_end_offset` retention may have deleted single records.
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits.
     """
@@ -33,10 +36,11 @@ class PartitionState:
     first_dirty_offset: int
     first_unmarked_offset: int
     segments: tuple[tuple[int, int], ...]  # (base offset, modified ms)
-    max_event_time_ms: int = NEVER
+    max_event_time_ms: int | None = NEVER
     cleaned_at_ms: int = NEVER
     cleaned_end_offset: int = NEVER
     next_clean_ms: int = 0
+    expired_end_offset: int = NEVER
 
     @property
     def active_segment(self) -> int:
@@ -62,10 +66,10 @@ class PartitionState:
         """This state with `changes`; refuses one that moves backwards."""
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
-            if getattr(after, name) < getattr(self, name):
+            value, changed = getattr(self, name), getattr(after, name)
+            if value is not None and (changed is None or changed < value):
                 raise StateError(
-                    f"expected {name} to stay at or above {getattr(self, name)}, "
-                    f"found a change to {getattr(after, name)}"
+                    f"expected {name} to stay at or above {value}, found a change to {changed}"
                 )
         return after
 
@@ -75,17 +79,23 @@ _INTEGERS = (
     "log_end_offset",
     "first_dirty_offset",
     "first_unmarked_offset",
-    "max_event_time_ms",
     "cleaned_at_ms",
     "cleaned_end_offset",
     "next_clean_ms",
 )
+# What tables made before do not have yet, and how it is read there.
+_ADDED: dict[str, int | None] = {"max_event_time_ms": None, "expired_end_offset": NEVER}
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
     """The table properties that hold `state`."""
     key = f"{PREFIX}{partition}."
-    properties = {key + name.replace("_", "-"): str(getattr(state, name)) for name in _INTEGERS}
+    integers = {name: getattr(state, name) for name in (*_INTEGERS, *_ADDED)}
+    properties = {
+        key + name.replace("_", "-"): str(value)
+        for name, value in integers.items()
+        if value is not None
+    }
     return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
 
 
@@ -113,8 +123,11 @@ def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionStat
             f"expected the whole state of partition {partition}, found it without "
             f"{quoted_list(missing)}; restore the property from an older table metadata"
         )
-    integers = {name: _integer(properties, key + name.replace("_", "-")) for name in _INTEGERS}
-    return PartitionState(**integers, segments=_segments(properties, key + "segments"))
+    keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
+    found: dict[str, Any] = {
+        name: _integer(properties, key) for name, key in keys.items() if key in properties
+    }
+    return PartitionState(**{**_ADDED, **found}, segments=_segments(properties, key + "segments"))
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:

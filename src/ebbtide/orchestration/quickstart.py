@@ -114,6 +114,8 @@ def ingest(where: Paths, source: Path, now: datetime, progress: Progress) -> Non
         *("--source", str(source), "--cluster", CLUSTER, "--now", now.isoformat()),
         # Nobody else reads this lake: what a night removes may leave the disk that night.
         *("--set", "history.expire.max-snapshot-age-ms=0"),
+        # And its owner means what the manifest says, however much goes.
+        *("--set", "ebbtide.max.delete.ratio=1"),
         *("--run-id", f"quickstart__{datetime.now(UTC).isoformat()}", "--task", "ingest_segments"),
     ]
     for _ in lines_of(command, where.logs / "ingest.log", on_failure=failed_topics_in):

@@ -31,6 +31,7 @@ PARTITION_HEADER = (
     "tombst.\nremoved",
     "next horizon\ndue (UTC)",
     "segments\nexpired",
+    "records\nexpired",
     "log start\noffset",
     "low\nwatermark",
 )
@@ -84,6 +85,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             "",
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
             *(fill(line, WIDTH) for line in promises(found)),
+            *(fill(line, WIDTH) for line in notes(runs)),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
     ).rstrip()
@@ -97,6 +99,19 @@ def promises(found: Iterable[TopicNow]) -> list[str]:
         for now in found
         if now.cleans_idle
         and (dues := [of.next_horizon_ms for of in now.partitions.values() if of.next_horizon_ms])
+    ]
+
+
+def notes(runs: Iterable[Run]) -> list[str]:
+    """What a run has to say beside its numbers."""
+    return [
+        f"{where}: {said['note']}."
+        for run in runs
+        for where, said in [
+            (run.topic, run.topic_result),
+            *((f"{run.topic} partition {p}", said) for p, said in run.partitions.items()),
+        ]
+        if "note" in said
     ]
 
 
@@ -176,6 +191,7 @@ def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[
         number(clean.get("tombstones_removed")),
         moment(clean.get("next_horizon_ms", now.next_horizon_ms)),
         number(expired.get("segments_expired")),
+        number(expired.get("records_expired") or None),
         number(newest.get("log_start_offset")),
         number(_low_watermark(by_job.values())),
     ]

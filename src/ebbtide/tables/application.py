@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -122,6 +122,8 @@ def _run_topic(
         ended=ended,
         now=args.now,
     )
+    for where, numbers in _noted(topic, outcome):
+        print(f"{args.job} {where}: {numbers['note']}", flush=True)
     if args.plan_only:
         print(f"{args.job} {topic} would do: {outcome.to_json()}", flush=True)
     else:
@@ -131,6 +133,14 @@ def _run_topic(
     else:
         print(f"{args.job} {topic}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return error
+
+
+def _noted(topic: TopicName, outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What has a `note` that the run is to say aloud, and where."""
+    of_partitions = ((f"{topic} partition {p}", of) for p, of in outcome.partitions.items())
+    for where, numbers in ((str(topic), outcome.topic), *of_partitions):
+        if "note" in numbers:
+            yield where, numbers
 
 
 def _attempt(

@@ -47,6 +47,7 @@ class Step(StrEnum):
     TRUNCATE_RECORD_SEGMENTS = "truncate_record_segments"
     TRUNCATE_RECORDS = "truncate_records"
     TRUNCATE_BATCHES = "truncate_batches"
+    EXPIRE_RECORDS = "expire_records"
     REPLICATE_STARTED = "replicate_started"
     REPLICATE_LEFTOVERS = "replicate_leftovers"
     REPLICATE_RECORDS = "replicate_records"

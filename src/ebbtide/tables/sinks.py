@@ -50,6 +50,7 @@ class SegmentToWrite(NamedTuple):
     end_offset: int
     modified_ms: int
     log_start_offset: int
+    expired_end_offset: int
     max_message_bytes: int
     path: str
     stored: tuple[StoredSegment, ...]
@@ -144,8 +145,9 @@ def _check_count(segment: SegmentToWrite, written: WrittenBatch) -> None:
     """SafetyError where the records table has not all that a visible batch counts."""
     batch, found, _ = written
     expected = 0 if batch.is_control else batch.record_count
-    is_hidden = batch.base_offset < segment.log_start_offset and found < expected
-    if found != expected and not is_hidden:
+    # DeleteRecords hides some below the one, retention may have deleted some below the other.
+    may_miss = batch.base_offset < max(segment.log_start_offset, segment.expired_end_offset)
+    if found > expected or (found < expected and not may_miss):
         raise SafetyError(
             f"expected {expected} records of the batch [{batch.base_offset}, {batch.last_offset}] "
             f"in {partition_name(segment.topic, segment.partition)}, found {found}: rows were "

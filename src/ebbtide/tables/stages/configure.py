@@ -11,6 +11,7 @@ from ebbtide.log.config import parse_config, settings
 from ebbtide.log.names import quoted_list
 from ebbtide.log.state import PREFIX, ROUND
 from ebbtide.tables.commits import Step
+from ebbtide.tables.event_time import event_time_of
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import plan_clean
 from ebbtide.tables.stages.expire import plan_expire
@@ -18,6 +19,7 @@ from ebbtide.tables.topics import Changes, Topic, compare_and_set
 
 # Iceberg's own setting that decides when a deletion is off the disk.
 ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
+EVENT_TIME = "ebbtide.event.time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,16 @@ class ConfigurePlan:
     topic: Topic
     changes: Changes
     effect: dict[int, dict[str, Any]]
+    guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
 
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
-        outcome = Outcome(topic={"changes": dict(self.changes)})
+        outcome = Outcome(topic={"changes": dict(self.changes), "next_run": self.guard})
+        if EVENT_TIME in self.changes:
+            outcome.topic["note"] = (
+                f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
+                "the event time they have"
+            )
         for partition in self.topic.partitions:
             numbers = {"next_run": self.effect[partition]}
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
@@ -41,12 +49,14 @@ def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan
     """Check the changes and work out what a run at `now_ms` would then remove."""
     check_names(changes)
     properties = _changed(topic.properties, changes)
-    parse_config(properties)
+    event_time_of(topic.spark, parse_config(properties).event_time)
     changed = Topic(topic.spark, topic.name, properties)
     cleaned = plan_clean(changed, now_ms).outcome().partitions
-    expired = plan_expire(changed, now_ms).outcome().partitions
-    effect = {p: {"clean_log": cleaned[p], "expire_segments": expired[p]} for p in cleaned}
-    return ConfigurePlan(topic, changes, effect)
+    expired = plan_expire(changed, now_ms).outcome()
+    effect = {
+        p: {"clean_log": cleaned[p], "expire_segments": expired.partitions[p]} for p in cleaned
+    }
+    return ConfigurePlan(topic, changes, effect, expired.topic)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

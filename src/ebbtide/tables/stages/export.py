@@ -7,6 +7,7 @@ magic 0 and 1 come out as magic 2.
 What lies below the log start offset is hidden by its checkpoint, as Kafka hides it: of the batches
 there only headers are written, since their records are gone, and of a batch astride it the records
 that are left, with the header's offsets kept.
+Of a batch that retention took single records from, what is left is written likewise.
 
 All files are written beside the target, a segment a task, and one renaming makes it whole: a
 killed export leaves no target, and is begun anew.
@@ -157,6 +158,7 @@ def _segments(
             end_offset=end,
             modified_ms=modified_ms,
             log_start_offset=state.log_start_offset,
+            expired_end_offset=state.expired_end_offset,
             max_message_bytes=topic.config.max_message_bytes,
             path=join(uri, directory, segment_name(base)),
             stored=tuple(

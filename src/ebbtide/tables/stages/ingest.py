@@ -13,7 +13,8 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from ebbtide.errors import (
     CommitConflictError,
@@ -33,6 +34,7 @@ from ebbtide.records.log_directory import (
 )
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.event_time import event_time_of
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import committed_view_sql, create_topic
 from ebbtide.tables.sources import (
@@ -100,6 +102,7 @@ class IngestPlan:
     topic: Topic
     source: Source
     logs: dict[int, SourceLog]
+    event_time: Column | None = None  # None: as the records say themselves
 
     def outcome(self) -> Outcome:
         """The numbers of the plan; `error` where a part of the source was refused."""
@@ -189,6 +192,7 @@ def _pinned(topic_ids: set[str]) -> dict[str, str]:
 def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
     """Walk the source's files and decide how much of each partition is taken."""
     config, states = topic.config, topic.partitions
+    event_time = event_time_of(topic.spark, config.event_time)
     directories = {d.partition: d for d in source.of(topic.name)}
     _check_topic_id(topic, directories.values())
     unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
@@ -205,7 +209,7 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
         first_read = unread[partition][0].base_offset if unread[partition] else 0
         mine = read_back(directory, first_read, walked, refused)
         logs[partition] = take_log(mine, held[partition], rule)
-    return IngestPlan(topic, source, logs)
+    return IngestPlan(topic, source, logs, event_time)
 
 
 def _check_topic_id(topic: Topic, directories: Iterable[PartitionDirectory]) -> None:
@@ -240,7 +244,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
         # Rows come segment by segment: no sort, and no writer is held open for another segment.
         writer = (
-            records_frame(spark, ranges, append_time)
+            _with_event_time(records_frame(spark, ranges, append_time), plan.event_time)
             .writeTo(name.records_table)
             .option("use-table-distribution-and-ordering", "false")
             .option("fanout-enabled", "false")
@@ -248,7 +252,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
         with errors_of_tasks():
             commit(Step.INGEST_RECORDS, writer.append)
         outcome.snapshot_ids.append(current_snapshot(spark, name.records_table) or -1)
-    ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now))
+    ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
     unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
     if unwritten.num_rows:
         columns = spark.table(name.batches_table).columns
@@ -259,7 +263,15 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
         numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
+        numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
     return outcome
+
+
+def _with_event_time(records: DataFrame, event_time: Column | None) -> DataFrame:
+    """The records with the event time they are asked for, where it can be read."""
+    if event_time is None:
+        return records
+    return records.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:

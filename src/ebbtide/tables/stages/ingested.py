@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import ForeignLogError
 from ebbtide.frames.headers import open_transactions
-from ebbtide.records.attributes import CONTROL
+from ebbtide.log.config import OF_TIMESTAMP, EventTime
+from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.tables.batches import read_headers
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog, first_offsets
@@ -72,9 +73,12 @@ class Ingested:
     records: dict[int, int] = field(default_factory=dict)
     max_event_times_ms: dict[int, int] = field(default_factory=dict)
     timestamps_in_headers: dict[int, int] = field(default_factory=dict)
+    event_times_missing: dict[int, int] = field(default_factory=dict)
 
 
-def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) -> Ingested:
+def read_ingested(
+    topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int, event_time: Column | None
+) -> Ingested:
     """The planned batches with what their records, which are in the table by now, say of them."""
     logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
     if not logs:
@@ -90,14 +94,18 @@ def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) 
         f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
     )
     keys = ["partition", "base_offset"]
-    batches = pa.concat_tables(planned).join(_record_totals(topic, is_planned), keys)
+    record_totals = _record_totals(topic, is_planned, event_time)
+    batches = pa.concat_tables(planned).join(record_totals, keys)
     batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
     for name in SET_BY_ROUNDS:
         batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
     for partition, log in logs.items():
         _check_counts(topic, log, batches.filter(pc.equal(batches.column("partition"), partition)))
     totals = batches.group_by("partition").aggregate(
-        [("records", "sum"), ("untimed", "sum"), ("max_event_time_ms", "max")]
+        [
+            *((name, "sum") for name in ("records", "untimed", "event_times_missing")),
+            ("max_event_time_ms", "max"),
+        ]
     )
     found = {row["partition"]: row for row in totals.to_pylist()}
     is_untimed = any(row["untimed_sum"] for row in found.values())
@@ -106,6 +114,7 @@ def read_ingested(topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int) 
         {p: row["records_sum"] or 0 for p, row in found.items()},
         {p: row["max_event_time_ms_max"] for p, row in found.items()},
         _timestamps_in_headers(topic, is_planned) if is_untimed else {},
+        {p: row["event_times_missing_sum"] or 0 for p, row in found.items()},
     )
 
 
@@ -120,8 +129,9 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     }
 
 
-def _record_totals(topic: Topic, condition: str) -> pa.Table:
+def _record_totals(topic: Topic, condition: str, event_time: Column | None) -> pa.Table:
     """One row a batch: how many records the table has of it, and their largest times in ms."""
+    is_missing = F.lit(False) if event_time is None else event_time.isNull()
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
     return (
@@ -131,6 +141,7 @@ def _record_totals(topic: Topic, condition: str) -> pa.Table:
         .agg(
             F.count("*").alias("records"),
             F.count_if(F.col("timestamp").isNull()).alias("untimed"),
+            F.count_if(is_missing).alias("event_times_missing"),
             F.max(F.when(is_future, append_ms).otherwise(event_ms)).alias("event_ms"),
             F.max(append_ms).alias("append_ms"),
         )
@@ -141,7 +152,8 @@ def _record_totals(topic: Topic, condition: str) -> pa.Table:
 def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
     """Add the largest event time, future ones clamped, -1 for none, and the append time.
 
-    Where no record is visible, the header's largest timestamp stands for their event times.
+    Where no record is visible, the header's largest timestamp stands for their event times, if
+    these are timestamps of the producer.
     """
     limit_ms = now_ms + topic.config.message_timestamp_after_max_ms
     header_ms = batches.column("max_timestamp_ms")
@@ -149,12 +161,19 @@ def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
     is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
     has_records = pc.greater(batches.column("record_count"), 0)
     is_hidden = pc.and_(pc.and_(is_data, has_records), pc.is_null(batches.column("records")))
-    hidden_ms = pc.if_else(is_hidden, clamped_ms, -1)
+    is_known = pc.and_(is_hidden, _has_event_time(batches, topic.config.event_time))
+    hidden_ms = pc.if_else(is_known, clamped_ms, -1)
     event_ms = pc.coalesce(batches.column("event_ms"), hidden_ms)
     append_ms = pc.coalesce(batches.column("append_ms"), now_ms)
     return batches.append_column("max_event_time_ms", event_ms).append_column(
         "append_time_ms", append_ms
     )
+
+
+def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
+    """Whether the largest timestamp in a header is an event time."""
+    is_stamped = pc.bit_wise_and(batches.column("attributes"), LOG_APPEND_TIME)
+    return pc.and_(pc.equal(is_stamped, 0), pa.scalar(source == OF_TIMESTAMP))
 
 
 def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:

@@ -152,10 +152,12 @@ class SourceLog:
                 segments=self.segments_after(state),
                 max_event_time_ms=max_event_time_ms,
             )
+        known_ms = state.max_event_time_ms
         return state.moved(
             log_end_offset=self.log_end_offset,
             segments=self.segments_after(state),
-            max_event_time_ms=max(state.max_event_time_ms, max_event_time_ms),
+            # Where it is missing, retention works it out from all that is there.
+            max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
         )
 
     def segments_after(self, state: PartitionState | None) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,83 @@
+"""What `ebbtide.log` decides of a log of the retention model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.retention import Expiry, Offsets, expire, record_limit
+from ebbtide.log.segments import Segment
+from ebbtide.log.state import PartitionState, parse_states, to_properties
+from tests.log.retention_model import ENTRY_BYTES, FUTURE_MS, NOW_MS, Entry, Left, Log
+
+MAX_EVENT_TIME = "ebbtide.state.0.max-event-time-ms"
+
+
+def config_of(settings: Mapping[str, str]) -> TopicConfig:
+    """The settings as a table's properties."""
+    return parse_config({**settings, "kafka.message.timestamp.after.max.ms": str(FUTURE_MS)})
+
+
+def decided(
+    log: Log, config: TopicConfig, *, is_tracked: bool = True, now_ms: int = NOW_MS
+) -> tuple[Expiry, Left]:
+    """Segments that go, and what is left; without `is_tracked`, of a table made before."""
+    state = _state_of(log, is_tracked=is_tracked)
+    segments = [
+        _segment_of(base, of, log.modified_ms, config.message_timestamp_type)
+        for base, of in log.segments.items()
+    ]
+    newest_ms = state.max_event_time_ms
+    if newest_ms is None:
+        newest_ms = max(segment.max_event_time_ms for segment in segments)
+    offsets = Offsets(state.log_start_offset, state.log_end_offset, log.watermark)
+    expiry = expire(segments, offsets, config, now_ms=now_ms, max_event_time_ms=newest_ms)
+    limit = record_limit(config, now_ms=now_ms, max_event_time_ms=newest_ms)
+
+    def goes(entry: Entry) -> bool:
+        if limit is None or entry.event_ms is None:
+            return False
+        is_old = limit.append_time_ms is None or entry.append_ms < limit.append_time_ms
+        return entry.counted_ms < limit.event_time_ms and is_old
+
+    start = expiry.log_start_offset
+    kept = {segment.base_offset for segment in expiry.kept}
+    offsets_left = [
+        base + i
+        for base, of in log.segments.items()
+        if base in kept
+        for i, entry in enumerate(of)
+        if base + i >= start and not entry.is_marker and not goes(entry)
+    ]
+    return expiry, Left(start, offsets_left)
+
+
+def _state_of(log: Log, *, is_tracked: bool) -> PartitionState:
+    state = PartitionState(
+        log_start_offset=log.start,
+        log_end_offset=log.end,
+        first_dirty_offset=0,
+        first_unmarked_offset=0,
+        segments=tuple((base, log.modified_ms) for base in log.segments),
+        max_event_time_ms=max(log.newest_ms, log.gone_ms),
+    )
+    properties = to_properties(0, state)
+    if not is_tracked:
+        del properties[MAX_EVENT_TIME]
+    return parse_states(properties)[0]
+
+
+@cache
+def _segment_of(base: int, entries: tuple[Entry, ...], modified_ms: int, kind: str) -> Segment:
+    """What the batches of a segment add up to."""
+    data = [e for e in entries if not e.is_marker]
+    return Segment(
+        base,
+        modified_ms,
+        len(entries) * ENTRY_BYTES,
+        max_timestamp_ms=max((e.timestamp_ms(kind) for e in entries), default=-1),
+        max_event_time_ms=max((e.counted_ms for e in data if e.event_ms is not None), default=-1),
+        max_append_time_ms=max((e.append_ms for e in entries), default=-1),
+        record_count=len(data),
+    )

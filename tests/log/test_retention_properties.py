@@ -1,0 +1,126 @@
+"""What holds of every log when the event-time limit is all that is set (KIP-870)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbtide.log.config import TopicConfig
+from tests.log.decided_retention import config_of, decided
+from tests.log.retention_model import EVENT_MS, FUTURE_MS, GRANULARITY, NOW_MS, POLICY, Entry, Log
+
+LONGEST_MS = 1_000
+
+
+def only_event_time(limit_ms: int, granularity: str = "segment") -> TopicConfig:
+    return config_of({POLICY: "delete", EVENT_MS: str(limit_ms), GRANULARITY: granularity})
+
+
+def entry(event_age: int | None, append_age: int, *, is_marker: bool) -> Entry:
+    is_untimed = event_age is None or is_marker
+    event_ms = None if is_untimed else NOW_MS - (event_age or 0)
+    return Entry(event_ms, NOW_MS - append_age, is_marker)
+
+
+def log_of(segments: list[list[Entry]], start: int, watermark: int, gone_age: int | None) -> Log:
+    bases = [10 * i for i in range(len(segments))]
+    end = bases[-1] + len(segments[-1])
+    start, watermark = sorted((min(start, end), min(watermark, end)))
+    return Log(
+        segments={base: tuple(of) for base, of in zip(bases, segments, strict=True)},
+        end=end,
+        start=start,
+        high_watermark=watermark,
+        gone_ms=-1 if gone_age is None else NOW_MS - gone_age,
+    )
+
+
+ENTRIES = st.builds(
+    entry,
+    st.none() | st.integers(-2 * FUTURE_MS, LONGEST_MS),
+    st.integers(0, LONGEST_MS),
+    is_marker=st.sampled_from([False, False, False, True]),
+)
+LOGS = st.builds(
+    log_of,
+    st.lists(st.lists(ENTRIES, max_size=4), min_size=1, max_size=5),
+    st.integers(0, 25),
+    st.integers(0, 50),
+    st.none() | st.integers(0, LONGEST_MS),
+)
+LIMITS = st.integers(0, LONGEST_MS)
+GRANULARITIES = st.sampled_from(["segment", "record"])
+
+
+def timed(log: Log) -> dict[int, int]:
+    """The event time of each record from the log start on that has one, by offset."""
+    return {
+        base + i: entry.counted_ms
+        for base, of in log.segments.items()
+        for i, entry in enumerate(of)
+        if base + i >= log.start and not entry.is_marker and entry.event_ms is not None
+    }
+
+
+@given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES)
+def test_the_record_that_set_max_event_time_stays(
+    log: Log, limit_ms: int, granularity: str
+) -> None:
+    _, left = decided(log, only_event_time(limit_ms, granularity))
+    newest_ms = max(log.newest_ms, log.gone_ms)
+    assert {o for o, ms in timed(log).items() if ms == newest_ms} <= set(left.offsets)
+
+
+@given(log=LOGS, limit_ms=LIMITS)
+def test_at_record_granularity_nothing_past_the_limit_is_left(log: Log, limit_ms: int) -> None:
+    _, left = decided(log, only_event_time(limit_ms, "record"))
+    oldest_ms = max(log.newest_ms, log.gone_ms) - limit_ms
+    times = timed(log)
+    assert all(times[offset] >= oldest_ms for offset in left.offsets if offset in times)
+    assert {offset for offset, ms in times.items() if ms >= oldest_ms} <= set(left.offsets)
+
+
+@given(log=LOGS, limit_ms=LIMITS)
+def test_at_segment_granularity_the_first_segment_left_reaches_the_limit(
+    log: Log, limit_ms: int
+) -> None:
+    expiry, _ = decided(log, only_event_time(limit_ms))
+    first, *others = expiry.kept
+    end = others[0].base_offset if others else log.end
+    may_go = end <= log.watermark and (bool(others) or first.size_bytes > 0)
+    is_past = max(log.newest_ms, log.gone_ms) - first.max_event_time_ms > limit_ms
+    assert not (may_go and first.max_event_time_ms >= 0 and is_past)
+    assert not (may_go and first.record_count == 0)
+
+
+@given(log=LOGS, granularity=GRANULARITIES, years=st.integers(0, 100))
+def test_what_spans_no_more_than_the_limit_loses_nothing_however_old_it_is(
+    log: Log, granularity: str, years: int
+) -> None:
+    everything = replace(log, gone_ms=-1, start=0)
+    times = timed(everything).values()
+    limit_ms = max(times, default=0) - min(times, default=0)
+    now_ms = NOW_MS + years * 365 * 24 * 3_600_000
+    _, left = decided(everything, only_event_time(limit_ms, granularity), now_ms=now_ms)
+    assert timed(everything).keys() <= set(left.offsets)
+
+
+@given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES, years=st.integers(0, 100))
+def test_waiting_removes_nothing(log: Log, limit_ms: int, granularity: str, years: int) -> None:
+    config = only_event_time(limit_ms, granularity)
+    now_ms = NOW_MS + years * 365 * 24 * 3_600_000
+    assert decided(log, config)[1] == decided(log, config, now_ms=now_ms)[1]
+
+
+@given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES)
+def test_where_max_event_time_is_missing_no_more_goes(
+    log: Log, limit_ms: int, granularity: str
+) -> None:
+    config = only_event_time(limit_ms, granularity)
+    known, missing = (
+        decided(log, config, is_tracked=is_tracked)[1] for is_tracked in (True, False)
+    )
+    assert set(known.offsets) <= set(missing.offsets)
+    assert missing.start <= known.start
