@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,9 +52,11 @@ def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:
     return execute_clean(plan_clean(topic, now_ms))
 
 
-def expire(spark: SparkSession, name: str, now_ms: int) -> Outcome:
+def expire(
+    spark: SparkSession, name: str, now_ms: int, accepted_plans: Collection[str] = ()
+) -> Outcome:
     topic = finish_round(load(spark, TopicName.parse(name)))
-    return execute_expire(plan_expire(topic, now_ms))
+    return execute_expire(plan_expire(topic, now_ms), accepted_plans)
 
 
 def night(spark: SparkSession, name: str, now_ms: int) -> dict[str, Outcome]:

@@ -80,6 +80,21 @@ def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(
     assert after == before
 
 
+def test_no_data_file_is_read_when_segments_leave(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    """The records' files may be anywhere: what leaves is known from manifests and batch headers."""
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
+    location = java_table(sandbox.session, name.records_table).location()
+    data = Path(location.removeprefix("file:")) / "data"
+    assert list(data.rglob("*.parquet"))
+    data.rename(data.with_name("away"))
+    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    assert outcome.rows_removed == 4
+    data.with_name("away").rename(data)
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [4, 5, 6, 7]
+
+
 @pytest.mark.parametrize(
     "step", [Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES]
 )

@@ -146,6 +146,7 @@ def test_a_bad_setting_is_refused_before_anything_is_set(
 def test_every_commit_point_outside_ingest_and_rounds_is_killed_in_some_test() -> None:
     here = {Step.MARK_RECORDS, Step.MARK_STATE, Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS}
     expiry = {Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES}
+    expiry |= {Step.EXPIRE_RECORDS}
     requests = {Step.TRUNCATE_RECORDS}
     exports = {Step.EXPORT_CHECKPOINTS, Step.EXPORT_TARGET}
     merges = {Step.MERGE_STARTED, Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE}

@@ -18,7 +18,7 @@ COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999
-HAS_ZONE = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.]\d{1,9})?)?(Z|[+-]\d\d:?\d\d)$"
+HAS_ZONE = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.]\d{1,9})?(Z|[+-]\d\d:?\d\d)$"
 SUBQUERIES = "org.apache.spark.sql.catalyst.expressions.SubqueryExpression"
 
 
@@ -58,7 +58,7 @@ def _of_expression(spark: SparkSession, text: str) -> Column:
         judged = empty.where(F.expr(text).isNull())
         found = empty.select(F.expr(text)).schema[0].dataType
     except AnalysisException as error:
-        raise _refused(text, str(error).splitlines()[0]) from error
+        raise _refused(text, str(error).strip().splitlines()[0]) from error
     if reason := _not_of_one_record(judged):
         raise _refused(text, reason)
     if isinstance(found, TimestampType):
