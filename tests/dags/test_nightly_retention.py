@@ -1,6 +1,6 @@
 import pytest
 
-from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError, SafetyError
 from ebbtide.orchestration.stages import NIGHT
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import asset_events, run_dag, states
@@ -185,3 +185,28 @@ def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeS
     run = run_dag("nightly_retention", now="2999-01-01T00:00:00Z", allow_future_now=True)
     assert run.state == "success"
     assert {s.options.now for s in spark_submit.submitted} == {"2999-01-01T00:00:00.000+00:00"}
+
+
+def test_plans_that_may_pass_reach_expire_segments_alone(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a", WORK, LIMITED)
+    plans = ["0123456789ab", "ba9876543210"]
+    run_dag("nightly_retention", topics=["log.a"], accept_plan=plans)
+    accepted = {s.job: s.options.accept_plan for s in spark_submit.submitted if s.options}
+    assert accepted.pop("expire_segments") == plans
+    assert set(map(len, accepted.values())) == {0}
+
+
+def test_a_plan_that_removes_too_much_is_not_tried_again(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a", WORK, LIMITED)
+    lake.topic("log.b", WORK, LIMITED)
+    spark_submit.failures["expire_segments", "log.a"] = [SafetyError("expected less")]
+    run = run_dag("nightly_retention")
+    assert run.state == "failed"
+    expired = [s.topics for s in spark_submit.submitted if s.job == "expire_segments"]
+    assert expired == [["log.a", "log.b"]]
+    freed = [s.topics for s in spark_submit.submitted if s.job == "expire_snapshots"]
+    assert freed == [["log.b"]]

@@ -90,6 +90,28 @@ def test_nothing_is_promised_that_no_run_will_do(
     assert "the first run at or after" not in rendered()
 
 
+def test_single_records_that_expired_have_a_column_when_there_are_any(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "expire_segments", partitions={0: {**EXPIRED, "records_expired": 0}})
+    titles = rendered().splitlines()[4].split()
+    assert titles.count("expired") == 1
+    expired = {**EXPIRED, "records_expired": 1_234}
+    lake.run("log.a", "expire_segments", run_id="run-2", partitions={0: expired})
+    titles = rendered("run-2").splitlines()[4].split()
+    assert titles.count("expired") == 2
+    assert " 1,234 " in rendered("run-2")
+
+
+def test_what_a_run_has_to_say_is_said(lake: LakeSandbox) -> None:
+    lake.topic("log.a", {p: state_of() for p in (0, 1)})
+    noted = partition_result(note="the state had no max event time")
+    lake.run("log.a", "expire_segments", partitions={0: partition_result(), 1: noted})
+    lines = rendered().splitlines()
+    assert [line for line in lines if "state had" in line] == [
+        "log.a partition 1: the state had no max event time."
+    ]
+
+
 def test_a_failure_is_named(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "clean_log", error=ConfigurationError("expected x, found y"))
