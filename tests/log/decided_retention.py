@@ -9,7 +9,7 @@ from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.retention import Expiry, Offsets, expire, record_limit
 from ebbtide.log.segments import Segment
 from ebbtide.log.state import PartitionState, parse_states, to_properties
-from tests.log.retention_model import ENTRY_BYTES, FUTURE_MS, NOW_MS, Entry, Left, Log
+from tests.log.retention_model import FUTURE_MS, NOW_MS, Entry, Left, Log, bytes_of
 
 MAX_EVENT_TIME = "ebbtide.state.0.max-event-time-ms"
 
@@ -75,7 +75,7 @@ def _segment_of(base: int, entries: tuple[Entry, ...], modified_ms: int, kind: s
     return Segment(
         base,
         modified_ms,
-        len(entries) * ENTRY_BYTES,
+        bytes_of(entries),
         max_timestamp_ms=max((e.timestamp_ms(kind) for e in entries), default=-1),
         max_event_time_ms=max((e.counted_ms for e in data if e.event_ms is not None), default=-1),
         max_append_time_ms=max((e.append_ms for e in entries), default=-1),

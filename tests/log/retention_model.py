@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from tests.log.log_files import marker
 
 NOW_MS = 1_700_000_000_000
 FUTURE_MS = 50
@@ -15,6 +16,7 @@ MS, BYTES = "kafka.retention.ms", "kafka.retention.bytes"
 EVENT_MS = "kafka.retention.max.eventtime.ms"
 COMBINE, GRANULARITY = "ebbtide.retention.combine", "ebbtide.retention.granularity"
 ENTRY_BYTES = len(write_batch(BatchFields(), [Record(0, NOW_MS, b"k", b"v")]))
+MARKER_BYTES = len(marker(0, "COMMIT", producer=1, at_ms=NOW_MS))
 
 # Every value of every setting; None leaves it out.
 SETTINGS: dict[str, tuple[str | None, ...]] = {
@@ -41,6 +43,11 @@ class Entry(NamedTuple):
         assert self.event_ms is not None
         is_future = self.event_ms > self.append_ms + FUTURE_MS
         return self.append_ms if is_future else self.event_ms
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its batch."""
+        return MARKER_BYTES if self.is_marker else ENTRY_BYTES
 
     def timestamp_ms(self, kind: str | None) -> int:
         """What Kafka stores with it."""
@@ -103,7 +110,7 @@ def retained(log: Log, settings: Mapping[str, str], *, is_tracked: bool) -> Left
         return all(map(is_behind, timed)) and (bool(timed) or all(e.is_marker for e in of))
 
     def too_many(of: tuple[Entry, ...]) -> bool:
-        return sum(len(o) for _, o in left) - len(of) >= limits[BYTES] / ENTRY_BYTES
+        return bytes_of(*(o for _, o in left)) - bytes_of(of) >= limits[BYTES]
 
     times = [rule for n, rule in ((MS, too_old), (EVENT_MS, too_far_behind)) if n in limits]
     if settings.get(COMBINE) == "all" and times:
@@ -127,6 +134,11 @@ def retained(log: Log, settings: Mapping[str, str], *, is_tracked: bool) -> Left
         if not e.is_marker and not (singles and is_behind(e) and (not spares or is_old(e)))
     ]
     return Left(start, [offset for offset in kept if offset >= start])
+
+
+def bytes_of(*segments: tuple[Entry, ...]) -> int:
+    """What the batches of these segments take."""
+    return sum(entry.size_bytes for of in segments for entry in of)
 
 
 def of_ages(*segments: tuple[int | None, ...], **fields: int) -> Log:
