@@ -193,15 +193,16 @@ def carry(before: Log, after: Log, producers: Mapping[int, LastRecord]) -> Log:
     return replace(after, batches=tuple(kept.values()))
 
 
-def retain(log: Log, config: TopicConfig, now_ms: int) -> Log:
-    """The log after retention at `now_ms`; all of it is below the high watermark."""
+def retain(log: Log, config: TopicConfig, now_ms: int, high_watermark: int | None = None) -> Log:
+    """The log after retention at `now_ms`; without one given, all is below the high watermark."""
     state = log.state
+    end = state.log_end_offset
     expiry = expire(
         segments_of(log),
-        Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
+        Offsets(state.log_start_offset, end, end if high_watermark is None else high_watermark),
         config,
         now_ms=now_ms,
-        max_event_time_ms=state.max_event_time_ms,
+        max_event_time_ms=-1,
     )
     segments = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
     producers = producers_of(log, config, now_ms)

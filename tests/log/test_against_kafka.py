@@ -44,6 +44,7 @@ class Case:
     rounds: tuple[Round, ...]
     config: Mapping[str, str] = field(default_factory=lambda: ORDINARY)
     log_start_offset: int = 0
+    high_watermark: int | None = None  # None: the log end offset
 
 
 def dirty(now_ms: int = NOW_MS, **options: Any) -> Round:
@@ -290,6 +291,40 @@ CASES = {
             dirty(T0 + 3 + HOUR_MS, retention=True),
         ),
     ),
+    "retention stops at the high watermark, within a segment and at its end": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("b", "2"))],
+            2: [data(2, ("c", "3"), ("d", "4"))],
+            4: [data(4, ("e", "5"))],
+        },
+        config={"cleanup.policy": "delete", "retention.bytes": "0"},
+        rounds=(
+            dirty(retention=True),
+            dirty(NOW_MS + 1, retention=True, config={"retention.ms": "0"}),
+        ),
+        high_watermark=3,
+    ),
+    "the active segment stays while its end lies above the high watermark": Case(
+        segments={0: [data(0, ("a", "1"))], 1: [data(1, ("b", "2"), ("c", "3"))]},
+        config={"cleanup.policy": "delete", "retention.ms": "0", "retention.bytes": "0"},
+        rounds=(dirty(retention=True), dirty(NOW_MS + 1, retention=True)),
+        high_watermark=1,
+    ),
+    "size counts what compaction has left": Case(
+        segments={
+            0: [data(0, ("a", "1" * 50)), data(1, ("b", "2"))],
+            2: [data(2, ("a", "3"))],
+            3: [data(3, ("c", "4"))],
+            4: [],
+        },
+        config=ORDINARY | APART | {"cleanup.policy": "compact,delete"},
+        rounds=(
+            dirty(retention=True, config={"retention.bytes": "139"}),
+            dirty(NOW_MS + 1, retention=True, config={"retention.bytes": "138"}),
+            dirty(NOW_MS + 2, retention=True, config={"retention.bytes": "70"}),
+            dirty(NOW_MS + 3, retention=True, config={"retention.bytes": "69"}),
+        ),
+    ),
     "an open transaction holds the cleaner back also when its first segment has gone": Case(
         segments={
             0: [sent(0, "a")],
@@ -332,7 +367,7 @@ def after(log: Log, case: Case, number: int) -> Log:
             log = clean(log, config, this.now_ms)
         elif this.force_idle:
             log = clean(log, config, this.now_ms, is_idle=True)
-    return retain(log, config, this.now_ms) if this.retention else log
+    return retain(log, config, this.now_ms, case.high_watermark) if this.retention else log
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +388,7 @@ def by_kafka(directories: dict[str, Path], kafka_jars: Path) -> dict[str, Oracle
             config=case.config,
             rounds=case.rounds,
             log_start_offset=case.log_start_offset,
+            high_watermark=case.high_watermark,
             modified_ms=dict.fromkeys(case.segments, MODIFIED_MS),
         )
         for name, case in CASES.items()

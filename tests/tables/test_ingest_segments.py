@@ -124,6 +124,7 @@ def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
         "skipped": [],
         "accepted_gaps": [],
         "timestamps_in_headers": 0,
+        "event_times_missing": 0,
     }
     assert load(spark, name).partitions[1] == PartitionState(
         log_start_offset=0,
