@@ -66,8 +66,9 @@ up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
 sample: setup-test ## Produce the sample log again, on a real broker
 	@$(PY) -m sample.make_sample
 
-bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, within an hour
+bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, and retention, in an hour
 	@$(PY) benchmarks/read_segments.py
+	@$(PY) -m benchmarks.expire_segments
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
 

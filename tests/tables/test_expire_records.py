@@ -8,6 +8,7 @@ import pytest
 
 from ebbtide.errors import SafetyError
 from ebbtide.log.names import TopicName
+from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.commits import Step
 from ebbtide.tables.stages.expire import plan_expire
 from ebbtide.tables.stages.merge import merge_segments
@@ -19,6 +20,7 @@ from tests.tables.exports import export, kafkas_states
 from tests.tables.kafka_view import offsets, view_of_kafka, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, expire, ingest, mark
+from tests.tables.partition_log import T0, append, write_segments
 
 NIGHT_MS = FIRST_MS + 100 * DAY_MS
 RECORDS = {
@@ -128,23 +130,25 @@ def test_both_times_must_say_so_where_all_is_asked_for(
 def test_a_future_event_time_counts_as_the_append_time(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
-    name = TopicName(cluster, "t")
-    hour_ms = 3_600_000
-    far = Message("a", "1", 1_000 * DAY_MS)
-    write_log(tmp_path / "1", "t", [[far, Message("b", "1", -1 - FIRST_MS)]], COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "1", FIRST_MS)
-    later = [[far, Message("b", "1", -1 - FIRST_MS)], [Message("c", "1", hour_ms + 101)]]
-    write_log(tmp_path / "2", "t", later, COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "2", FIRST_MS + 101)
-    assert load(sandbox.session, name).partitions[0].max_event_time_ms == FIRST_MS + hour_ms + 101
-    limit = {"kafka.retention.max.eventtime.ms": str(hour_ms + 101)}
-    configure(sandbox, name, RECORDS | limit)
+    """And a record without one is never past the limit."""
+    name, hour_ms = TopicName(cluster, "t"), 3_600_000
+    first = [record_at(0, T0 + 1_000 * DAY_MS), record_at(1, -1)]
+    write_segments(tmp_path, {0: first})
+    ingest(sandbox.session, str(name), tmp_path, T0)
+    append(tmp_path, 0, record_at(2, T0 + hour_ms + 101))
+    ingest(sandbox.session, str(name), tmp_path, T0 + 101)
+    assert load(sandbox.session, name).partitions[0].max_event_time_ms == T0 + hour_ms + 101
+    limit = "kafka.retention.max.eventtime.ms"
+    settings = {"kafka.cleanup.policy": "delete", limit: str(hour_ms + 101)}
+    configure(sandbox, name, RECORDS | settings)
     assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 0
-    configure(sandbox, name, {"kafka.retention.max.eventtime.ms": str(hour_ms + 100)})
-    expire(sandbox.session, str(name), NIGHT_MS)
-    left = sandbox.session.table(name.records_table).orderBy("offset").collect()
-    # The record without a time is never past the limit, and went with its segment.
-    assert [row["offset"] for row in left] == [2]
+    configure(sandbox, name, {limit: str(hour_ms + 100)})
+    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 1
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [1, 2]
+
+
+def record_at(offset: int, at_ms: int) -> bytes:
+    return write_batch(BatchFields(), [Record(offset, at_ms, b"k", b"v")])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,14 @@ from tests.log.log_files import marker, transactional
 from tests.tables.conftest import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.nights import HOUR_MS, clean, expire, ingest, mark
-from tests.tables.partition_log import T0, append, write_segments
+from tests.tables.partition_log import (
+    MODIFIED_MS,
+    T0,
+    append,
+    segment_path,
+    touch,
+    write_segments,
+)
 
 NOW_MS = T0 + HOUR_MS
 MISSING = "ebbtide.state.0.max-event-time-ms"
@@ -135,6 +142,7 @@ def test_an_ingest_meanwhile_is_seen_before_it_is_kept(
     """What it brought may be newer than all that the plan looked at."""
     forget(spark, name)
     append(source, 4, data(4, b"d", T0 + 900))
+    touch(segment_path(source, 4), MODIFIED_MS + 4)  # a file's time may be as coarse as that
     meanwhile(Step.LOG_START_OFFSET, lambda: ingest(spark, str(name), source, NOW_MS))
     with pytest.raises(CommitConflictError):
         expire(spark, str(name), NOW_MS)
