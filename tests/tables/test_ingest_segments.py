@@ -256,6 +256,63 @@ def test_damage_stops_its_partition_and_no_other(
     assert repaired.states[0].log_end_offset == 11
 
 
+class TestSlices:
+    """One new file a slice: what many batches do, whose rows the driver cannot hold at once."""
+
+    @pytest.fixture(autouse=True)
+    def of_one_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stage, "MAX_BATCHES", 1)
+        monkeypatch.setattr(stage, "FIRST_WALK_BYTES", 1)
+
+    def test_leave_the_same_as_one(
+        self, spark: SparkSession, name: TopicName, source: Path, unbroken: Contents
+    ) -> None:
+        grow(source)
+        outcome = ingest(spark, str(name), source, NOW_MS)
+        assert contents(spark, name) == unbroken
+        assert len(outcome.snapshot_ids) == 2 * 4
+        numbers = outcome.partitions[0]
+        assert [numbers[n] for n in ("records", "batches", "segments")] == [15, 5, 3]
+        assert numbers["log_end_offset"] == 15
+
+    @pytest.mark.parametrize("commit", [4, 5, 6, 7, 12])
+    def test_killed_in_a_later_one_are_finished_by_the_next_ingest(
+        self,
+        spark: SparkSession,
+        name: TopicName,
+        source: Path,
+        unbroken: Contents,
+        commit: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        steps: list[Step] = []
+
+        def stop(step: Step) -> None:
+            steps.append(step)
+            if len(steps) == commit + 1:
+                raise KilledError(step)
+
+        monkeypatch.setattr(commits, "before_commit", stop)
+        grow(source)
+        with pytest.raises(KilledError):
+            ingest(spark, str(name), source, NOW_MS)
+        ingest(spark, str(name), source, NOW_MS)
+        assert contents(spark, name) == unbroken
+
+    def test_end_where_a_file_is_damaged_or_the_high_watermark_lies(
+        self, spark: SparkSession, name: TopicName, source: Path
+    ) -> None:
+        files = {0: [batch(0, 5)], 5: [batch(5, 5)], 10: [batch(10)]}
+        for partition in (0, 2, 3):
+            write_segments(source, files, partition=partition)
+        damage(segment_path(source, 5))
+        checkpoint(source, "replication-offset-checkpoint", {0: 11, 1: 10, 2: 7, 3: 11})
+        outcome = ingest_topic(spark, name, source_of(source, NOW_MS))
+        found = contents(spark, name)
+        assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 10}
+        assert str(outcome.error).count("expected CRC-32C") == 1
+
+
 class TestAFileThatVanishes:
     def test_before_it_is_walked_is_listed_again(
         self, spark: SparkSession, name: TopicName, source: Path

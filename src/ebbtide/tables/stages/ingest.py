@@ -1,14 +1,16 @@
 """ingest_segments: what a log directory holds beyond the tables' ends goes into the tables.
 
 Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
-finished without a duplicate or a hole.
+finished without a duplicate or a hole. A log of very many batches is taken in slices, each of them
+an ingest of its own, since the rows of new batches pass through the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import accumulate
 from typing import Self
 
 import pyarrow as pa
@@ -51,11 +53,16 @@ from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snaps
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
+# New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
+MAX_BATCHES = 1_000_000
+FIRST_WALK_BYTES = 256 * 1024 * 1024
 # A broker that removes files while they are read is listed again this often.
 LISTINGS = 3
 # Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 TOPIC_ID = "kafka.topic.id"
+# Numbers of a partition that add up over slices.
+SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,13 @@ class Source:
         """The same log directory as it is by now."""
         return replace(self, directories=list_log_directory(self.uri))
 
+    def without(self, name: TopicName, partitions: Container[int]) -> Source:
+        """The same without these partitions of a topic."""
+        left = [
+            d for d in self.directories if d.topic != name.topic or d.partition not in partitions
+        ]
+        return replace(self, directories=left)
+
     def of(self, name: TopicName) -> list[PartitionDirectory]:
         """The partitions of one topic."""
         return [directory for directory in self.directories if directory.topic == name.topic]
@@ -102,7 +116,13 @@ class IngestPlan:
     topic: Topic
     source: Source
     logs: dict[int, SourceLog]
+    left: Container[int]  # partitions with files that wait for the next slice
     event_time: Column | None = None  # None: as the records say themselves
+
+    @property
+    def ended(self) -> set[int]:
+        """The partitions of which a further slice would bring nothing."""
+        return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
     def outcome(self) -> Outcome:
         """The numbers of the plan; `error` where a part of the source was refused."""
@@ -120,12 +140,13 @@ class IngestPlan:
                 "accepted_gaps": log.accepted_gaps,
             }
         errors = [error for log in self.logs.values() for error in log.errors]
-        if errors:
-            outcome.error = errors[0] if len(errors) == 1 else _joined(errors)
+        outcome.error = _joined(errors) if errors else None
         return outcome
 
 
 def _joined(errors: Sequence[EbbtideError]) -> EbbtideError:
+    if len(errors) == 1:
+        return errors[0]
     return type(errors[0])("\n".join(str(error) for error in errors))
 
 
@@ -134,6 +155,7 @@ def ingest_topic(
 ) -> Outcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""
     refused: dict[str, str] = {}
+    done = Outcome()
     listings = 1
     while True:
         try:
@@ -144,7 +166,12 @@ def ingest_topic(
                 is_plan_only=is_plan_only,
             )
             plan = plan_ingest(topic, source, refused)
-            return plan.outcome() if is_plan_only else execute_ingest(plan)
+            if is_plan_only:
+                return plan.outcome()
+            _add_slice(done, execute_ingest(plan))
+            source = source.without(name, plan.ended)
+            if not source.of(name):
+                return done
         except CorruptSegmentError as error:
             # A batch whose CRC is right and whose records are not shows only when it is decoded.
             refused |= _refusal(error, source.of(name), refused)
@@ -153,6 +180,18 @@ def ingest_topic(
                 raise
             source = source.listed_again()
             listings += 1
+
+
+def _add_slice(done: Outcome, of_slice: Outcome) -> None:
+    """Add what one slice did to what those before it did."""
+    for partition, numbers in of_slice.partitions.items():
+        before = done.partitions.get(partition, {})
+        summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
+        gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
+        done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
+    done.snapshot_ids += of_slice.snapshot_ids
+    errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
+    done.error = _joined(errors) if errors else None
 
 
 def _refusal(
@@ -201,15 +240,51 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
         for p in unread
         for file in unread[p]
     ]
-    walked = walk_files(topic.spark, files, max(MAX_BATCH_BYTES, config.max_message_bytes))
+    begun = {p: state.log_end_offset for p, state in states.items()}
+    most = max(MAX_BATCH_BYTES, config.max_message_bytes)
+    walked, left = _walk_slice(topic.spark, files, begun, most)
     held = find_ends(topic, directories)
     rule = GapRule(config.is_compacted, source.accept_gap)
     logs = {}
     for partition, directory in directories.items():
         first_read = unread[partition][0].base_offset if unread[partition] else 0
-        mine = read_back(directory, first_read, walked, refused)
+        waiting = {file.path for file in left if file.partition == partition}
+        if waiting and len(waiting) == len(unread[partition]):
+            continue
+        mine = read_back(_without_files(directory, waiting), first_read, walked, refused)
         logs[partition] = take_log(mine, held[partition], rule)
-    return IngestPlan(topic, source, logs, event_time)
+    return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
+
+
+def _walk_slice(
+    spark: SparkSession,
+    files: Sequence[FileToWalk],
+    log_end_offsets: Mapping[int, int],
+    max_batch_bytes: int,
+) -> tuple[pa.Table, list[FileToWalk]]:
+    """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
+
+    Files that begin below their partition's log end are all among those walked.
+    """
+    held = [f for f in files if f.base_offset < log_end_offsets.get(f.partition, 0)]
+    left = [f for f in files if f not in held]
+    tables: list[pa.Table] = []
+    rows, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
+    while not tables or (left and rows < MAX_BATCHES):
+        ends = accumulate(file.size_bytes for file in left)
+        count = max(1, sum(end <= budget_bytes for end in ends))
+        some, left = [*held, *left[:count]], left[count:]
+        held = []
+        tables.append(walk_files(spark, some, max_batch_bytes))
+        rows += tables[-1].num_rows
+        walked_bytes += sum(file.size_bytes for file in some)
+        budget_bytes = (MAX_BATCHES - rows) * walked_bytes // max(rows, 1)
+    return pa.concat_tables(tables), left
+
+
+def _without_files(directory: PartitionDirectory, paths: Container[str]) -> PartitionDirectory:
+    segments = tuple(segment for segment in directory.segments if segment.path not in paths)
+    return replace(directory, segments=segments)
 
 
 def _check_topic_id(topic: Topic, directories: Iterable[PartitionDirectory]) -> None:

@@ -129,6 +129,12 @@ class SourceLog:
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether something is taken, and nothing was refused."""
+        state = self.held.state
+        return not self.errors and (state is None or self.log_end_offset > state.log_end_offset)
+
     def unread(self) -> Iterator[tuple[str, pa.Table]]:
         """The batches of each file whose records are not all in the records table."""
         visible = self.visible
