@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3.11
 PORT ?= 8080
 LOGS ?= 100000
-TOPICS ?= 100
+TOPICS ?= 20
 SEED ?= 1
 FIRST ?= 0
 
@@ -50,9 +50,9 @@ fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SE
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
 	@$(PY) -m tests.log.fuzz --logs $(LOGS) --seed $(SEED) --first $(FIRST)
 
-fuzz-spark: setup-test ## The same through the Spark stages, 20 logs a topic (TOPICS=, SEED=, FIRST=)
+fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (TOPICS=, SEED=, FIRST=)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
-	@$(PY) -m tests.tables.fuzz --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
+	@$(PY) -m tests.tables.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
 
 check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

@@ -1,6 +1,6 @@
 """Random topics through the Spark stages and through Kafka's own classes.
 
-`python -m tests.tables.fuzz --topics 100 --seed 7`; goes on with `--first N` where it was stopped.
+`python -m tests.tables.fuzz --topics 20 --seed 7`; goes on with `--first N` where it was stopped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,29 +30,29 @@ from tests.log.shrink import fewer_requests, first_rounds, less_grown
 from tests.tables.spark_replay import Tally, replay_topic
 
 REGRESSIONS = Path(__file__).parent / "regressions"
-PARTITIONS = 20
+PARTITIONS = 20  # logs of a topic
+LOGS_AT_ONCE = 20  # while a difference is made smaller
 SEEDS_APART = 10**6
 SHRINKING_SECONDS = 300
 # A topic at a time leaves a core idle while the driver thinks.
 TOPICS_AT_ONCE = 3
 
 
-def topic_of(seed: int, number: int) -> Topic:
+def topic_of(seed: int, number: int, partitions: int = PARTITIONS) -> Topic:
     """Topic `number` of a seed; segments are no smaller than Kafka lets a topic set."""
-    return random_topic(seed * SEEDS_APART + number, PARTITIONS, merges_by_size=False)
+    return random_topic(seed * SEEDS_APART + number, partitions, merges_by_size=False)
 
 
 def run(
-    spark: SparkSession, home: Path, seed: int, numbers: Sequence[int]
+    spark: SparkSession, home: Path, topics: Mapping[int, Topic], seed: int
 ) -> Iterator[tuple[int, Tally]]:
     """The tally of each topic, in order."""
 
     def replayed(number: int) -> Tally:
-        topic = topic_of(seed, number)
-        return replay_topic(_session(spark), topic, home / f"s{seed}n{number}", JARS)
+        return replay_topic(_session(spark), topics[number], home / f"s{seed}n{number}", JARS)
 
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
-        yield from zip(numbers, pool.map(replayed, numbers), strict=True)
+        yield from zip(topics, pool.map(replayed, topics), strict=True)
 
 
 def _session(spark: SparkSession) -> SparkSession:
@@ -89,8 +89,8 @@ def write_smallest(
 
 def _differing(spark: SparkSession, home: Path, topic: Topic) -> list[tuple[Partition, list[str]]]:
     """The first logs of a topic that differ, a few of them at a time, and in what."""
-    for start in range(0, len(topic.partitions), PARTITIONS):
-        few = topic.partitions[start : start + PARTITIONS]
+    for start in range(0, len(topic.partitions), LOGS_AT_ONCE):
+        few = topic.partitions[start : start + LOGS_AT_ONCE]
         folder = home / f"c{uuid.uuid4().hex}"
         tally = replay_topic(_session(spark), replace(topic, partitions=few), folder, JARS)
         if tally.differences:
@@ -101,7 +101,8 @@ def _differing(spark: SparkSession, home: Path, topic: Topic) -> list[tuple[Part
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and tell how far it is; 1 where a log differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--topics", type=int, default=20)
+    parser.add_argument("--logs-a-topic", type=int, default=PARTITIONS)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--first", type=int, default=0, help="the number of the first topic")
     parser.add_argument(
@@ -124,8 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Iceberg's JDBC catalog makes its tables at first use, and two at once get in each
         # other's way.
         spark.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
-        numbers = range(arguments.first, arguments.topics)
-        for number, tally in run(spark, home, arguments.seed, numbers):
+        topics = {
+            number: topic_of(arguments.seed, number, arguments.logs_a_topic)
+            for number in range(arguments.first, arguments.topics)
+        }
+        for number, tally in run(spark, home, topics, arguments.seed):
             total.add(tally)
             print(
                 f"fuzz: {number + 1} of {arguments.topics} topics, {total}, "
@@ -135,9 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             for partition, lines in tally.differences.items():
                 print(f"topic {number} partition {partition}:", *lines[:5], sep="\n  ")
-                topic = topic_of(arguments.seed, number)
                 name = f"seed-{arguments.seed}-topic-{number}-{partition}"
-                print(f"smallest: {write_smallest(spark, home, topic, partition, name)}")
+                print(f"smallest: {write_smallest(spark, home, topics[number], partition, name)}")
     print(total)
     return 1 if total.differences else 0
 
