@@ -19,9 +19,8 @@ def test_a_plan_that_removes_too_much_fails_its_topic_until_it_is_let_pass(
     for topic, ratio in {"careful": "0.5", "careless": "1"}.items():
         write_log(tmp_path / topic, topic, [[Message("a", "1")]], CONFIG)
         ingest(lake.session, f"log.{topic}", tmp_path / topic, FIRST_MS)
-        lake.session.sql(
-            f"ALTER TABLE lake.log.{topic} SET TBLPROPERTIES ('ebbtide.max.delete.ratio' = '{ratio}')"
-        )
+        setting = f"'ebbtide.max.delete.ratio' = '{ratio}'"
+        lake.session.sql(f"ALTER TABLE lake.log.{topic} SET TBLPROPERTIES ({setting})")
     arguments = ["--topic", "log.careful", "--now", at(NOW_MS).isoformat()]
 
     planned = submit(lake, "expire_segments", *arguments, "--plan-only")
@@ -31,8 +30,8 @@ def test_a_plan_that_removes_too_much_fails_its_topic_until_it_is_let_pass(
 
     refused = submit(lake, "expire_segments", *arguments, "--topic", "log.careless")
     assert refused.returncode == 1
-    assert "SafetyError: expected retention to remove at most 0.5 of" in refused.stderr
-    assert f'"accept_plan": ["{shown[1]}"]' in refused.stderr
+    assert "SafetyError: expected retention to remove at most 0.5 of" in refused.stdout
+    assert f'"accept_plan": ["{shown[1]}"]' in refused.stdout
     left = [lake.session.table(f"lake.log.{topic}").count() for topic in ("careful", "careless")]
     assert left == [1, 0]
 

@@ -20,9 +20,12 @@ from ebbtide.tables.topics import load
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker
 from tests.log.retention_model import (
+    EVENT_MS,
     FUTURE_MS,
+    GRANULARITY,
     LOGS,
     NOW_MS,
+    POLICY,
     SETTINGS,
     TYPE,
     Entry,
@@ -50,15 +53,25 @@ def pairs(row: Row) -> set[tuple[int, str | None, int, str | None]]:
 
 
 def pairwise_cover() -> list[Row]:
-    """Rows that bring every two values together, the one with the most new pairs first."""
+    """Rows that bring every two values together, the one with the most new pairs first.
+
+    Of two as good, the one that sets more, so that most topics have something to lose.
+    """
     rows = {row: pairs(row) for row in product(*FACTORS.values())}
     missing = set().union(*rows.values())
     cover = []
     while missing:
-        best = max(rows, key=lambda row: len(rows[row] & missing))
+        best = max(rows, key=lambda row: (len(rows[row] & missing), _weight(row)))
         cover.append(best)
         missing -= rows[best]
     return cover
+
+
+def _weight(row: Row) -> int:
+    settings = dict(zip(FACTORS, row, strict=True))
+    is_deleted = "delete" in (settings[POLICY] or "")
+    has_singles = settings[EVENT_MS] is not None and settings[GRANULARITY] == "record"
+    return is_deleted + is_deleted * has_singles
 
 
 COVER = pairwise_cover()

@@ -1,4 +1,4 @@
-"""Connections to Kafka clusters: how a replica names one, and where their settings are handed over.
+"""Connections to Kafka clusters: where their settings are handed over.
 
 Settings hold secrets, so they travel in the driver's environment and never on a command line.
 """
@@ -11,13 +11,6 @@ from ebbtide.errors import ConfigurationError
 
 # {connection id: librdkafka's settings}, as JSON.
 CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
-REPLICA_PREFIX = "kafka:"
-
-
-def connections_of(replicas: str) -> list[str]:
-    """The connections that a value of ebbtide.replicas names, in its order."""
-    names = [replica.strip() for replica in replicas.split(",")]
-    return [n.removeprefix(REPLICA_PREFIX) for n in names if n.startswith(REPLICA_PREFIX)]
 
 
 def parse_connection(connection: str, text: str | None) -> dict[str, str]:

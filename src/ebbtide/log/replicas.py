@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.log.connections import REPLICA_PREFIX as LIVE_PREFIX
 from ebbtide.log.names import TopicName
 
 REPLICAS = "ebbtide.replicas"
+LIVE_PREFIX = "kafka:"
 
 
 class TableReplica(NamedTuple):

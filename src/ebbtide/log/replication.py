@@ -114,11 +114,12 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
     first_unmarked = replica.first_unmarked_offset
     if first_unmarked >= end:
         first_unmarked = max(first_unmarked, primary.first_unmarked_offset)
+    times_ms = (replica.max_event_time_ms, primary.max_event_time_ms)
     return replica.moved(
         log_end_offset=primary.log_end_offset,
         first_unmarked_offset=first_unmarked,
         segments=(*replica.segments[:-1], (base, modified_ms), *begun),
-        max_event_time_ms=max(replica.max_event_time_ms, primary.max_event_time_ms),
+        max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
     )
 
 

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from ebbtide.errors import EbbtideError
-from ebbtide.log.connections import CONNECTIONS, connections_of
+from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.delete_request import DeleteRequest
 from ebbtide.tables.reader import Lake
 
@@ -26,10 +26,9 @@ def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
     needed = {name for asked in request.topics.values() for name in asked.connections}
     for name in request.topics:
         try:
-            properties = lake.topic(str(name)).properties
+            needed.update(lake.topic(str(name)).config.live_replicas)
         except EbbtideError:
             continue  # the job meets the same error and writes it down
-        needed.update(connections_of(properties.get("ebbtide.replicas", "")))
     return needed
 
 

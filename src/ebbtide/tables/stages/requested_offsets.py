@@ -11,9 +11,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.errors import RequestError
-from ebbtide.log.connections import connections_of
 from ebbtide.log.delete_records import HIGH_WATERMARK
 from ebbtide.log.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
+from ebbtide.log.replicas import REPLICAS
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.topics import Topic
@@ -133,12 +133,11 @@ def _resolve_groups(
 
 
 def _only_connection(topic: Topic) -> str:
-    replicas = topic.properties.get("ebbtide.replicas", "")
-    connections = connections_of(replicas)
+    connections = topic.config.live_replicas
     if len(connections) != 1:
         raise RequestError(
-            f"expected a connection beside groups, or one kafka:<connection> in ebbtide.replicas "
-            f"of {topic.name}, found {replicas!r}"
+            f"expected a connection beside groups, or one kafka:<connection> in {REPLICAS} "
+            f"of {topic.name}, found {topic.properties.get(REPLICAS, '')!r}"
         )
     return connections[0]
 
