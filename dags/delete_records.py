@@ -57,6 +57,7 @@ def build_request() -> dict[str, Any]:
             "Time",
             "In every partition, up to the first record at or after this time.",
             format="date-time",
+            pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$",
             section=CHOICE,
         ),
         "age": optional(

@@ -29,6 +29,10 @@ def real_spark(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> LakeSandbo
 def test_a_night_after_an_ingest(real_spark: LakeSandbox) -> None:
     ingested = run_dag("ingest_segments", source=str(SAMPLE), topics=[TOPIC])
     assert ingested.state == "success"
+    # All but its active segment is old by then: more than a night may remove unless told so.
+    real_spark.session.sql(
+        "ALTER TABLE lake.log.audit SET TBLPROPERTIES ('ebbtide.max.delete.ratio' = '1')"
+    )
     now = end_of(SAMPLE) + timedelta(days=40)
     night = run_dag("nightly_retention", now=now.isoformat(), allow_future_now=True)
     assert night.state == "success"

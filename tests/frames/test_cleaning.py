@@ -11,7 +11,7 @@ from ebbtide.frames.cleaning import clean_segment, dirty_keys
 from ebbtide.frames.headers import Headers
 from ebbtide.log.batches import Batch
 from ebbtide.log.cleaning import MAX_OFFSET, Round
-from ebbtide.records.arrays import Int64s
+from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.v2_writer import Record
 from tests.frames.test_rewriting import HEADER_SCHEMA, ORDINARY, table_of
 from tests.log.plain_cleaner import surviving
@@ -82,15 +82,16 @@ def test_column_by_column_is_as_one_by_one(
             survivors = surviving(header, ORDINARY, records, latest_offsets, this_round=a_round)
             left.update(record.offset for record in survivors)
 
-    def latest_of(keys: pa.ChunkedArray, _offsets: Int64s) -> Int64s:
-        return np.array([latest_offsets.get(key, -1) for key in keys.to_pylist()])
+    def is_superseded(keys: pa.ChunkedArray, offsets: Int64s) -> Bools:
+        latest = np.array([latest_offsets.get(key, -1) for key in keys.to_pylist()])
+        return np.asarray(offsets < latest)
 
     offsets, bases, keys, is_tombstone = zip(*rows, strict=True)
     done = clean_segment(
         table_of(offsets, bases, keys, is_tombstone),
         Headers(pa.Table.from_pylist([h._asdict() for h in headers], schema=HEADER_SCHEMA)),
         {},
-        latest_of,
+        is_superseded,
         this_round,
         10**9,
     )
