@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.delete_records import Answer, ErrorCode
-from ebbtide.log.delete_request import parse_request
+from ebbtide.log.delete_request import AtOffset, TopicRequest, parse_request
 from ebbtide.log.names import TopicName
+from ebbtide.log.replicas import REPLICAS
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.answer_request import answer_request
@@ -166,6 +168,50 @@ def test_one_refused_partition_does_not_stop_the_others(broker: KafkaBroker) -> 
     }
     assert live.log_start_offsets([first, second]) == {first: 0, second: 2}
     assert live.log_end_offsets([first, second]) == {first: 10, second: 10}
+
+
+@pytest.fixture
+def with_replica(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], None]]:
+    """Makes the live topic by a connection the table's replica; `nobody` is where no broker is."""
+    (port,) = free_ports(1)
+    nobody = {"nobody": {"bootstrap.servers": f"127.0.0.1:{port}"}}
+    monkeypatch.setenv(CONNECTIONS, json.dumps({**json.loads(os.environ[CONNECTIONS]), **nobody}))
+    table = f"ALTER TABLE {TopicName(CLUSTER, DELETED).records_table}"
+
+    def follow(connection: str) -> None:
+        replicas = f"'{REPLICAS}' = 'kafka:{connection}'"
+        sandbox.session.sql(f"{table} SET TBLPROPERTIES ({replicas})")
+
+    yield follow
+    sandbox.session.sql(f"{table} UNSET TBLPROPERTIES ('{REPLICAS}')")
+
+
+def test_a_table_and_its_live_topic_move_together_once_the_broker_lets_them(
+    broker: KafkaBroker, asked: Asked, sandbox: LakeSandbox, with_replica: Callable[[str], None]
+) -> None:
+    partition, _ = live_partitions("one of several")
+    name, live = TopicName(CLUSTER, DELETED), LiveTopic.connect(CLUSTER, DELETED)
+    request = TopicRequest({partition: AtOffset(3)})
+
+    def ask_both(connection: str) -> tuple[Outcome, tuple[int, int, str]]:
+        with_replica(connection)
+        outcome = answer_request(sandbox.session, name, request, FIRST_MS, SHORT_MS)
+        said = outcome.partitions[partition]
+        return outcome, (said["log_start_offset"], said["low_watermark"], said["error_name"])
+
+    _, refused = ask_both("describer")
+    late, timed_out = ask_both("nobody")
+    assert live.log_start_offsets([partition]) == {partition: 0}
+    _, done = ask_both(CLUSTER)
+    assert (refused, timed_out, done) == (
+        (3, -1, "TOPIC_AUTHORIZATION_FAILED"),
+        (3, -1, "REQUEST_TIMED_OUT"),
+        (3, 3, "NONE"),
+    )
+    assert isinstance(late.error, UnavailableError)
+    assert live.log_start_offsets([partition]) == {partition: 3}
 
 
 def test_a_partition_without_a_commit_is_left_alone_and_named(
