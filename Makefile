@@ -73,8 +73,8 @@ bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, and reten
 	@$(PY) -m benchmarks.clean_log.report --write
 
 bench-full: setup-test ## The long measurements, taken up where they stopped
-	-@$(BENCH) --resume --drop --cells 32m-1.25,8m-5-b500,8m-5-b10,8m-5-b1 --contenders ours,kafka
-	-@$(BENCH) --resume --drop --cells 8m-50 --runs-by-hand 3
+	-@$(BENCH) --resume --drop --runs 3 --cells 32m-1.25,8m-5-b500,8m-5-b10,8m-5-b1 --contenders ours,kafka
+	-@$(BENCH) --resume --drop --runs 3 --cells 8m-50 --runs-by-hand 1
 	@[ -e $(BENCH_RESULTS)/nights/nights.json ] || \
 		$(PY) -m benchmarks.clean_log.thirty_nights --results $(BENCH_RESULTS)/nights
 	@$(PY) -m benchmarks.clean_log.report --write

@@ -23,10 +23,6 @@ from benchmarks.clean_log.data.home import BENCH, ROOT, environment, make_home
 from benchmarks.clean_log.data.log_files import Survivors, write_log
 
 CATALOG = "catalog.db"
-# An ingest takes all new batch rows through the driver, which are millions with a record a batch.
-ROOMY = {
-    "PYSPARK_SUBMIT_ARGS": "--driver-memory 8g --conf spark.driver.maxResultSize=0 pyspark-shell"
-}
 TOPIC_TABLE, PLAIN_TABLE = "topic", "plain"
 
 
@@ -98,6 +94,6 @@ def _make(data: CellData, table: str) -> None:
     print(f"{data.cell.name}: making the {table} table", file=sys.stderr, flush=True)
     (data.home / "lake").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.clean_log.data.tables", data.cell.name, table]
-    subprocess.run(command, cwd=ROOT, env=environment(data.home) | ROOMY, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment(data.home), check=True)
     shutil.rmtree(data.lake(table), ignore_errors=True)
     (data.home / "lake").rename(data.lake(table))
