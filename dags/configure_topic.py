@@ -5,11 +5,10 @@ Names and ranges are Kafka's, and without an explicit limit nothing is ever remo
 property goes into the two lists: `kafka.*` are Kafka's configurations, `ebbtide.*` are ours.
 """
 
-from datetime import datetime, timedelta
-
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.house import HOUSE, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "configure_topic"
@@ -28,20 +27,10 @@ def lines(title: str, description: str, pattern: str) -> Param:
 
 @dag(
     schedule=None,
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
-        "topic": Param(
-            "log.flights",
-            type="string",
-            pattern=r"^[^.]+\..+$",
-            title="Topic",
-            description="<cluster>.<topic>, as the lake names it.",
-        ),
+        "topic": topic(),
         "set": lines(
             "Set",
             "One NAME=VALUE a line, such as kafka.cleanup.policy=compact,delete.",

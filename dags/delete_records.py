@@ -6,12 +6,12 @@ of four ways. The records leave the tables at once, and the disk when `expire_sn
 the age that the table keeps snapshots for.
 """
 
-from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Param, chain, dag, get_current_context, task
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.outcome import delete_request
 
@@ -32,18 +32,14 @@ def build_request() -> dict[str, Any]:
 
 @dag(
     schedule=None,
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
         "topic": optional(
             "string",
             "Topic",
             "<cluster>.<topic>; empty when the offsets below name several topics.",
-            pattern=r"^[^.]+\..+$",
+            pattern=TOPIC_PATTERN,
         ),
         "offsets": optional(
             "object",

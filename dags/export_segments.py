@@ -5,11 +5,10 @@ markers, segments. Nothing changes in the lake. The target is filled as a whole 
 that holds other files is refused. docs/restore.md says how a broker takes it over.
 """
 
-from datetime import datetime, timedelta
-
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.house import HOUSE, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "export_segments"
@@ -17,20 +16,10 @@ JOB = "export_segments"
 
 @dag(
     schedule=None,
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
-        "topic": Param(
-            "log.flights",
-            type="string",
-            pattern=r"^[^.]+\..+$",
-            title="Topic",
-            description="<cluster>.<topic>, as the lake names it.",
-        ),
+        "topic": topic(),
         "partitions": Param(
             None,
             type=["null", "array"],

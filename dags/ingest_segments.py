@@ -6,11 +6,11 @@ other topics are ingested. Scheduled when EBBTIDE_INGEST_SCHEDULE holds a cron e
 """
 
 import os
-from datetime import datetime, timedelta
 
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import HOUSE, now, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_segments"
@@ -18,12 +18,8 @@ JOB = "ingest_segments"
 
 @dag(
     schedule=os.environ.get("EBBTIDE_INGEST_SCHEDULE"),
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
         "source": Param(
             os.environ.get("EBBTIDE_INGEST_SOURCE", "sample/log"),
@@ -39,15 +35,7 @@ JOB = "ingest_segments"
             title="Cluster",
             description="Namespace of the topics' tables; without a dot.",
         ),
-        "topics": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": r"^[^.]+\..+$"},
-            minItems=1,
-            title="Topics",
-            description="One <cluster>.<topic> a line; empty means all in the source.",
-            section="Choice",
-        ),
+        "topics": topics("all in the source", section="Choice"),
         "accept_gap": Param(
             False,
             type="boolean",
@@ -55,14 +43,7 @@ JOB = "ingest_segments"
             description="Record missing offsets of a topic that is not compacted, not refuse them.",
             section="Choice",
         ),
-        "now": Param(
-            None,
-            type=["null", "string"],
-            format="date-time",
-            title="Now",
-            description="When the records count as received; empty means when the run was due.",
-            section="Choice",
-        ),
+        "now": now("When the records count as received", section="Choice"),
     },
 )
 def ingest_segments() -> None:

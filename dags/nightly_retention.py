@@ -15,8 +15,6 @@ Data is out of the tables after its stage, and off the disk when `expire_snapsho
 age that the table keeps snapshots for.
 """
 
-from datetime import datetime, timedelta
-
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import (
@@ -26,6 +24,7 @@ from ebbtide.orchestration.handover import (
     stage,
     verdict,
 )
+from ebbtide.orchestration.house import HOUSE, now, topics, topics_per_application
 from ebbtide.orchestration.stages import NIGHT
 
 ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
@@ -33,38 +32,12 @@ ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
 
 @dag(
     schedule="0 2 * * *",
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
-        "topics": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": r"^[^.]+\..+$"},
-            minItems=1,
-            title="Topics",
-            description="One <cluster>.<topic> a line; empty means all that are enabled.",
-        ),
-        "topics_per_application": Param(
-            50,
-            type="integer",
-            minimum=1,
-            maximum=1000,
-            title="Topics per Spark application",
-            description="Starting Spark costs over ten seconds, so topics share an application.",
-            section="Clock and size",
-        ),
-        "now": Param(
-            None,
-            type=["null", "string"],
-            format="date-time",
-            title="Now",
-            description="The clock of the whole run; empty means when the run was due.",
-            section="Clock and size",
-        ),
+        "topics": topics("all that are enabled"),
+        "topics_per_application": topics_per_application(section="Clock and size"),
+        "now": now("The clock of the whole run", section="Clock and size"),
         "allow_future_now": Param(
             False,
             type="boolean",

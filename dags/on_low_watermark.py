@@ -5,10 +5,11 @@ them nothing is left in any replica. A copy of this file that names your topic i
 what was derived from those records.
 """
 
-from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Asset, dag, get_current_context, task
+
+from ebbtide.orchestration.house import HOUSE
 
 TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
 
@@ -29,11 +30,8 @@ def print_low_watermarks() -> dict[str, int]:
 
 @dag(
     schedule=[TOPIC],
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    tags=["ebbtide", "example"],
     doc_md=__doc__,
+    **{**HOUSE, "tags": ["ebbtide", "example"]},
 )
 def on_low_watermark() -> None:
     print_low_watermarks()

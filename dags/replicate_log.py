@@ -8,40 +8,22 @@ EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
 """
 
 import os
-from datetime import datetime, timedelta
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import chain, dag
 
 from ebbtide.orchestration.handover import GROUP_TOPICS, group_topics, stage, verdict
+from ebbtide.orchestration.house import HOUSE, topics, topics_per_application
 
 JOB = "replicate_log"
 
 
 @dag(
     schedule=os.environ.get("EBBTIDE_REPLICATE_SCHEDULE"),
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **HOUSE,
     params={
-        "topics": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": r"^[^.]+\..+$"},
-            minItems=1,
-            title="Topics",
-            description="One <cluster>.<topic> a line; empty means all that are enabled.",
-        ),
-        "topics_per_application": Param(
-            50,
-            type="integer",
-            minimum=1,
-            maximum=1000,
-            title="Topics per Spark application",
-            description="Starting Spark costs over ten seconds, so topics share an application.",
-        ),
+        "topics": topics("all that are enabled"),
+        "topics_per_application": topics_per_application(),
     },
 )
 def replicate_log() -> None:

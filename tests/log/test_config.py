@@ -51,6 +51,7 @@ OTHERS = [
     ("kafka.topic.id", "topic_id", None),
     ("ebbtide.enabled", "is_enabled", True),
     ("ebbtide.clean.idle", "cleans_idle", True),
+    ("ebbtide.source", "upstream", None),
     ("ebbtide.replicas", "replicas", ()),
     ("ebbtide.rewrite.deleted.share", "rewrite_deleted_share", 0.3),
     ("ebbtide.max.delete.ratio", "max_delete_ratio", 0.5),

@@ -12,6 +12,7 @@ from ebbtide.log.continuation import (
     check_boundary,
     check_continuation,
     check_no_gap,
+    check_not_appended,
     check_not_lost,
 )
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -206,3 +207,9 @@ def test_a_gap_is_refused_unless_it_is_allowed() -> None:
         "not hold compact; set kafka.cleanup.policy with configure_topic if the topic is "
         "compacted, or run once with --accept-gap"
     )
+
+
+def test_offsets_that_were_appended_directly_are_taken_from_no_source() -> None:
+    check_not_appended("t-0", 100, source_end=100)
+    with pytest.raises(ForeignLogError, match=r"before offset 100, .*found that it ends at 101"):
+        check_not_appended("t-0", 100, source_end=101)

@@ -22,6 +22,7 @@ STATE = PartitionState(
     cleaned_end_offset=40,
     next_clean_ms=4_000,
     expired_end_offset=30,
+    first_appended_offset=35,
 )
 PROPERTIES = {
     "ebbtide.state.3.log-start-offset": "5",
@@ -33,6 +34,7 @@ PROPERTIES = {
     "ebbtide.state.3.cleaned-end-offset": "40",
     "ebbtide.state.3.next-clean-ms": "4000",
     "ebbtide.state.3.expired-end-offset": "30",
+    "ebbtide.state.3.first-appended-offset": "35",
     "ebbtide.state.3.segments": "[[0,1000],[20,2000]]",
 }
 
@@ -79,7 +81,11 @@ def test_what_is_written_is_read_back_partition_by_partition(
 
 
 # Tables made before these were kept have none.
-ADDED = {"ebbtide.state.3.max-event-time-ms": None, "ebbtide.state.3.expired-end-offset": NEVER}
+ADDED = {
+    "ebbtide.state.3.max-event-time-ms": None,
+    "ebbtide.state.3.expired-end-offset": NEVER,
+    "ebbtide.state.3.first-appended-offset": NEVER,
+}
 
 
 @pytest.mark.parametrize("name", ADDED)

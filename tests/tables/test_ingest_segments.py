@@ -11,14 +11,14 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CorruptSegmentError, ForeignLogError, RequestError, UnavailableError
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState
+from ebbtide.log.state import PartitionState, to_properties
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.stages import ingest as stage
 from ebbtide.tables.stages.ingest import LISTINGS, Source, ingest_topic
-from ebbtide.tables.topics import current_snapshot, exists, load
+from ebbtide.tables.topics import compare_and_set, current_snapshot, exists, load
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
 from tests.tables.conftest import KilledError
@@ -479,6 +479,34 @@ class TestTopicId:
         identify(identified, "third-id", partition=1)
         with pytest.raises(ForeignLogError, match="found second-id, third-id: partitions of diff"):
             ingest(spark, str(name), identified, NOW_MS)
+
+
+def test_the_topic_remembers_its_first_source_and_its_owner_may_name_another(
+    spark: SparkSession, name: TopicName, source: Path
+) -> None:
+    ingest(spark, str(name), source, NOW_MS)
+    assert load(spark, name).config.upstream == ("segments", str(source))
+    topic = load(spark, name)
+    compare_and_set(topic, Step.CONFIGURE_TOPIC, lambda _: {"ebbtide.source": "kafka:main"})
+    grow(source)
+    ingest(spark, str(name), source, NOW_MS)
+    assert load(spark, name).config.upstream == ("kafka", "main")
+
+
+def test_a_source_that_goes_on_where_records_were_appended_directly_is_refused(
+    spark: SparkSession, name: TopicName, source: Path
+) -> None:
+    ingest(spark, str(name), source, NOW_MS)
+    state = load(spark, name).partitions[0]
+    appended = to_properties(
+        0, state.moved(log_end_offset=12, first_appended_offset=state.log_end_offset)
+    )
+    compare_and_set(load(spark, name), Step.CONFIGURE_TOPIC, lambda _: appended)
+    ingest(spark, str(name), source, NOW_MS)  # it ends where they begin
+    grow(source)
+    with pytest.raises(ForeignLogError, match=r"t-0 to end at or before offset 10, from which on"):
+        ingest(spark, str(name), source, NOW_MS)
+    assert load(spark, name).partitions[0].log_end_offset == 12
 
 
 def test_a_name_like_a_views_is_refused(spark: SparkSession, source: Path) -> None:

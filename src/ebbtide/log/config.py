@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.replicas import REPLICAS, LiveReplica, Replica, TableReplica, parse_replicas
+from ebbtide.log.upstream import SOURCE, Upstream, parse_upstream
 
 PREFIX = "kafka."
 MAX_LONG = 2**63 - 1
@@ -63,6 +64,7 @@ class TopicConfig:
     expires_records: bool = False  # also single records past the event-time limit
     event_time: EventTime = OF_TIMESTAMP
     replicas: tuple[Replica, ...] = ()
+    upstream: Upstream | None = None  # None: nobody writes the log any more
 
     @property
     def table_replicas(self) -> list[TableReplica]:
@@ -215,6 +217,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     ),
     "ebbtide.event.time": ("event_time", _event_time),
     REPLICAS: ("replicas", parse_replicas),
+    SOURCE: ("upstream", parse_upstream),
 }
 
 # Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.

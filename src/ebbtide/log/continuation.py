@@ -78,6 +78,16 @@ def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[st
         )
 
 
+def check_not_appended(where: str, first_appended_offset: int, source_end: int) -> None:
+    """ForeignLogError where a source has offsets that records were given to directly."""
+    if source_end > first_appended_offset:
+        raise ForeignLogError(
+            f"expected {where} to end at or before offset {first_appended_offset}, from which on "
+            f"records were appended to the table directly, found that it ends at {source_end}: "
+            "both would hold these offsets; ingest it under another cluster name"
+        )
+
+
 def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: bool) -> None:
     """OffsetGapError where the source removed offsets that were not ingested yet."""
     if start > log_end_offset and not is_accepted:

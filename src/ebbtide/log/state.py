@@ -27,6 +27,7 @@ class PartitionState:
     `log_end_offset` is the high watermark too: only what is below the source's is taken.
     `max_event_time_ms` is None in tables made before it was kept, until retention works it out.
     Below `expired_end_offset` retention may have deleted single records.
+    From `first_appended_offset` on, a topic without an upstream was given records directly.
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits.
     """
@@ -41,6 +42,7 @@ class PartitionState:
     cleaned_end_offset: int = NEVER
     next_clean_ms: int = 0
     expired_end_offset: int = NEVER
+    first_appended_offset: int = NEVER
 
     @property
     def active_segment(self) -> int:
@@ -84,7 +86,11 @@ _INTEGERS = (
     "next_clean_ms",
 )
 # What tables made before do not have yet, and how it is read there.
-_ADDED: dict[str, int | None] = {"max_event_time_ms": None, "expired_end_offset": NEVER}
+_ADDED: dict[str, int | None] = {
+    "max_event_time_ms": None,
+    "expired_end_offset": NEVER,
+    "first_appended_offset": NEVER,
+}
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:

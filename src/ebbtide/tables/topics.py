@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -23,20 +23,20 @@ Changes = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topic:
-    """A topic as its table's properties stood when they were read."""
+    """A topic as its table's properties stood when they were read; each is parsed once."""
 
     spark: SparkSession
     name: TopicName
     properties: Mapping[str, str]
 
-    @property
+    @cached_property
     def config(self) -> TopicConfig:
         """The validated configuration; ConfigurationError where a property is wrong."""
         return parse_config(self.properties)
 
-    @property
+    @cached_property
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
         return parse_states(self.properties)

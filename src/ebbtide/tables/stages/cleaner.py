@@ -330,45 +330,56 @@ def _describe(
     """Add the partition's numbers to the effect."""
     headers, judged, after = before
     rewritings = [unit.rewriting for unit in units]
-    by_rule = Counter[str]()
-    for unit in units:
-        by_rule.update(unit.by_rule)
-    retained = headers.where(headers.column("base_offset") >= judged.part.first_segment_offset)
-    counts = retained.column("record_count")[~retained.is_control]
-    bytes_before = int(retained.column("size_bytes").sum())
-    bytes_removed = sum(of.bytes_removed for of in rewritings) + sum(
-        batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
-    )
+    by_rule = sum((Counter(unit.by_rule) for unit in units), Counter[str]())
     waits = [of.next_horizon_ms for of in rewritings if of.next_horizon_ms is not None]
     waits += list(_waiting_markers(judged, after, rewritings))
-    records_removed = sum(of.records_removed for of in rewritings) + sum(
-        batch.record_count - (left.record_count if left else 0)
-        for batch, left in after
-        if not batch.is_control
-    )
-    markers = [(b, a) for b, a in after if b.is_control and b.record_count]
-    markers_removed = sum(1 for _, a in markers if a is None or a.record_count == 0)
+    totals = _totals(headers, judged.part, after, rewritings)
     effect.victims += by_rule.total()
-    effect.bytes_removed += bytes_removed
+    effect.bytes_removed += totals["bytes_before"] - totals["bytes_after"]
     effect.next_clean_ms[partition] = min(waits, default=NEVER)
-    effect.numbers[partition] = {
-        "records_before": int(counts.sum()),
-        "records_after": int(counts.sum()) - records_removed,
-        "bytes_before": bytes_before,
-        "bytes_after": bytes_before - bytes_removed,
+    effect.numbers[partition] = totals | {
         "superseded": by_rule["superseded"],
         "aborted": by_rule["aborted"],
         "keyless": by_rule["keyless"],
         "tombstones_kept": sum(unit.tombstones_kept for unit in units),
         "tombstones_removed": by_rule["tombstone"],
-        "markers_removed": markers_removed,
-        "markers_kept": len(markers) - markers_removed,
+        **_markers(after),
         "next_horizon_ms": min((wait for wait in waits if wait), default=None),
     }
     if judged.part.held_back_from < MAX_OFFSET:
         tombstones = sum(unit.tombstones_held_back for unit in units)
         held_back = {"tombstones": tombstones, "markers": _markers_held_back(judged)}
         effect.numbers[partition]["held_back"] = held_back
+
+
+def _totals(
+    headers: Headers,
+    part: PartitionRound,
+    after: Sequence[tuple[Batch, Batch | None]],
+    rewritings: Sequence[Rewriting],
+) -> dict[str, Any]:
+    """Records of data and bytes before and after, as the headers of what is retained count them."""
+    retained = headers.where(headers.column("base_offset") >= part.first_segment_offset)
+    records = int(retained.column("record_count")[~retained.is_control].sum())
+    size_bytes = int(retained.column("size_bytes").sum())
+    records_removed = sum(of.records_removed for of in rewritings)
+    bytes_removed = sum(of.bytes_removed for of in rewritings)
+    for batch, left in after:
+        bytes_removed += batch.size_bytes - (left.size_bytes if left else 0)
+        if not batch.is_control:
+            records_removed += batch.record_count - (left.record_count if left else 0)
+    return {
+        "records_before": records,
+        "records_after": records - records_removed,
+        "bytes_before": size_bytes,
+        "bytes_after": size_bytes - bytes_removed,
+    }
+
+
+def _markers(after: Sequence[tuple[Batch, Batch | None]]) -> dict[str, int]:
+    markers = [left for batch, left in after if batch.is_control and batch.record_count]
+    removed = sum(1 for left in markers if left is None or left.record_count == 0)
+    return {"markers_removed": removed, "markers_kept": len(markers) - removed}
 
 
 def _markers_held_back(judged: _Judged) -> int:

@@ -70,6 +70,15 @@ class ExpirePlan:
         records = sum(found.size_bytes for found in self.records.values())
         return min(1.0, (limited + records) / (limited + kept)) if limited + kept else 0.0
 
+    @property
+    def changed(self) -> list[int]:
+        """The partitions that lose something or whose max event time was missing."""
+        return [
+            partition
+            for partition, expiry in self.expiries.items()
+            if expiry.removed or partition in self.max_event_times_ms or partition in self.records
+        ]
+
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome(topic={"plan": self.id, "delete_ratio": round(self.delete_ratio, 4)})
@@ -142,7 +151,8 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Ou
     if plan.delete_ratio > plan.topic.config.max_delete_ratio and plan.id not in accepted_plans:
         raise _too_much(plan)
     outcome = plan.outcome()
-    compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan))
+    if plan.changed:
+        compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan))
     truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     for partition, numbers in outcome.partitions.items():
@@ -168,13 +178,9 @@ def _too_much(plan: ExpirePlan) -> SafetyError:
 
 
 def _moved(current: Topic, plan: ExpirePlan) -> Changes:
-    """The state of the partitions that lose something or whose max event time was missing."""
     changes: dict[str, str | None] = {}
-    for partition, expiry in plan.expiries.items():
-        missing_ms = plan.max_event_times_ms.get(partition)
-        loses_records = partition in plan.records
-        if not expiry.removed and missing_ms is None and not loses_records:
-            continue
+    for partition in plan.changed:
+        expiry = plan.expiries[partition]
         planned, state = plan.topic.partitions[partition], current.partitions[partition]
         _check_unchanged(current, partition, planned, plan)
         added = state.segments[len(planned.segments) :]
@@ -184,9 +190,9 @@ def _moved(current: Topic, plan: ExpirePlan) -> Changes:
             "first_dirty_offset": max(state.first_dirty_offset, expiry.log_start_offset),
             "segments": kept + added,
         }
-        if missing_ms is not None:
-            moved["max_event_time_ms"] = missing_ms
-        if loses_records:
+        if partition in plan.max_event_times_ms:
+            moved["max_event_time_ms"] = plan.max_event_times_ms[partition]
+        if partition in plan.records:
             end_offset = max(state.expired_end_offset, planned.log_end_offset)
             moved["expired_end_offset"] = end_offset
         changes |= to_properties(partition, state.moved(**moved))

@@ -27,6 +27,7 @@ from ebbtide.errors import (
 )
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records.log_directory import (
     Manifest,
     PartitionDirectory,
@@ -266,8 +267,11 @@ def _walk_slice(
 
     Files that begin below their partition's log end are all among those walked.
     """
-    held = [f for f in files if f.base_offset < log_end_offsets.get(f.partition, 0)]
-    left = [f for f in files if f not in held]
+    held: list[FileToWalk] = []
+    left: list[FileToWalk] = []
+    for file in files:
+        is_held = file.base_offset < log_end_offsets.get(file.partition, 0)
+        (held if is_held else left).append(file)
     tables: list[pa.Table] = []
     rows, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
     while not tables or (left and rows < MAX_BATCHES):
@@ -378,6 +382,7 @@ def _state_changes(current: Topic, plan: IngestPlan, ingested: Ingested) -> Chan
         if after is not None and after != state:
             changes |= to_properties(partition, after)
     topic_ids = {d.topic_id for d in plan.source.of(current.name) if d.topic_id is not None}
-    if changes and TOPIC_ID not in current.properties:
-        changes |= _pinned(topic_ids)
+    if changes:
+        origin = {SOURCE: str(Upstream("segments", plan.source.uri))} | _pinned(topic_ids)
+        changes |= {name: text for name, text in origin.items() if name not in current.properties}
     return changes

@@ -19,9 +19,10 @@ from ebbtide.log.continuation import (
     check_boundary,
     check_continuation,
     check_no_gap,
+    check_not_appended,
     check_not_lost,
 )
-from ebbtide.log.state import PartitionState
+from ebbtide.log.state import NEVER, PartitionState
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
 from ebbtide.records.log_directory import PartitionDirectory, SegmentFile
@@ -246,6 +247,10 @@ def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
 
 def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
     """The last batch held is compared with what the source has in its place."""
+    state = held.state
+    if state is not None and state.first_appended_offset != NEVER:
+        check_not_appended(walked.where, state.first_appended_offset, walked.end)
+        return
     is_unread = walked.first_bad is not None and not walked.batches.num_rows
     if is_unread or not held.log_end_offset:
         return

@@ -1,0 +1,68 @@
+"""What the DAGs have in common: how they run, and the Params that several forms show."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param
+
+TOPIC_PATTERN = r"^[^.]+\..+$"
+
+# Arguments of @dag. A run at a time: two would only wait for each other's commits.
+HOUSE: dict[str, Any] = {
+    "start_date": datetime(2025, 1, 1),
+    "catchup": False,
+    "max_active_runs": 1,
+    "default_args": {"retries": 2, "retry_delay": timedelta(seconds=30)},
+    "tags": ["ebbtide"],
+}
+
+
+def topic() -> Param:
+    """One topic, which has to be given."""
+    return Param(
+        "log.flights",
+        type="string",
+        pattern=TOPIC_PATTERN,
+        title="Topic",
+        description="<cluster>.<topic>, as the lake names it.",
+    )
+
+
+def topics(empty: str, **schema: Any) -> Param:
+    """Any number of topics; `empty` says what none means."""
+    return Param(
+        None,
+        type=["null", "array"],
+        items={"type": "string", "pattern": TOPIC_PATTERN},
+        minItems=1,
+        title="Topics",
+        description=f"One <cluster>.<topic> a line; empty means {empty}.",
+        **schema,
+    )
+
+
+def topics_per_application(**schema: Any) -> Param:
+    """The size of a group that one Spark application serves."""
+    return Param(
+        50,
+        type="integer",
+        minimum=1,
+        maximum=1000,
+        title="Topics per Spark application",
+        description="Starting Spark costs over ten seconds, so topics share an application.",
+        **schema,
+    )
+
+
+def now(clock_of: str, **schema: Any) -> Param:
+    """The run's clock; `clock_of` says what it is for."""
+    return Param(
+        None,
+        type=["null", "string"],
+        format="date-time",
+        title="Now",
+        description=f"{clock_of}; empty means when the run was due.",
+        **schema,
+    )
