@@ -15,12 +15,18 @@ DAG = "on_low_watermark"
 
 
 @pytest.fixture
-def night(lake: LakeSandbox, spark_submit: FakeSpark) -> Any:
-    """A night in which a replica of log.flights answered that it starts at 3."""
+def low_watermark() -> int:
+    """What the replica of log.flights answers."""
+    return 3
+
+
+@pytest.fixture
+def night(lake: LakeSandbox, spark_submit: FakeSpark, low_watermark: int) -> Any:
+    """A night in which a replica of log.flights was asked where it starts."""
     unpause()
     lake.topic("log.flights", WORK, {**LIMITED, "ebbtide.replicas": "lake.copy"})
     lake.topic("log.other", WORK)
-    spark_submit.low_watermarks = {"delete_records": 3}
+    spark_submit.low_watermarks = {"delete_records": low_watermark}
     return run_dag("nightly_retention")
 
 
@@ -54,6 +60,15 @@ def test_the_triggered_run_sees_the_low_watermarks(
     (ti,) = run.get_task_instances()
     assert ti.xcom_pull(task_ids="print_low_watermarks") == {"0": 3}
     assert "log.flights partition 0: nothing is left below 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("low_watermark", [-1])
+def test_no_answer_in_time_says_nothing(night: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "airflow.models.dagrun.get_or_create_dagrun", consuming_events_of(night.run_id)
+    )
+    (ti,) = run_dag(DAG).get_task_instances()
+    assert ti.xcom_pull(task_ids="print_low_watermarks") == {}
 
 
 def consuming_events_of(run_id: str) -> Any:
