@@ -115,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="dirty records above which the offset map is made in shares",
     )
     arguments = parser.parse_args(argv)
+    if arguments.first >= arguments.topics:
+        parser.error(f"expected --first below --topics {arguments.topics}, found {arguments.first}")
     if arguments.in_tasks:
         tasks.LOCAL_ROWS = 0
     offset_map.MAX_SENT_RECORDS = arguments.sent_records
