@@ -44,11 +44,14 @@ def test_a_replica_in_another_catalog_names_it() -> None:
         pytest.param(":log.t", "expected <cluster>.<topic>, found ':log.t'", id="empty catalog"),
         pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
         pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
-        pytest.param(
-            "log.a__committed",
-            "expected a topic name that does not end like a view's (__committed), "
-            "found 'a__committed'",
-            id="a view's name",
+        *(
+            pytest.param(
+                f"log.a__{view}",
+                "expected a topic name that does not end like a view's "
+                f"(__committed, __v1, __table), found 'a__{view}'",
+                id=f"a view's name, {view}",
+            )
+            for view in ("committed", "v1", "table")
         ),
     ],
 )
@@ -62,11 +65,13 @@ def test_a_cluster_with_a_dot_is_refused() -> None:
         TopicName.checked("a.b", "flights")
 
 
-def test_a_topic_is_two_tables_and_a_view() -> None:
+def test_a_topic_is_two_tables_and_three_views() -> None:
     name = TopicName.parse("log.a.b")
     assert name.records_table == "`lake`.`log`.`a.b`"
     assert name.batches_table == "`lake`.`log_batches`.`a.b`"
     assert name.committed_view == "`lake`.`log`.`a.b__committed`"
+    assert name.v1_view == "`lake`.`log`.`a.b__v1`"
+    assert name.table_view == "`lake`.`log`.`a.b__table`"
 
 
 def test_a_backtick_is_quoted_too() -> None:

@@ -204,9 +204,12 @@ def test_a_view_that_a_killed_create_did_not_reach_is_made(
     spark: SparkSession, name: TopicName, source: Path
 ) -> None:
     ingest(spark, str(name), source, NOW_MS)
-    spark.sql(f"DROP VIEW {name.committed_view}")
+    for view in (name.table_view, name.v1_view, name.committed_view):
+        spark.sql(f"DROP VIEW {view}")
     ingest(spark, str(name), source, NOW_MS)
     assert spark.table(name.committed_view).count() == 18
+    assert spark.table(name.v1_view).count() == 18
+    assert spark.table(name.table_view).count() == 6
 
 
 def test_a_plan_creates_nothing(spark: SparkSession, name: TopicName, source: Path) -> None:
@@ -510,8 +513,9 @@ def test_a_source_that_goes_on_where_records_were_appended_directly_is_refused(
 
 
 def test_a_name_like_a_views_is_refused(spark: SparkSession, source: Path) -> None:
-    with pytest.raises(RequestError, match="does not end like a view's"):
-        ingest_topic(spark, TopicName("any", "t__committed"), source_of(source, NOW_MS))
+    for view in ("t__committed", "t__v1", "t__table"):
+        with pytest.raises(RequestError, match="does not end like a view's"):
+            ingest_topic(spark, TopicName("any", view), source_of(source, NOW_MS))
 
 
 def test_kafkas_own_topics_are_not_archived(source: Path) -> None:

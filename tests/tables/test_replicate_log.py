@@ -132,6 +132,11 @@ def test_a_new_replica_is_its_primary(sandbox: LakeSandbox, name: TopicName) -> 
     assert replica.config.replicas == ()
     committed = sandbox.session.table(replica_of(name).committed_view)
     assert committed.count() == 2 * 12
+    for of in ("v1_view", "table_view"):
+        views = [sandbox.session.table(getattr(n, of)) for n in (name, replica_of(name))]
+        rows, copied = (view.orderBy("partition", "offset").collect() for view in views)
+        assert copied == rows
+        assert rows
     assert outcome.error is None
     numbers = outcome.topic["replicas"][str(replica_of(name))]
     assert numbers == {"records": 24, "batches": 8, "emptied": []}

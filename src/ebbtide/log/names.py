@@ -13,6 +13,9 @@ from ebbtide.errors import RequestError
 CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
 COMMITTED_SUFFIX = "__committed"
+V1_SUFFIX = "__v1"
+TABLE_SUFFIX = "__table"
+VIEW_SUFFIXES = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
 OWN_NAMESPACE = "ebbtide"
 
 
@@ -44,10 +47,10 @@ class TopicName(NamedTuple):
                 f"expected a cluster name without a dot, other than {OWN_NAMESPACE!r} and not "
                 f"ending in {BATCHES_SUFFIX!r}, found {cluster!r}; give the cluster another name"
             )
-        if topic.endswith(COMMITTED_SUFFIX):
+        if topic.endswith(VIEW_SUFFIXES):
             raise RequestError(
-                f"expected a topic name that does not end like a view's ({COMMITTED_SUFFIX}), "
-                f"found {topic!r}"
+                "expected a topic name that does not end like a view's "
+                f"({', '.join(VIEW_SUFFIXES)}), found {topic!r}"
             )
         return cls(cluster, topic)
 
@@ -65,6 +68,16 @@ class TopicName(NamedTuple):
     def committed_view(self) -> str:
         """SQL identifier of the read_committed view."""
         return quoted(self.catalog, self.cluster, self.topic + COMMITTED_SUFFIX)
+
+    @property
+    def v1_view(self) -> str:
+        """SQL identifier of the view in which each tombstone has a null value."""
+        return quoted(self.catalog, self.cluster, self.topic + V1_SUFFIX)
+
+    @property
+    def table_view(self) -> str:
+        """SQL identifier of the view that shows the latest value of each key."""
+        return quoted(self.catalog, self.cluster, self.topic + TABLE_SUFFIX)
 
 
 def quoted(*parts: str) -> str:

@@ -9,6 +9,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 # While it is set, the base timestamp is the delete horizon (KIP-534).
 DELETE_HORIZON = 0x40
+# Not of the batch but of a record's own attributes: this record is a tombstone (KIP-87).
+TOMBSTONE = 0x20
 
 NO_TIMESTAMP = -1
 NO_LEADER_EPOCH = -1

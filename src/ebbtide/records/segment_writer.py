@@ -32,6 +32,8 @@ RECORD_COLUMNS = (
 # Python objects of this many records are alive at a time, and those of one batch.
 ROWS_AT_ONCE = 4096
 
+Headers = list[tuple[bytes, bytes | None]]
+
 
 class StoredBatch(NamedTuple):
     """A row of a batches table, as far as it is written; times in ms since the epoch."""
@@ -148,7 +150,7 @@ def _to_records(rows: pa.Table, times_ms: Int64s) -> Iterator[Record]:
             *columns, times, strict=True
         ):
             if not is_timed:
-                headers, time_ms = _without_kept_time(headers, time_ms)
+                headers, time_ms = without_kept_time(headers, time_ms)
             yield Record(offset, time_ms, key, value, headers, attributes)
 
 
@@ -160,13 +162,11 @@ def _values(chunk: pa.Table, name: str) -> list[Any]:
     return list(chunk[name].to_pylist())
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> list[tuple[bytes, bytes | None]]:
+def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> Headers:
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 
-def _without_kept_time(
-    headers: list[tuple[bytes, bytes | None]], time_ms: int
-) -> tuple[list[tuple[bytes, bytes | None]], int]:
+def without_kept_time(headers: Headers, time_ms: int) -> tuple[Headers, int]:
     """The headers without the one that ingest adds for a timestamp that no column can hold."""
     if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
         return headers, time_ms

@@ -7,6 +7,7 @@ from threading import Lock
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.tables.views import create_views
 
 _NAMESPACES = Lock()
 
@@ -102,13 +103,13 @@ _BATCHES = _COMMON | {
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
-    """Create a topic's two tables and its view where they do not exist."""
+    """Create a topic's two tables and its views where they do not exist."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         _create_namespace(spark, quoted(name.catalog, namespace))
     _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
     settings = _RECORDS | properties
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
-    spark.sql(committed_view_sql(name))
+    create_views(spark, name)
 
 
 def create_runs(spark: SparkSession) -> None:
@@ -135,38 +136,3 @@ def _create(
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def committed_view_sql(name: TopicName) -> str:
-    """The view that shows what a read_committed consumer gets.
-
-    Below the first undecided transaction, and not in an aborted one; both from batch rows.
-    """
-    return f"""
-        CREATE VIEW IF NOT EXISTS {name.committed_view} AS
-        WITH data AS (
-            SELECT `partition`, base_offset, producer_id FROM {name.batches_table}
-            WHERE (attributes & 16) != 0 AND (attributes & 32) = 0
-        ), marker AS (
-            SELECT `partition`, base_offset, producer_id, control_type, txn_first_offset
-            FROM {name.batches_table} WHERE control_type IN ('COMMIT', 'ABORT')
-        ), aborted AS (
-            SELECT data.`partition`, data.base_offset FROM data JOIN marker
-            ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
-            AND data.base_offset >= marker.txn_first_offset
-            AND data.base_offset < marker.base_offset
-            WHERE marker.control_type = 'ABORT'
-        ), undecided AS (
-            SELECT data.`partition`, min(data.base_offset) AS first_offset
-            FROM data LEFT ANTI JOIN marker
-            ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
-            AND marker.base_offset > data.base_offset
-            GROUP BY data.`partition`
-        )
-        SELECT record.* FROM {name.records_table} AS record
-        LEFT ANTI JOIN aborted
-            ON record.`partition` = aborted.`partition` AND record.batch = aborted.base_offset
-        LEFT ANTI JOIN undecided
-            ON record.`partition` = undecided.`partition`
-            AND record.offset >= undecided.first_offset
-    """

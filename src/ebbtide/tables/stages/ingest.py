@@ -39,7 +39,7 @@ from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.event_time import event_time_of
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.schema import committed_view_sql, create_topic
+from ebbtide.tables.schema import create_topic
 from ebbtide.tables.sources import (
     FileToWalk,
     RecordsToRead,
@@ -51,6 +51,7 @@ from ebbtide.tables.stages.ingested import Ingested, find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
 from ebbtide.tables.tasks import errors_of_tasks
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, exists, load
+from ebbtide.tables.views import create_views
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
@@ -221,7 +222,7 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
             return Topic(spark, name, properties)
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
     elif not is_plan_only:
-        spark.sql(committed_view_sql(name))  # the last that a killed create would have made
+        create_views(spark, name)  # the last that a killed create would have made
     return load(spark, name)
 
 

@@ -47,6 +47,7 @@ from ebbtide.tables.topics import (
     load,
     read_again,
 )
+from ebbtide.tables.views import create_views
 
 PIN_ATTEMPTS = 20
 
@@ -202,6 +203,8 @@ def _replicate(
     if found is None or not found.partitions:
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
         found = load(spark, name)
+    else:
+        create_views(spark, name)
     replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions

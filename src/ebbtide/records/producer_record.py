@@ -1,0 +1,92 @@
+"""Records to be written, with KIP-87's tombstone, and the batches and segment files they become.
+
+Source: KIP-87 and Kafka's `ProducerRecord`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
+
+from ebbtide.errors import RequestError
+from ebbtide.records.attributes import TOMBSTONE
+from ebbtide.records.compression import Codec
+from ebbtide.records.files import join, resolve
+from ebbtide.records.log_directory_writer import open_segment, segment_name
+from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerRecord:
+    """A record for a topic; without a timestamp it gets the time at which its batch is built.
+
+    `tombstone` says whether it is one, and then it may carry a value. Not given, a null value is a
+    tombstone, as it was before KIP-87; a null value that is none is refused.
+    """
+
+    topic: str
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    tombstone: InitVar[bool | None] = None
+    is_tombstone: bool = field(init=False)
+
+    def __post_init__(self, tombstone: bool | None) -> None:
+        if not self.topic:
+            raise RequestError("expected a topic for the record, found none; name it")
+        for name, number in (("partition", self.partition), ("timestamp_ms", self.timestamp_ms)):
+            if number is not None and number < 0:
+                raise RequestError(f"expected a {name} of 0 or more, found {number}; leave it out")
+        if self.value is None and tombstone is False:
+            raise RequestError(
+                f"expected a value in a record of {self.topic} that is no tombstone, found null: "
+                "a consumer before KIP-87 would take it for one; give it a value, an empty one "
+                "perhaps, or let it be a tombstone"
+            )
+        is_tombstone = self.value is None if tombstone is None else tombstone
+        object.__setattr__(self, "is_tombstone", is_tombstone)
+
+
+def build_batch(
+    records: Sequence[ProducerRecord],
+    base_offset: int,
+    *,
+    now_ms: int,
+    codec: Codec = Codec.NONE,
+    fields: BatchFields | None = None,
+) -> bytes:
+    """A batch of magic 2 with the records, all of one partition, at offsets from `base_offset` on.
+
+    `now_ms` is the time of those without a timestamp, `fields` what else the header is to say.
+    """
+    places = {(record.topic, record.partition) for record in records}
+    if len(places) != 1:
+        raise RequestError(
+            f"expected the records of one partition in a batch, found {len(places)} partitions; "
+            "build a batch for each"
+        )
+    written = [
+        Record(
+            base_offset + i,
+            now_ms if record.timestamp_ms is None else record.timestamp_ms,
+            record.key,
+            record.value,
+            [(name.encode(), value) for name, value in record.headers],
+            TOMBSTONE if record.is_tombstone else 0,
+        )
+        for i, record in enumerate(records)
+    ]
+    return write_batch(fields or BatchFields(), written, codec)
+
+
+def write_segment(directory: str, base_offset: int, batches: Iterable[bytes]) -> str:
+    """Write the batches as the segment file of a base offset into a partition's directory."""
+    file_system, path = resolve(directory)
+    file_system.create_dir(path, recursive=True)
+    uri = join(directory, segment_name(base_offset))
+    with open_segment(uri) as stream:
+        for batch in batches:
+            stream.write(batch)
+    return uri
