@@ -7,20 +7,35 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from ebbtide.log.marking import parse_from_offset
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.application import argument, job_parser, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("mark_tombstones", __doc__ or "").parse_args(argv)
+    parser = job_parser("mark_tombstones", __doc__ or "")
+    parser.add_argument(
+        "--from-offset",
+        action="append",
+        default=[],
+        type=argument(parse_from_offset),
+        metavar="[PARTITION:]OFFSET",
+        help="mark again from there what is not cleaned, by the rules of now; repeat for more",
+    )
+    args = parser.parse_args(argv)
+    if args.from_offset and len(args.topic) > 1:
+        parser.error(f"expected one --topic with --from-offset, found {len(args.topic)}")
     spark = SparkSession.builder.appName("mark_tombstones").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        plan = plan_mark(load(session, name))
-        return plan.outcome() if args.plan_only else execute_mark(plan)
+        plan = plan_mark(load(session, name), args.from_offset)
+        if args.plan_only:
+            return plan.outcome()
+        return execute_mark(plan, RunOf(args.run_id, args.now))
 
     return run_topics(spark, args, args.topic, work)
 

@@ -15,6 +15,7 @@ from ebbtide.log.config import (
     MIN_LONG,
     OF_TIMESTAMP,
     EventTime,
+    TombstoneHeader,
     TopicConfig,
     parse_config,
     settings,
@@ -58,6 +59,9 @@ OTHERS = [
     ("ebbtide.retention.combine", "needs_all_time_limits", False),
     ("ebbtide.retention.granularity", "expires_records", False),
     ("ebbtide.event.time", "event_time", OF_TIMESTAMP),
+    ("ebbtide.tombstone.explicit", "tombstones_are_explicit", False),
+    ("ebbtide.tombstone.header", "tombstone_header", None),
+    ("ebbtide.tombstone.predicate", "tombstone_predicate", None),
 ]
 DEFAULTS = [(name, field, default) for name, field, default, *_ in INTEGERS] + OTHERS
 
@@ -256,3 +260,38 @@ def test_an_integer_is_taken_exactly_where_its_range_holds_it(
         assert getattr(parse_config(properties), field) == value
     else:
         assert re.search(rf"for {re.escape(name)}, found '{value}'$", refusal(properties))
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("op", TombstoneHeader("op")),
+        ("op=d", TombstoneHeader("op", "d")),
+        ("op=", TombstoneHeader("op", "")),
+        ("op=a=b", TombstoneHeader("op", "a=b")),
+    ],
+)
+def test_a_tombstone_header(text: str, header: TombstoneHeader) -> None:
+    assert value_of("ebbtide.tombstone.header", text) == header
+
+
+@pytest.mark.parametrize("text", ["", " ", "=d"])
+def test_a_tombstone_header_without_a_name_is_refused(text: str) -> None:
+    assert refusal({"ebbtide.tombstone.header": text}) == (
+        f"expected NAME or NAME=VALUE for ebbtide.tombstone.header, found {text!r}"
+    )
+
+
+def test_a_tombstone_predicate_is_not_empty() -> None:
+    assert value_of("ebbtide.tombstone.predicate", "key IS NULL") == "key IS NULL"
+    assert refusal({"ebbtide.tombstone.predicate": " "}) == (
+        "expected a SQL predicate over key, value, headers and timestamp for "
+        "ebbtide.tombstone.predicate, found ' '"
+    )
+
+
+def test_tombstones_are_explicit_or_not() -> None:
+    assert value_of("ebbtide.tombstone.explicit", "True") is True
+    assert refusal({"ebbtide.tombstone.explicit": "yes"}) == (
+        "expected one of true, false for ebbtide.tombstone.explicit, found 'yes'"
+    )

@@ -8,8 +8,8 @@ from ebbtide.errors import RequestError
 from ebbtide.log.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
-    "expected a cluster name without a dot, other than 'ebbtide' and not ending in '_batches', "
-    "found {!r}; give the cluster another name"
+    "expected a cluster name without a dot, other than 'ebbtide' and not ending in '_batches' or "
+    "'_quarantine', found {!r}; give the cluster another name"
 )
 
 
@@ -44,6 +44,7 @@ def test_a_replica_in_another_catalog_names_it() -> None:
         pytest.param(":log.t", "expected <cluster>.<topic>, found ':log.t'", id="empty catalog"),
         pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
         pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
+        pytest.param("log_quarantine.a", CLUSTER.format("log_quarantine"), id="a quarantine"),
         *(
             pytest.param(
                 f"log.a__{view}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from ebbtide.log.marking import FromOffset
 from ebbtide.log.names import TopicName
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
@@ -15,6 +16,7 @@ from ebbtide.tables.stages.expire import execute_expire, plan_expire
 from ebbtide.tables.stages.ingest import Source, ingest_topic
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import finish_merge
+from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import load
 
 HOUR_MS = 3_600_000
@@ -43,8 +45,11 @@ def ingest(
     return outcome
 
 
-def mark(spark: SparkSession, name: str) -> Outcome:
-    return execute_mark(plan_mark(load(spark, TopicName.parse(name))))
+def mark(
+    spark: SparkSession, name: str, again: Sequence[FromOffset] = (), now_ms: int = 0
+) -> Outcome:
+    topic = load(spark, TopicName.parse(name))
+    return execute_mark(plan_mark(topic, again), RunOf("run", at(now_ms)))
 
 
 def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:

@@ -14,7 +14,8 @@ from ebbtide.log.config import OF_TIMESTAMP, EventTime, parse_config
 from ebbtide.log.names import TopicName
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.tables.event_time import COLUMNS, event_time_of
+from ebbtide.tables.event_time import event_time_of
+from ebbtide.tables.expressions import COLUMNS
 from ebbtide.tables.stages.configure import execute_configure, plan_configure
 from ebbtide.tables.topics import load
 from tests.lake_sandbox import LakeSandbox
@@ -109,6 +110,16 @@ def test_what_an_expression_says(spark: SparkSession) -> None:
         pytest.param("max(timestamp) OVER ()", "indow", id="a window"),
         pytest.param("explode(array(timestamp))", "GENERATOR", id="a generator"),
         pytest.param("cast(rand() * 1000 AS BIGINT)", "not deterministic", id="chance"),
+        pytest.param("current_timestamp()", "time, the user or the place", id="the clock"),
+        pytest.param("timestamp + (now() - timestamp)", "time, the user", id="the clock in it"),
+        pytest.param("cast(localtimestamp() AS TIMESTAMP)", "time, the user", id="the local clock"),
+        pytest.param("unix_timestamp()", "the time, the user", id="seconds of the clock"),
+        pytest.param("cast(current_date() AS TIMESTAMP)", "time, the user", id="the day"),
+        pytest.param(
+            "if(current_user() = 'a', timestamp, null)", "the time, the user", id="the user"
+        ),
+        pytest.param("TIMESTAMP 'now'", "with 'now', which", id="the clock as text"),
+        pytest.param('cast(" today " AS TIMESTAMP)', "which Spark may", id="the day as text"),
         pytest.param("(SELECT max(id) FROM range(3))", "a subquery", id="a subquery"),
     ],
 )
@@ -187,6 +198,39 @@ def test_a_batch_without_records_here_says_nothing_of_headers(
     ingest(spark, str(name), tmp_path, NOW_MS)
     states = load(spark, name).partitions
     assert [states[p].max_event_time_ms for p in (0, 1, 2)] == [T0, 1_001, -1]
+
+
+@pytest.mark.parametrize(
+    ("expression", "condition"),
+    [
+        ("cast(string(value) AS BIGINT)", "CAST_INVALID_INPUT"),
+        ("bigint(assert_true(value IS NULL))", "USER_RAISED_EXCEPTION"),
+        ("timestamp_millis(bigint(array(1L)[length(value)]))", "INVALID_ARRAY_INDEX"),
+        (
+            'from_json(string(value), "a BIGINT", map("mode", "FAILFAST")).a',
+            "MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION",
+        ),
+    ],
+)
+def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
+    spark: SparkSession, name: TopicName, tmp_path: Path, expression: str, condition: str
+) -> None:
+    """And nothing has moved: the same ingest goes on once the expression gives null instead."""
+    write_segments(tmp_path, {0: [write_batch(BatchFields(), [record(0, None)])]})
+    ingest(spark, str(name), tmp_path, NOW_MS)
+    set_event_time(spark, name, f"sql:{expression}")
+    append(tmp_path, 0, write_batch(BatchFields(), [Record(1, T0 + 1, b"k", b"secret")]))
+    before = load(spark, name).properties
+    with pytest.raises(ConfigurationError) as refused:
+        ingest(spark, str(name), tmp_path, NOW_MS)
+    said = str(refused.value)
+    assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in said
+    assert f"with {condition}; use functions that give null instead" in said
+    assert "secret" not in said
+    assert load(spark, name).properties == before
+    set_event_time(spark, name, "sql:try_cast(string(value) AS BIGINT)")
+    ingest(spark, str(name), tmp_path, NOW_MS)
+    assert times_of(spark, name) == [T0, T0 + 1]
 
 
 def test_an_expression_set_by_sql_that_is_none_fails_the_ingest_before_anything_moves(

@@ -17,14 +17,13 @@ from ebbtide.tables.batches import read_headers
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
 from ebbtide.tables.topics import load
 from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.nights import ingest
+from tests.tables.nights import ingest, mark
 from tests.tables.spark_replay import TOPIC, configure, grow_source
 from tests.tables.test_replicate_log import assert_sound, replica_of, sandbox, set_replicas
 
@@ -128,7 +127,7 @@ def _night(spark: SparkSession, name: TopicName, topic: Topic, number: int) -> N
 
 
 def _clean(spark: SparkSession, name: TopicName, now_ms: int) -> None:
-    execute_mark(plan_mark(load(spark, name)))
+    mark(spark, str(name))
     execute_clean(plan_clean(finish_round(load(spark, name)), now_ms))
 
 

@@ -19,7 +19,6 @@ from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
@@ -82,7 +81,7 @@ def replicate(sandbox: LakeSandbox, name: TopicName) -> Outcome:
 
 def clean_both(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> None:
     for of in (name, replica_of(name)):
-        execute_mark(plan_mark(load(sandbox.session, of)))
+        mark(sandbox.session, str(of))
         execute_clean(plan_clean(finish_round(load(sandbox.session, of)), now_ms))
         execute_expire(plan_expire(finish_round(load(sandbox.session, of)), now_ms))
 

@@ -36,6 +36,13 @@ class EventTime(NamedTuple):
 OF_TIMESTAMP = EventTime("timestamp")
 
 
+class TombstoneHeader(NamedTuple):
+    """The header that makes a record a tombstone: its name, and its value if that matters."""
+
+    name: str
+    value: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
     """Validated settings of one topic; None means that the rule is not set."""
@@ -63,6 +70,9 @@ class TopicConfig:
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
     expires_records: bool = False  # also single records past the event-time limit
     event_time: EventTime = OF_TIMESTAMP
+    tombstones_are_explicit: bool = False  # in magic 2 a null value alone is none (KIP-87)
+    tombstone_header: TombstoneHeader | None = None
+    tombstone_predicate: str | None = None
     replicas: tuple[Replica, ...] = ()
     upstream: Upstream | None = None  # None: nobody writes the log any more
 
@@ -176,6 +186,19 @@ def _event_time(name: str, text: str) -> EventTime:
     raise _refused(name, "timestamp, header:NAME or sql:EXPRESSION", text)
 
 
+def _tombstone_header(name: str, text: str) -> TombstoneHeader:
+    header, equals, value = text.partition("=")
+    if not header.strip():
+        raise _refused(name, "NAME or NAME=VALUE", text)
+    return TombstoneHeader(header, value if equals else None)
+
+
+def _predicate(name: str, text: str) -> str:
+    if not text.strip():
+        raise _refused(name, "a SQL predicate over key, value, headers and timestamp", text)
+    return text
+
+
 def _refused(name: str, expected: str, text: str) -> ConfigurationError:
     return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
 
@@ -216,6 +239,9 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
         _choice({"segment": False, "record": True}),
     ),
     "ebbtide.event.time": ("event_time", _event_time),
+    "ebbtide.tombstone.explicit": ("tombstones_are_explicit", _boolean),
+    "ebbtide.tombstone.header": ("tombstone_header", _tombstone_header),
+    "ebbtide.tombstone.predicate": ("tombstone_predicate", _predicate),
     REPLICAS: ("replicas", parse_replicas),
     SOURCE: ("upstream", parse_upstream),
 }

@@ -12,6 +12,9 @@ from ebbtide.errors import RequestError
 
 CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
+QUARANTINE_SUFFIX = "_quarantine"
+# What the namespaces of our own tables end with, beside a cluster's.
+OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
 V1_SUFFIX = "__v1"
 TABLE_SUFFIX = "__table"
@@ -42,10 +45,11 @@ class TopicName(NamedTuple):
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:
         """A name that can be told from a view's and from our own tables."""
-        if "." in cluster or cluster == OWN_NAMESPACE or cluster.endswith(BATCHES_SUFFIX):
+        if "." in cluster or cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES):
             raise RequestError(
                 f"expected a cluster name without a dot, other than {OWN_NAMESPACE!r} and not "
-                f"ending in {BATCHES_SUFFIX!r}, found {cluster!r}; give the cluster another name"
+                f"ending in {' or '.join(map(repr, OWN_SUFFIXES))}, found {cluster!r}; "
+                "give the cluster another name"
             )
         if topic.endswith(VIEW_SUFFIXES):
             raise RequestError(
@@ -63,6 +67,11 @@ class TopicName(NamedTuple):
     def batches_table(self) -> str:
         """SQL identifier of the record batch table."""
         return quoted(self.catalog, self.cluster + BATCHES_SUFFIX, self.topic)
+
+    @property
+    def quarantine_table(self) -> str:
+        """SQL identifier of the table of records that the log must not hold."""
+        return quoted(self.catalog, self.cluster + QUARANTINE_SUFFIX, self.topic)
 
     @property
     def committed_view(self) -> str:

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import SafetyError
 from ebbtide.frames.changes import CHANGED
 from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
+from ebbtide.records.arrays import Bools
 from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_replacements
 from ebbtide.tables.files import (
     MAX_OFFSET,
@@ -38,6 +40,51 @@ def read_headers(
 
 
 _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
+
+
+def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
+    """Whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
+    found = np.zeros(records.num_rows, np.bool_)
+    partitions = records["partition"].to_numpy()
+    for partition, units in _units_of(spark, batches_table, records).items():
+        mine = partitions == partition
+        tables = [read_segment(u, ("base_offset", "magic"), "base_offset").table for u in units]
+        headers = pa.concat_tables(tables).sort_by("base_offset")
+        bases = headers["base_offset"].to_numpy()
+        batches = records["batch"].to_numpy()[mine]
+        at = np.minimum(np.searchsorted(bases, batches), len(bases) - 1)
+        if np.any(bases[at] != batches):
+            raise SafetyError(
+                f"expected a row of {batches_table} for each batch that has records in "
+                f"partition {partition}, found none for the batch at "
+                f"{int(batches[bases[at] != batches][0])}; roll the tables back to a snapshot "
+                "before it went"
+            )
+        found[mine] = headers["magic"].to_numpy()[at] < 2
+    return found
+
+
+def _units_of(
+    spark: SparkSession, batches_table: str, records: pa.Table
+) -> dict[int, list[SegmentFiles]]:
+    """The batch rows' files that may hold the records' batches, by partition."""
+    snapshot = current_snapshot(spark, batches_table)
+    ranges = {
+        row["partition"]: (row["batch_min"], row["batch_max"])
+        for row in records.group_by("partition")
+        .aggregate([("batch", "min"), ("batch", "max")])
+        .to_pylist()
+    }
+    if snapshot is None or not ranges:
+        return {}
+    ends = {partition: last + 1 for partition, (_, last) in ranges.items()}
+    found: dict[int, list[SegmentFiles]] = {}
+    for unit in plan_segments(spark, batches_table, snapshot, ends):
+        mine = found.setdefault(unit.partition, [])
+        if unit.segment <= ranges[unit.partition][0]:
+            mine.clear()  # those before end where this one begins
+        mine.append(unit)
+    return found
 
 
 def prepare_changes(

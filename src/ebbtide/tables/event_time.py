@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, TimestampType
 
-from ebbtide.errors import ConfigurationError
 from ebbtide.log.config import EventTime
-from ebbtide.tables.java import java_class
+from ebbtide.tables.expressions import Expression
 
-# What an expression may look at, as the records table has it.
-COLUMNS = """
-    key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
-"""
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999
 HAS_ZONE = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.]\d{1,9})?(Z|[+-]\d\d:?\d\d)$"
-SUBQUERIES = "org.apache.spark.sql.catalyst.expressions.SubqueryExpression"
+_EXPECTED = (
+    "an expression over key, value, headers and timestamp of type timestamp, or of type bigint for "
+    "ms since the epoch,"
+)
 
 
 def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
@@ -30,7 +27,7 @@ def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
     if source.source == "header":
         return _of_header(source.text)
     if source.source == "sql":
-        return _of_expression(spark, source.text)
+        return _of_expression(spark, _expression(source))
     return None
 
 
@@ -51,33 +48,19 @@ def _within_range(time: Column) -> Column:
     return F.when(time.between(first, last), time)
 
 
-def _of_expression(spark: SparkSession, text: str) -> Column:
-    empty = spark.createDataFrame([], COLUMNS)
-    try:
-        # A WHERE takes neither aggregates, nor window functions, nor generators.
-        judged = empty.where(F.expr(text).isNull())
-        found = empty.select(F.expr(text)).schema[0].dataType
-    except AnalysisException as error:
-        raise _refused(text, str(error).strip().splitlines()[0]) from error
-    if reason := _not_of_one_record(judged):
-        raise _refused(text, reason)
+def failing_clearly(source: EventTime) -> AbstractContextManager[None]:
+    """Turn an expression's failure on a record into a ConfigurationError that names it."""
+    return _expression(source).failing_clearly() if source.source == "sql" else nullcontext()
+
+
+def _expression(source: EventTime) -> Expression:
+    return Expression("ebbtide.event.time=sql:", source.text, _EXPECTED)
+
+
+def _of_expression(spark: SparkSession, expression: Expression) -> Column:
+    found = expression.type(spark)
     if isinstance(found, TimestampType):
-        return _within_range(F.expr(text))
+        return _within_range(expression.column)
     if isinstance(found, LongType):
-        return _of_millis(F.expr(text))
-    raise _refused(text, f"one of type {found.simpleString()}")
-
-
-def _not_of_one_record(judged: DataFrame) -> str | None:
-    """Why the expression in the frame's WHERE is not a function of one record; None if it is."""
-    condition: Any = judged._jdf.queryExecution().analyzed().condition()
-    if java_class(judged.sparkSession, SUBQUERIES).hasSubquery(condition):
-        return "one with a subquery"
-    return None if condition.deterministic() else "one that is not deterministic"
-
-
-def _refused(text: str, found: str) -> ConfigurationError:
-    return ConfigurationError(
-        "expected an expression over key, value, headers and timestamp of type timestamp, or of "
-        f"type bigint for ms since the epoch, in ebbtide.event.time=sql:{text}, found {found}"
-    )
+        return _of_millis(expression.column)
+    raise expression.refused(f"one of type {found.simpleString()}")

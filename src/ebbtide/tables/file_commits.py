@@ -58,19 +58,25 @@ def prepare_deletions(
     ends: Mapping[int, int],
     deletions: Sequence[Deletion],
     properties: Mapping[str, str],
+    added: Sequence[Replacement] = (),
 ) -> Commit:
     """Write the deletions, whose segments lie below each partition's end offset.
 
-    Their commit is one snapshot; CommitConflictError where a file changed meanwhile.
+    `added` are files that hold what some of the deleted rows become. The commit of all is one
+    snapshot; CommitConflictError where a file changed meanwhile.
     """
     loaded = java_table(spark, table)
-    result = _write_vectors(spark, loaded, _Tasks.of(spark, loaded, ends), deletions)
+    tasks = _Tasks.of(spark, loaded, ends)
+    result = _write_vectors(spark, loaded, tasks, deletions)
     row_delta = loaded.newRowDelta().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
     for file in items(result.deleteFiles()):
         row_delta = row_delta.addDeletes(file)
     for file in items(result.rewrittenDeleteFiles()):
         row_delta = row_delta.removeDeletes(file)
+    for unit, path in added:
+        if path is not None:
+            row_delta = row_delta.addRows(tasks.with_new_file(unit, path))
     return _commit_of(row_delta, properties)
 
 

@@ -162,13 +162,35 @@ def read_segment(
     return SegmentRows(rows.table.take(sorting), rows.files[sorting], rows.positions[sorting])
 
 
+def read_rows(file: DataFile, positions: Offsets) -> pa.Table:
+    """All columns of the rows at these ascending positions; only row groups that hold any."""
+    file_system, path = resolve(file.path)
+    tables, start = [], 0
+    with file_system.open_input_file(path) as handle:
+        opened = pq.ParquetFile(handle)
+        for group in range(opened.num_row_groups):
+            end = start + opened.metadata.row_group(group).num_rows
+            within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
+            if len(within):
+                wanted = np.zeros(end - start, np.bool_)
+                wanted[within - start] = True
+                rows = opened.read_row_group(group, use_threads=False)
+                tables.append(_as_in_table(rows.filter(pa.array(wanted))))
+            start = end
+    return pa.concat_tables(tables)
+
+
+def _as_in_table(rows: pa.Table) -> pa.Table:
+    rows = rows.drop_columns([name for name in _LINEAGE if name in rows.column_names])
+    # Writers differ in which columns they know to be never null.
+    return rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
+
+
 def _read_file(file: DataFile, columns: Sequence[str] | None) -> tuple[pa.Table, Offsets]:
     file_system, path = resolve(file.path)
     with file_system.open_input_file(path) as handle:
         table = pq.ParquetFile(handle).read(columns=columns and list(columns), use_threads=False)
-    table = table.drop_columns([name for name in _LINEAGE if name in table.column_names])
-    # Writers differ in which columns they know to be never null.
-    table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
+    table = _as_in_table(table)
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
         return table, np.arange(table.num_rows, dtype=np.int64)

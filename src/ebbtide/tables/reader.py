@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
-from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName
+from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, OWN_SUFFIXES, TopicName
 from ebbtide.log.replicas import TableReplica
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 from ebbtide.log.state import PartitionState, parse_states
@@ -104,7 +104,7 @@ class Lake:
             return []
         names = []
         for cluster, *rest in self.catalog.list_namespaces():
-            if rest or cluster == OWN_NAMESPACE or cluster.endswith(BATCHES_SUFFIX):
+            if rest or cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES):
                 continue
             tables = (self.catalog.load_table(found) for found in self.catalog.list_tables(cluster))
             names += [f"{cluster}.{_topic_of(table)}" for table in tables if _is_topic(table)]

@@ -85,6 +85,19 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
                 f"expected no cleaner round on {topic.name}, found one in flight; "
                 "run the job again to finish it"
             )
+        _check_marked(current, this_round)
         return {ROUND: this_round.to_json()}
 
     compare_and_set(topic, Step.ROUND_STARTED, change)
+
+
+def _check_marked(current: Topic, this_round: CleaningRound) -> None:
+    """CommitConflictError where what the round covers is being marked again."""
+    for partition, part in this_round.partitions.items():
+        first_unmarked = current.partitions[partition].first_unmarked_offset
+        if first_unmarked < part.first_uncleanable_offset:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to be marked up to "
+                f"{part.first_uncleanable_offset}, found {first_unmarked}: its tombstones are "
+                "being marked again; run the job again"
+            )

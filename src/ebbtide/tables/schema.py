@@ -6,7 +6,14 @@ from threading import Lock
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.log.names import (
+    BATCHES_SUFFIX,
+    CATALOG,
+    OWN_NAMESPACE,
+    QUARANTINE_SUFFIX,
+    TopicName,
+    quoted,
+)
 from ebbtide.tables.views import create_views
 
 _NAMESPACES = Lock()
@@ -26,8 +33,16 @@ RECORD_COLUMNS = """
     headers ARRAY<STRUCT<key: STRING, value: BINARY>>,
     attributes INT COMMENT 'the attributes byte of the record itself',
     is_tombstone BOOLEAN NOT NULL,
-    tombstone_by STRING COMMENT 'null_value or flag; null when not a tombstone',
+    tombstone_by STRING COMMENT 'null_value, flag, header or predicate; null when not a tombstone',
     size_bytes INT COMMENT 'key, value and headers as v2 encodes them'
+"""
+
+QUARANTINE_COLUMNS = f"""
+    {RECORD_COLUMNS},
+    reason STRING NOT NULL COMMENT 'why the log must not hold it',
+    run_id STRING NOT NULL COMMENT 'the run that took it out',
+    quarantined_at TIMESTAMP NOT NULL COMMENT 'the now of that run',
+    table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
 """
 
 BATCH_COLUMNS = """
@@ -88,9 +103,10 @@ _RECORDS = _COMMON | {
     "write.distribution-mode": "none",
     "write.delete.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
-    # Bounds of offset and timestamp decide deletes; these three only cost metadata.
+    # Bounds of offset and timestamp decide deletes; those of these three only cost metadata. A file
+    # without null values is told by their count.
     "write.metadata.metrics.column.key": "none",
-    "write.metadata.metrics.column.value": "none",
+    "write.metadata.metrics.column.value": "counts",
     "write.metadata.metrics.column.headers": "none",
 }
 _BATCHES = _COMMON | {
@@ -110,6 +126,12 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
     settings = _RECORDS | properties
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
     create_views(spark, name)
+
+
+def create_quarantine(spark: SparkSession, name: TopicName) -> None:
+    """Create the table of a topic's quarantined records where it does not exist."""
+    _create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
+    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, _RECORDS, "`partition`")
 
 
 def create_runs(spark: SparkSession) -> None:

@@ -15,11 +15,14 @@ from ebbtide.tables.event_time import event_time_of
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import plan_clean
 from ebbtide.tables.stages.expire import plan_expire
+from ebbtide.tables.stages.mark import MarkPlan, plan_mark
+from ebbtide.tables.tombstones import tombstone_rule
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
 
 # Iceberg's own setting that decides when a deletion is off the disk.
 ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
 EVENT_TIME = "ebbtide.event.time"
+TOMBSTONE = "ebbtide.tombstone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,28 @@ class ConfigurePlan:
     changes: Changes
     effect: dict[int, dict[str, Any]]
     guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
+    marking: MarkPlan | None = None  # where what makes a tombstone changes
 
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome(topic={"changes": dict(self.changes), "next_run": self.guard})
-        if EVENT_TIME in self.changes:
-            outcome.topic["note"] = (
-                f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
-                "the event time they have"
-            )
+        if notes := self._notes():
+            outcome.topic["note"] = "; ".join(notes)
         for partition in self.topic.partitions:
             numbers = {"next_run": self.effect[partition]}
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         return outcome
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if EVENT_TIME in self.changes:
+            notes.append(
+                f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
+                "the event time they have"
+            )
+        if self.marking is not None and "note" in (said := self.marking.outcome().topic):
+            notes.append(said["note"])
+        return notes
 
 
 def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan:
@@ -51,12 +63,16 @@ def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan
     properties = _changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     changed = Topic(topic.spark, topic.name, properties)
+    tombstone_rule(topic.spark, changed.config)
+    marking = plan_mark(changed) if any(name.startswith(TOMBSTONE) for name in changes) else None
     cleaned = plan_clean(changed, now_ms).outcome().partitions
     expired = plan_expire(changed, now_ms).outcome()
     effect = {
         p: {"clean_log": cleaned[p], "expire_segments": expired.partitions[p]} for p in cleaned
     }
-    return ConfigurePlan(topic, changes, effect, expired.topic)
+    for partition, counts in (marking.counts if marking is not None else {}).items():
+        effect[partition]["mark_tombstones"] = counts.to_dict()
+    return ConfigurePlan(topic, changes, effect, expired.topic, marking)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

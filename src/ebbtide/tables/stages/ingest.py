@@ -37,7 +37,7 @@ from ebbtide.records.log_directory import (
 )
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step, commit
-from ebbtide.tables.event_time import event_time_of
+from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import create_topic
 from ebbtide.tables.sources import (
@@ -329,10 +329,11 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
             .option("use-table-distribution-and-ordering", "false")
             .option("fanout-enabled", "false")
         )
-        with errors_of_tasks():
+        with errors_of_tasks(), failing_clearly(topic.config.event_time):
             commit(Step.INGEST_RECORDS, writer.append)
         outcome.snapshot_ids.append(current_snapshot(spark, name.records_table) or -1)
-    ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
     unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
     if unwritten.num_rows:
         columns = spark.table(name.batches_table).columns

@@ -1,108 +1,131 @@
 """mark_tombstones: find the tombstones among what was not marked yet (KIP-87).
 
-A record is one when its value is null, or when bit 5 of its own attributes is set; the second
-may carry a value.
+A record is one by its null value, by bit 5 of its own attributes, by a header or by a predicate;
+all but the first may carry a value. Order: first unmarked offsets where records are to be marked
+again, then what the log must not hold, then marks, then first unmarked offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+import pyarrow as pa
 
+from ebbtide.errors import CommitConflictError
+from ebbtide.log.marking import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state import to_properties
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.rounds import open_round
 from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.marks import (
+    Counts,
+    counts_of,
+    find_changes,
+    no_changes,
+    prepare_marks,
+    quarantined,
+)
+from ebbtide.tables.stages.quarantine import RunOf, quarantine_note, take_to_quarantine
+from ebbtide.tables.tombstones import tombstone_rule
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot
-
-TOMBSTONE_FLAG = 0x20
-NULL_VALUE = "null_value"
-FLAG = "flag"
-# Which records are tombstones, and why; SQL, since the same words count and update.
-REASON = f"""CASE WHEN value IS NULL THEN '{NULL_VALUE}'
-    WHEN (attributes & {TOMBSTONE_FLAG}) != 0 THEN '{FLAG}' END"""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkPlan:
-    """The offsets to look at and the tombstones found there, {partition: {reason: count}}."""
+    """The offsets to look at, and the records there whose mark changes or that must go."""
 
     topic: Topic
-    ranges: dict[int, tuple[int, int]]
-    found: dict[int, dict[str, int]] = field(default_factory=dict)
+    ranges: Mapping[int, tuple[int, int]]
+    again_from: Mapping[int, int]  # where partitions are marked again from
+    snapshot: int | None  # the one that was looked at; None where the table has none
+    changes: pa.Table
+
+    @property
+    def counts(self) -> dict[int, Counts]:
+        """How many records change, by partition."""
+        return {p: counts_of(self.changes, p) for p in self.topic.partitions}
 
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome()
-        for partition in self.topic.partitions:
-            by = self.found.get(partition, {})
-            numbers = {"marked": sum(by.values()), "by": by}
-            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
+        for partition, counts in self.counts.items():
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | counts.to_dict()
+            outcome.rows_removed += counts.quarantined
+        if outcome.rows_removed:
+            table = self.topic.name.quarantine_table
+            outcome.topic = {
+                "quarantine": table,
+                "note": quarantine_note(outcome.rows_removed, table),
+            }
         return outcome
 
 
-def plan_mark(topic: Topic) -> MarkPlan:
-    """Find the tombstones in [first unmarked offset, log end offset) of each partition."""
-    ranges = {
-        partition: (state.first_unmarked_offset, state.log_end_offset)
-        for partition, state in topic.partitions.items()
-        if state.first_unmarked_offset < state.log_end_offset
-    }
-    if not ranges:
-        return MarkPlan(topic, ranges)
-    rows = (
-        topic.spark.table(topic.name.records_table)
-        .where(within(ranges) & ~F.col("is_tombstone"))
-        .withColumn("reason", F.expr(REASON))
-        .where("reason IS NOT NULL")
-        .groupBy("partition", "reason")
-        .count()
-        .collect()
-    )
-    found: dict[int, dict[str, int]] = {}
-    for row in rows:
-        found.setdefault(row["partition"], {})[row["reason"]] = row["count"]
-    return MarkPlan(topic, ranges, found)
+def plan_mark(topic: Topic, again: Sequence[FromOffset] = ()) -> MarkPlan:
+    """Find the tombstones in [first unmarked offset, log end offset) of each partition.
+
+    `again` says where to begin before that; ConfigurationError for a rule that cannot be.
+    """
+    rule = tombstone_rule(topic.spark, topic.config)
+    again_from = _again_from(topic, again)
+    ranges = ranges_to_mark(topic.partitions, again_from)
+    snapshot = current_snapshot(topic.spark, topic.name.records_table) if ranges else None
+    changes = no_changes()
+    if snapshot is not None:
+        changes = find_changes(topic, rule, ranges, snapshot)
+    return MarkPlan(topic, ranges, again_from, snapshot, changes)
 
 
-def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
-    """Whether the row's offset lies in its partition's half-open range."""
-    conditions = (
-        (F.col("partition") == partition) & (F.col("offset") >= first) & (F.col("offset") < end)
-        for partition, (first, end) in ranges.items()
-    )
-    return reduce(Column.__or__, conditions, F.lit(False))
+def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
+    in_flight = open_round(topic)
+    parts = {} if in_flight is None else in_flight.partitions
+    cleaned_up_to = {p: part.first_uncleanable_offset for p, part in parts.items()}
+    return offsets_to_mark_again_from(topic.partitions, cleaned_up_to, again)
 
 
-def execute_mark(plan: MarkPlan) -> Outcome:
-    """Mark what the plan found, then move the first unmarked offset past it."""
-    outcome = plan.outcome()
-    topic = plan.topic
-    if plan.found:
-        offsets = " OR ".join(
-            f"(`partition` = {p} AND offset >= {first} AND offset < {end})"
-            for p, (first, end) in plan.ranges.items()
-            if p in plan.found
+def execute_mark(plan: MarkPlan, run: RunOf) -> Outcome:
+    """Mark what the plan found, then move the first unmarked offsets past it."""
+    outcome, topic, spark = plan.outcome(), plan.topic, plan.topic.spark
+    if plan.again_from:
+        compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
+    if plan.snapshot is not None and quarantined(plan.changes).num_rows:
+        outcome.snapshot_ids += take_to_quarantine(
+            topic, quarantined(plan.changes), plan.snapshot, run
         )
-        update = (
-            f"UPDATE {topic.name.records_table} SET is_tombstone = true, tombstone_by = {REASON} "
-            f"WHERE ({offsets}) AND NOT is_tombstone AND ({REASON}) IS NOT NULL"
-        )
-        commit(Step.MARK_RECORDS, lambda: topic.spark.sql(update))
-        snapshot = current_snapshot(topic.spark, topic.name.records_table)
-        outcome.snapshot_ids = [] if snapshot is None else [snapshot]
+    if plan.snapshot is not None and plan.changes.num_rows:
+        commit(Step.MARK_RECORDS, prepare_marks(topic, plan.snapshot, plan.changes))
+        snapshot = current_snapshot(spark, topic.name.records_table)
+        outcome.snapshot_ids += [] if snapshot is None else [snapshot]
     if plan.ranges:
         compare_and_set(topic, Step.MARK_STATE, lambda current: _marked(current, plan))
     return outcome
 
 
+def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
+    """The cleaner stays below what is being marked again, and a killed run is gone on with."""
+    asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
+    changes: dict[str, str | None] = {}
+    for partition, offset in _again_from(current, asked).items():
+        state = current.partitions[partition]
+        moved: dict[str, Any] = {
+            "first_unmarked_offset": min(state.first_unmarked_offset, offset),
+        }
+        changes |= to_properties(partition, state.moved(**moved))
+    return changes
+
+
 def _marked(current: Topic, plan: MarkPlan) -> Changes:
     changes: dict[str, str | None] = {}
-    for partition, (_, end) in plan.ranges.items():
+    for partition, (first, end) in plan.ranges.items():
         state = current.partitions[partition]
+        planned = min(first, plan.topic.partitions[partition].first_unmarked_offset)
+        if state.first_unmarked_offset < planned:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to be marked up to {planned}, "
+                f"found {state.first_unmarked_offset}: another run marks it again; run the job "
+                "again when it is done"
+            )
         first_unmarked = max(state.first_unmarked_offset, end)
         changes |= to_properties(partition, state.moved(first_unmarked_offset=first_unmarked))
     return changes

@@ -1,0 +1,239 @@
+"""Which records' marks change, found by one scan, and the commit that changes them.
+
+Only those rows are written anew, into one more file of their segment; the others are not touched
+(docs/adr/0004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from ebbtide.errors import SafetyError
+from ebbtide.tables.batches import has_old_magic
+from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_deletions
+from ebbtide.tables.files import (
+    Deletion,
+    Offsets,
+    SegmentFiles,
+    count_rows,
+    deletion_of,
+    ends_of,
+    plan_segments,
+    read_rows,
+    read_segment,
+    write_rows,
+)
+from ebbtide.tables.tasks import map_segments
+from ebbtide.tables.tombstones import NULL_VALUE, REASONS, TombstoneRule
+from ebbtide.tables.topics import Topic
+
+# What becomes of a record: the number of its reason, or one of these.
+NO_TOMBSTONE = 0
+TO_QUARANTINE = -1
+_NULL_VALUE = REASONS.index(NULL_VALUE) + 1
+
+_CHANGES = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("segment", pa.int64()),
+        ("batch", pa.int64()),
+        ("offset", pa.int64()),
+        ("becomes", pa.int8()),
+    ]
+)
+Codes = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many records of a partition change, and how."""
+
+    marked: int = 0
+    by: dict[str, int] = field(default_factory=dict)
+    unmarked: int = 0
+    quarantined: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a run says it."""
+        return asdict(self)
+
+
+def no_changes() -> pa.Table:
+    """Changes of a topic in which nothing is to be marked."""
+    return _CHANGES.empty_table()
+
+
+def counts_of(changes: pa.Table, partition: int) -> Counts:
+    """The numbers of one partition."""
+    mine = changes.filter(pc.equal(changes["partition"], partition))
+    codes, counts = np.unique(mine["becomes"].to_numpy(), return_counts=True)
+    found = dict(zip(codes.tolist(), counts.tolist(), strict=True))
+    by = {reason: found[n] for n, reason in enumerate(REASONS, 1) if n in found}
+    return Counts(sum(by.values()), by, found.get(NO_TOMBSTONE, 0), found.get(TO_QUARANTINE, 0))
+
+
+def quarantined(changes: pa.Table) -> pa.Table:
+    """The changes that take a record out of the log."""
+    return changes.filter(pc.equal(changes["becomes"], TO_QUARANTINE))
+
+
+def find_changes(
+    topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
+) -> pa.Table:
+    """The records in the ranges whose mark is not what the rule says, as of a snapshot."""
+    table = topic.name.records_table
+    rows = (
+        topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
+        .where(within(ranges) & rule.may_match)
+        .select(
+            "partition",
+            "segment",
+            "batch",
+            "offset",
+            F.col("value").isNull().alias("is_null"),
+            _code(rule.marked_by).alias("marked_by"),
+            _code(F.col("tombstone_by")).alias("was"),
+        )
+    )
+    with rule.failing_clearly():
+        found = rows.toArrow()
+    becomes = _becomes(topic, rule, found)
+    found = found.set_column(
+        found.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
+    )
+    is_changed = becomes != found["was"].to_numpy()
+    return found.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
+
+
+def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
+    """Whether the row's offset lies in its partition's half-open range."""
+    conditions = (
+        (F.col("partition") == partition) & (F.col("offset") >= first) & (F.col("offset") < end)
+        for partition, (first, end) in ranges.items()
+    )
+    return reduce(Column.__or__, conditions)
+
+
+def _code(reason: Column) -> Column:
+    """The number of a reason, 0 where there is none."""
+    code = F.lit(NO_TOMBSTONE)
+    for number, name in enumerate(REASONS, 1):
+        code = F.when(reason == name, F.lit(number)).otherwise(code)
+    return code.cast("tinyint")
+
+
+def _becomes(topic: Topic, rule: TombstoneRule, found: pa.Table) -> Codes:
+    """What each record found becomes: a null value comes first, where it says anything."""
+    is_null = found["is_null"].to_numpy()
+    becomes: Codes = found["marked_by"].to_numpy().copy()
+    if not rule.is_explicit:
+        becomes[is_null] = _NULL_VALUE
+        return becomes
+    with_null = found.filter(pa.array(is_null))
+    is_old = np.zeros(len(is_null), np.bool_)
+    is_old[is_null] = has_old_magic(topic.spark, topic.name.batches_table, with_null)
+    becomes[is_old] = _NULL_VALUE
+    becomes[is_null & (becomes == NO_TOMBSTONE)] = TO_QUARANTINE
+    return becomes
+
+
+class _Work(NamedTuple):
+    """The changes of one segment, in offset order, and where the changed rows go."""
+
+    unit: SegmentFiles
+    offsets: Offsets
+    becomes: Codes
+    path: str
+
+
+class _Written(NamedTuple):
+    """What one segment's changes come to."""
+
+    deletions: list[Deletion]
+    added: Replacement
+
+
+def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
+    """Write the changed rows anew; those for the quarantine only go."""
+    spark, table = topic.spark, topic.name.records_table
+    by_segment = _by_segment(changes)
+    ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
+    units = [
+        unit
+        for unit in plan_segments(spark, table, snapshot, ends)
+        if (unit.partition, unit.segment) in by_segment
+    ]
+    work = [
+        _Work(unit, *by_segment[unit.partition, unit.segment], path)
+        for unit, path in zip(units, new_paths(spark, table, units), strict=True)
+    ]
+    written = map_segments(spark, _write_marked, work, count_rows(units))
+    deletions = [deletion for of in written for deletion in of.deletions]
+    added = [of.added for of in written]
+    return prepare_deletions(spark, table, ends_of(units), deletions, {}, added)
+
+
+def _by_segment(changes: pa.Table) -> dict[tuple[int, int], tuple[Offsets, Codes]]:
+    """The changes of each (partition, segment), in offset order."""
+    order = [("partition", "ascending"), ("segment", "ascending"), ("offset", "ascending")]
+    changes = changes.sort_by(order)
+    keys = np.stack([changes["partition"].to_numpy(), changes["segment"].to_numpy()])
+    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    offsets, becomes = changes["offset"].to_numpy(), changes["becomes"].to_numpy()
+    return {
+        (int(partition), int(segment)): (
+            offsets[start : start + count],
+            becomes[start : start + count],
+        )
+        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
+    }
+
+
+def _write_marked(work: _Work) -> _Written:
+    """In a task: write the rows that stay with their new marks, and name the old ones."""
+    rows = read_segment(work.unit, ("offset",))
+    at = np.searchsorted(rows.table["offset"].to_numpy(), work.offsets)
+    _check_found(work, rows.table["offset"].to_numpy(), at)
+    files, positions = rows.files[at], rows.positions[at]
+    deletions, tables = [], []
+    for number, file in enumerate(work.unit.files):
+        mine = np.flatnonzero(files == number)
+        mine = mine[np.argsort(positions[mine])]
+        if not len(mine):
+            continue
+        deletions.append(deletion_of(file, positions[mine]))
+        mine = mine[work.becomes[mine] != TO_QUARANTINE]
+        if len(mine):
+            tables.append(_marked(read_rows(file, positions[mine]), work.becomes[mine]))
+    if not tables:
+        return _Written(deletions, Replacement(work.unit, None))
+    write_rows(work.path, pa.concat_tables(tables))
+    return _Written(deletions, Replacement(work.unit, work.path))
+
+
+def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
+    """The rows with what they become as their mark."""
+    reasons = pa.array([None, *REASONS], pa.string()).take(pa.array(becomes))
+    is_tombstone = pa.array(becomes != NO_TOMBSTONE)
+    for name, column in (("is_tombstone", is_tombstone), ("tombstone_by", reasons)):
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.field(at), column)
+    return rows
+
+
+def _check_found(work: _Work, offsets: Offsets, at: Offsets) -> None:
+    if len(at) and (at[-1] >= len(offsets) or np.any(offsets[at] != work.offsets)):
+        raise SafetyError(
+            f"expected the records of segment {work.unit.segment} of partition "
+            f"{work.unit.partition} as they were found, found other offsets; run the job again"
+        )
