@@ -77,7 +77,8 @@ class FakeSpark:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
-    for option in ("--topic", "--set", "--unset", "--partition", "--accept-plan"):
+    repeated = ("--topic", "--set", "--unset", "--partition", "--accept-plan", "--from-offset")
+    for option in repeated:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task"):
         parser.add_argument(option)

@@ -12,6 +12,7 @@ DAGS = [
     "delete_records",
     "export_segments",
     "ingest_segments",
+    "mark_tombstones",
     "nightly_retention",
     "on_low_watermark",
     "replicate_log",
@@ -59,6 +60,7 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
         ("delete_records", None),
         ("export_segments", None),
         ("ingest_segments", None),
+        ("mark_tombstones", None),
         ("nightly_retention", "0 2 * * *"),
         ("replicate_log", None),
     ],
@@ -102,6 +104,10 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         ("export_segments", {"target": ""}),
         ("export_segments", {"topic": None}),
         ("export_segments", {"partitions": [-1]}),
+        ("mark_tombstones", {"topic": "no-cluster"}),
+        ("mark_tombstones", {"from_offset": ["0:-1"]}),
+        ("mark_tombstones", {"from_offset": ["a:7"]}),
+        ("mark_tombstones", {"from_offset": []}),
     ],
 )
 def test_a_param_out_of_bounds_is_refused(

@@ -196,3 +196,24 @@ def test_a_refused_target_is_not_tried_again(lake: LakeSandbox, spark_submit: Fa
     run = run_dag("export_segments", topic="log.a", target="/logs")
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 1
+
+
+def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    """Also where the state shows that all is marked."""
+    lake.topic("log.a")
+    run = run_dag("mark_tombstones", topic="log.a", from_offset=["0:7", "9"], plan_only=False)
+    assert run.state == "success"
+    assert states(run) == {"mark_tombstones": "success", "verdict": "success"}
+    (submitted,) = spark_submit.submitted
+    assert submitted.topics == ["log.a"]
+    assert submitted.options.from_offset == ["0:7", "9"]
+    assert not submitted.options.plan_only
+
+
+def test_a_refused_offset_is_not_tried_again(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    refusal = RequestError("expected an offset in [5, 9], found 3")
+    spark_submit.failures["mark_tombstones", "log.a"] = [refusal]
+    run = run_dag("mark_tombstones", topic="log.a", from_offset=["3"], plan_only=False)
+    assert run.state == "failed"
+    assert len(spark_submit.submitted) == 1

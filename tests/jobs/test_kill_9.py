@@ -73,6 +73,29 @@ def test_a_killed_job_is_finished_by_the_next(
         assert load(sandbox.session, name).config.retention_ms == 7
 
 
+def test_a_killed_quarantine_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
+    """Of records that were tombstones before, so that they are to be marked again."""
+    name = TopicName("quarantine", "t")
+    write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    mark(sandbox.session, str(name))
+    topic = load(sandbox.session, name)
+    explicit = {"ebbtide.tombstone.explicit": "true"}
+    compare_and_set(topic, Step.CONFIGURE_TOPIC, lambda _: explicit)
+    arguments = ["--topic", str(name), "--from-offset", "0:2", "--now", at(NIGHT_MS).isoformat()]
+
+    killed = submit(sandbox, "mark_tombstones", *arguments, kill_at=Step.MARK_RECORDS)
+    assert killed.returncode not in (0, 1, 2), killed.stdout[-2000:]
+    assert "1 records have a null value that nothing marks" in killed.stderr
+    done = submit(sandbox, "mark_tombstones", *arguments)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    held = sandbox.session.table(name.quarantine_table).select("offset", "run_id").collect()
+    assert [tuple(row) for row in held] == [(3, "test")]
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [0, 1, 2, 4, 5]
+    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
+
+
 def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
     name = TopicName("replicate_log", "t")
     sandbox.add_catalog("other")

@@ -133,6 +133,20 @@ def test_marks_come_with_the_records(first_unmarked: int, after: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("end", "own", "after"),
+    [
+        pytest.param(8, NEVER, 12, id="it gets batches that lack records"),
+        pytest.param(8, 14, 14, id="and has some of its own"),
+        pytest.param(20, NEVER, NEVER, id="it has them all already"),
+    ],
+)
+def test_records_that_the_primary_has_lost_may_be_missing(end: int, own: int, after: int) -> None:
+    primary = state(3, 20, 0, 5, 10, 15, expired_end_offset=12)
+    replica = state(3, end, 0, 5, 10, 15, expired_end_offset=own)
+    assert state_after(replica, primary).expired_end_offset == after
+
+
 def test_a_replica_that_ends_before_its_primarys_start_begins_anew_there() -> None:
     own = {"first_dirty_offset": 2, "cleaned_at_ms": 9, "cleaned_end_offset": 2, "next_clean_ms": 4}
     before = state_before(state(0, 2, 0, 1, max_event_time_ms=99, **own), PRIMARY)

@@ -32,6 +32,11 @@ PARAMS = {
     },
     "delete_records": {},
     "replicate_log": {},
+    "mark_tombstones": {
+        "topic": "log.flights",
+        "from_offset": ["0:7", "9"],
+        "plan_only": False,
+    },
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -59,6 +64,7 @@ SUBMITTING = [
     "delete_records.delete_records",
     "export_segments.export_segments",
     "replicate_log.replicate_log",
+    "mark_tombstones.mark_tombstones",
 ]
 
 
@@ -91,7 +97,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
         task = task.unmap({"topics": ["log.flights", "eu.a.b"]})
-    if task_id in ("configure_topic", "export_segments"):
+    if dag_id in ("configure_topic", "export_segments", "mark_tombstones"):
         task.topics = ["log.flights"]
     if dag_id == "delete_records":
         task.request = REQUEST

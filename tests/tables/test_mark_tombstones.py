@@ -10,22 +10,26 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError, RequestError
+from ebbtide.log.marking import FromOffset
 from ebbtide.log.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.configure import plan_configure
-from ebbtide.tables.stages.mark import plan_mark
+from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import merge_segments
+from ebbtide.tables.stages.quarantine import RunOf
+from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
 from ebbtide.tables.topics import current_snapshot, load
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.conftest import KilledError
+from tests.tables.conftest import KilledError, Meanwhile
 from tests.tables.exports import export, kafkas_states
 from tests.tables.kafka_view import offsets, view_of_kafka, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, at, clean, ingest, mark
 from tests.tables.partition_log import write_segments
 
 GOLDEN = Path(__file__).parents[1] / "records" / "golden"
@@ -561,3 +565,152 @@ def test_a_message_with_an_empty_value_is_no_tombstone(
     configure(sandbox, name, EXPLICIT)
     assert mark(sandbox.session, str(name)).partitions[0]["quarantined"] == 1
     assert left(sandbox, name) == [0]
+
+
+# -- marking again
+
+
+AGAIN = [
+    *(record(0, None), record(1, "d")),
+    *(record(2, "v", [("op", "d")]), record(3, None)),
+    *(record(4, "d", [("op", "d")]), record(5, "v", attributes=FLAG)),
+]
+SAYS_D = {PREDICATE: "string(value) = 'd'"}
+
+
+def marked_by_header(sandbox: LakeSandbox, name: TopicName, directory: Path) -> None:
+    topic_of(sandbox, name, directory, AGAIN, COMPACT, BY_HEADER)
+    mark(sandbox.session, str(name))
+    assert marks(sandbox, name) == {
+        0: "null_value",
+        2: "header",
+        3: "null_value",
+        4: "header",
+        5: "flag",
+    }
+    remove = f"ALTER TABLE {name.records_table} UNSET TBLPROPERTIES ('ebbtide.tombstone.header')"
+    sandbox.session.sql(remove)
+    configure(sandbox, name, SAYS_D)
+
+
+@pytest.mark.parametrize("step", [None, Step.MARK_AGAIN, Step.MARK_RECORDS, Step.MARK_STATE])
+def test_a_changed_rule_is_for_what_is_marked_again(
+    sandbox: LakeSandbox,
+    name: TopicName,
+    tmp_path: Path,
+    kill_at: list[Step],
+    step: Step | None,
+) -> None:
+    """From offset 1 on: 1 becomes one, 2 is none any more, 4 is one for another reason."""
+    marked_by_header(sandbox, name, tmp_path)
+    assert mark(sandbox.session, str(name)).partitions[0]["marked"] == 0
+    again = [FromOffset(0, 1)]
+    plan = plan_mark(load(sandbox.session, name), again).outcome().partitions[0]
+    assert plan["by"] == {"predicate": 2}
+    assert (plan["marked"], plan["unmarked"]) == (2, 1)
+    if step is not None:
+        kill_at.append(step)
+        with pytest.raises(KilledError):
+            mark(sandbox.session, str(name), again)
+        again = [] if step != Step.MARK_AGAIN else again  # the next night finishes it
+    mark(sandbox.session, str(name), again)
+    assert marks(sandbox, name) == {
+        0: "null_value",
+        1: "predicate",
+        3: "null_value",
+        4: "predicate",
+        5: "flag",
+    }
+    rows = sandbox.session.table(name.records_table).orderBy("offset").collect()
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row["value"] for row in rows] == [r.value for r in AGAIN]
+    assert (rows[2]["is_tombstone"], rows[2]["tombstone_by"]) == (False, None)
+    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
+
+
+def test_what_was_a_tombstone_may_be_what_the_log_must_not_hold(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    """Marks by a null value fall away, so the records go; those before the offset stay."""
+    marked_by_header(sandbox, name, tmp_path)
+    configure(sandbox, name, EXPLICIT)
+    mark(sandbox.session, str(name), [FromOffset(None, 2)])
+    assert marks(sandbox, name) == {0: "null_value", 4: "predicate", 5: "flag"}
+    assert [row["offset"] for row in quarantine(sandbox, name)] == [3]
+    assert left(sandbox, name) == [0, 1, 2, 4, 5]
+    clean(sandbox.session, str(name), NIGHT_MS)
+    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
+    assert left(sandbox, name) == [1, 2]
+
+
+def test_what_is_cleaned_is_not_marked_again(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kill_at: list[Step]
+) -> None:
+    """Nor what a round in flight is about to clean."""
+    topic_of(sandbox, name, tmp_path, AGAIN[:4], COMPACT)
+    mark(sandbox.session, str(name))
+    kill_at.append(Step.ROUND_STATE)
+    with pytest.raises(KilledError):
+        clean(sandbox.session, str(name), NIGHT_MS)
+    for _ in ("in flight", "done"):
+        with pytest.raises(RequestError, match=r"expected an offset in \[4, 4\] to mark"):
+            mark(sandbox.session, str(name), [FromOffset(0, 3)])
+        clean(sandbox.session, str(name), NIGHT_MS)
+    assert load(sandbox.session, name).partitions[0].first_dirty_offset == 4
+    mark(sandbox.session, str(name), [FromOffset(0, 4)])
+
+
+def test_a_round_does_not_start_on_what_is_being_marked_again(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile
+) -> None:
+    """It was planned before; planned again, it stays below."""
+    marked_by_header(sandbox, name, tmp_path)
+    spark = sandbox.session
+    plan = plan_clean(load(spark, name), NIGHT_MS)
+
+    def begin_again() -> None:
+        configure(sandbox, name, {"ebbtide.state.0.first-unmarked-offset": "1"})
+
+    begin_again()
+    with pytest.raises(CommitConflictError, match="to be marked up to 6, found 1"):
+        execute_clean(plan)
+    assert clean(spark, str(name), NIGHT_MS).partitions[0]["picked"] is False
+    mark(spark, str(name))
+    # And a marking that another one overtakes does not skip what that has left.
+    topic_of(sandbox, name, tmp_path, [*AGAIN, record(6, None), record(7, "v")])
+    plan_of_night = plan_mark(load(spark, name), [])
+    meanwhile(Step.MARK_RECORDS, begin_again)
+    with pytest.raises(CommitConflictError, match="to be marked up to 6, found 1"):
+        execute_mark(plan_of_night, RunOf("night", at(NIGHT_MS)))
+    mark(spark, str(name))
+    assert load(spark, name).partitions[0].first_unmarked_offset == 8
+
+
+# -- replicas
+
+
+def test_a_replica_marks_and_quarantines_by_itself(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kafka_jars: Path
+) -> None:
+    """What the primary lost before, it never gets; what it got before, it takes out itself."""
+    spark = sandbox.session
+    replica = TopicName(f"{name.cluster[:40]}_copy", "t")
+    topic_of(sandbox, name, tmp_path / "log", FORBIDDEN[:4], COMPACT, EXPLICIT, BY_HEADER)
+    configure(sandbox, name, {"ebbtide.replicas": f"lake.{replica.cluster}"})
+    execute_replicate(plan_replicate(load(spark, name)), NIGHT_MS)
+    mark(spark, str(name))
+    topic_of(sandbox, name, tmp_path / "log", FORBIDDEN)
+    mark(spark, str(name))
+    execute_replicate(plan_replicate(load(spark, name)), NIGHT_MS)
+    assert left(sandbox, replica) == [0, 1, 2, 3, 6, 7]
+    mark(spark, str(replica))
+    for of in (name, replica):
+        assert left(sandbox, of) == [0, 2, 3, 6, 7]
+        assert marks(sandbox, of) == {2: "flag", 3: "header", 6: "header"}
+    assert [row["offset"] for row in quarantine(sandbox, name)] == FORBIDDEN_OFFSETS
+    assert [row["offset"] for row in quarantine(sandbox, replica)] == [1]
+    export(spark, replica, tmp_path / "out")
+    states = kafkas_states(tmp_path / "out", kafka_jars)
+    assert offsets(view_of_kafka(states["t-0"])) == [0, 2, 3, 6, 7]
+    execute_replicate(plan_replicate(load(spark, name)), NIGHT_MS)
+    assert not plan_replicate(load(spark, name)).behind

@@ -103,11 +103,12 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
     """The replica's state once it holds all up to the primary's end; it cleans by itself.
 
     Marks come with the records, so the first unmarked offset follows the primary's where nothing
-    before was left to be marked.
+    before was left to be marked. What the primary had lost by then, the replica never gets.
     """
-    end = replica.log_end_offset
+    end, expired_end = replica.log_end_offset, replica.expired_end_offset
     base, modified_ms = replica.segments[-1]
     if primary.log_end_offset > end:
+        expired_end = max(expired_end, primary.expired_end_offset)
         holding = segment_of([base for base, _ in primary.segments], base)
         modified_ms = max(modified_ms, dict(primary.segments)[holding])
     begun = [segment for segment in primary.segments if segment[0] >= end and segment[0] > base]
@@ -119,6 +120,7 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
         log_end_offset=primary.log_end_offset,
         first_unmarked_offset=first_unmarked,
         segments=(*replica.segments[:-1], (base, modified_ms), *begun),
+        expired_end_offset=expired_end,
         max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
     )
 

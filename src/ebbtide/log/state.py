@@ -26,7 +26,7 @@ class PartitionState:
 
     `log_end_offset` is the high watermark too: only what is below the source's is taken.
     `max_event_time_ms` is None in tables made before it was kept, until retention works it out.
-    Below `expired_end_offset` retention may have deleted single records.
+    Below `expired_end_offset` retention or the quarantine may have taken single records.
     From `first_appended_offset` on, a topic without an upstream was given records directly.
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits.

@@ -40,7 +40,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     `topics` None leaves the choice to the job. `after` names the stage whose healthy topics go
     on. `request_from` names the stage whose log start offsets become the request.
-    `options` maps Params to options of the job.
+    `options` maps Params to options of the job. `needs_spark` says that the state alone cannot
+    tell whether there is work.
     """
 
     template_fields: Sequence[str] = (
@@ -58,6 +59,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         request: Mapping[str, Any] | None = None,
         request_from: str | None = None,
         options: Mapping[str, str] | None = None,
+        needs_spark: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(name=f"ebbtide {job}", **kwargs)
@@ -67,6 +69,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self.request = request
         self.request_from = request_from
         self.options = options
+        self.needs_spark = needs_spark
 
     @property
     def label(self) -> str:
@@ -128,7 +131,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
     ) -> list[LowWatermark]:
         """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
-        for name in topics if self.request is None else ():
+        is_certain = self.request is None and not self.needs_spark
+        for name in topics if is_certain else ():
             try:
                 topic = lake.topic(name)
                 reason = nothing_to_do(self.job, topic, attempt.now_ms)

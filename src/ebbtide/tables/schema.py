@@ -131,7 +131,11 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
 def create_quarantine(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's quarantined records where it does not exist."""
     _create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
-    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, _RECORDS, "`partition`")
+    # What its owner deletes there is rewritten at once, and goes with the snapshots before it.
+    copied = _RECORDS | {
+        f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")
+    }
+    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, copied, "`partition`")
 
 
 def create_runs(spark: SparkSession) -> None:

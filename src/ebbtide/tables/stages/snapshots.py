@@ -60,6 +60,8 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     max_age_ms = _max_age_ms(spark, name.records_table)
     expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
     expired += _expire(spark, name.catalog, name.batches_table, max_age_ms)
+    if spark.catalog.tableExists(name.quarantine_table):
+        expired += _expire(spark, name.catalog, name.quarantine_table, max_age_ms)
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
     outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
