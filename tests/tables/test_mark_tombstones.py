@@ -479,6 +479,20 @@ def test_the_other_jobs_go_on_with_what_is_left(
     assert left(sandbox, name) == [0, 7, 9]
 
 
+def test_what_its_owner_deletes_from_the_quarantine_leaves_the_disk(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    forbidden_topic(sandbox, name, tmp_path)
+    configure(sandbox, name, {"history.expire.max-snapshot-age-ms": "0"})
+    mark(sandbox.session, str(name))
+    table = name.quarantine_table
+    sandbox.session.sql(f"DELETE FROM {table} WHERE offset = 4")
+    execute_expire_snapshots(load(sandbox.session, name))
+    assert [row["offset"] for row in quarantine(sandbox, name)] == [1, 5]
+    on_disk = sandbox.session.sql(f"SELECT record_count FROM {table}.all_files").collect()
+    assert [row[0] for row in on_disk] == [2]
+
+
 def test_a_log_that_begins_anew_shares_no_place_with_the_one_before(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from ebbtide.tables.files import (
     MAX_OFFSET,
     SegmentFiles,
     count_rows,
+    in_segments,
     plan_segments,
     read_segment,
     write_rows,
@@ -98,7 +99,7 @@ def prepare_changes(
 
     They are read as of `snapshot`; CommitConflictError where another writer rewrote one since.
     """
-    by_segment = _by_segment(changes)
+    by_segment = in_segments(changes, "base_offset")
     ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
     units = [
         unit
@@ -122,18 +123,6 @@ def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
         return Replacement(unit, None)
     write_rows(path, rows)
     return Replacement(unit, path)
-
-
-def _by_segment(changes: pa.Table) -> dict[tuple[int, int], pa.Table]:
-    """The changes of each (partition, segment), in offset order."""
-    order = [("partition", "ascending"), ("segment", "ascending"), ("base_offset", "ascending")]
-    changes = changes.sort_by(order)
-    keys = np.stack([changes["partition"].to_numpy(), changes["segment"].to_numpy()])
-    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
-    return {
-        (int(partition), int(segment)): changes.slice(start, count)
-        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
-    }
 
 
 def _changed(unit: SegmentFiles, changes: pa.Table) -> pa.Table:

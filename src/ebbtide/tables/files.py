@@ -88,6 +88,19 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
     return sum(unit.record_count for unit in units)
 
 
+def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
+    """The rows of each (partition, segment), in the order of the column `by`."""
+    order = [("partition", "ascending"), ("segment", "ascending"), (by, "ascending")]
+    rows = rows.sort_by(order)
+    keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
+    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    # Copies, since a slice takes all of the table along when it is sent to a task.
+    return {
+        (int(partition), int(segment)): rows.take(np.arange(start, start + count))
+        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
+    }
+
+
 def plan_segments(
     spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
 ) -> list[SegmentFiles]:

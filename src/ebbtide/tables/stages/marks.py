@@ -28,6 +28,7 @@ from ebbtide.tables.files import (
     count_rows,
     deletion_of,
     ends_of,
+    in_segments,
     plan_segments,
     read_rows,
     read_segment,
@@ -151,8 +152,7 @@ class _Work(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
-    offsets: Offsets
-    becomes: Codes
+    changes: pa.Table
     path: str
 
 
@@ -166,7 +166,7 @@ class _Written(NamedTuple):
 def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
     """Write the changed rows anew; those for the quarantine only go."""
     spark, table = topic.spark, topic.name.records_table
-    by_segment = _by_segment(changes)
+    by_segment = in_segments(changes, "offset")
     ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
     units = [
         unit
@@ -174,7 +174,7 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
         if (unit.partition, unit.segment) in by_segment
     ]
     work = [
-        _Work(unit, *by_segment[unit.partition, unit.segment], path)
+        _Work(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
     written = map_segments(spark, _write_marked, work, count_rows(units))
@@ -183,27 +183,10 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
     return prepare_deletions(spark, table, ends_of(units), deletions, {}, added)
 
 
-def _by_segment(changes: pa.Table) -> dict[tuple[int, int], tuple[Offsets, Codes]]:
-    """The changes of each (partition, segment), in offset order."""
-    order = [("partition", "ascending"), ("segment", "ascending"), ("offset", "ascending")]
-    changes = changes.sort_by(order)
-    keys = np.stack([changes["partition"].to_numpy(), changes["segment"].to_numpy()])
-    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
-    offsets, becomes = changes["offset"].to_numpy(), changes["becomes"].to_numpy()
-    return {
-        (int(partition), int(segment)): (
-            offsets[start : start + count],
-            becomes[start : start + count],
-        )
-        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
-    }
-
-
 def _write_marked(work: _Work) -> _Written:
     """In a task: write the rows that stay with their new marks, and name the old ones."""
-    rows = read_segment(work.unit, ("offset",))
-    at = np.searchsorted(rows.table["offset"].to_numpy(), work.offsets)
-    _check_found(work, rows.table["offset"].to_numpy(), at)
+    rows, becomes = read_segment(work.unit, ("offset",)), work.changes["becomes"].to_numpy()
+    at = _find(work, rows.table["offset"].to_numpy())
     files, positions = rows.files[at], rows.positions[at]
     deletions, tables = [], []
     for number, file in enumerate(work.unit.files):
@@ -212,9 +195,9 @@ def _write_marked(work: _Work) -> _Written:
         if not len(mine):
             continue
         deletions.append(deletion_of(file, positions[mine]))
-        mine = mine[work.becomes[mine] != TO_QUARANTINE]
+        mine = mine[becomes[mine] != TO_QUARANTINE]
         if len(mine):
-            tables.append(_marked(read_rows(file, positions[mine]), work.becomes[mine]))
+            tables.append(_marked(read_rows(file, positions[mine]), becomes[mine]))
     if not tables:
         return _Written(deletions, Replacement(work.unit, None))
     write_rows(work.path, pa.concat_tables(tables))
@@ -231,9 +214,13 @@ def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
     return rows
 
 
-def _check_found(work: _Work, offsets: Offsets, at: Offsets) -> None:
-    if len(at) and (at[-1] >= len(offsets) or np.any(offsets[at] != work.offsets)):
+def _find(work: _Work, offsets: Offsets) -> Offsets:
+    """Where the changed records are among those of the segment."""
+    wanted = work.changes["offset"].to_numpy()
+    at: Offsets = np.searchsorted(offsets, wanted)
+    if at[-1] >= len(offsets) or np.any(offsets[at] != wanted):
         raise SafetyError(
             f"expected the records of segment {work.unit.segment} of partition "
             f"{work.unit.partition} as they were found, found other offsets; run the job again"
         )
+    return at
