@@ -11,17 +11,12 @@ from typing import Any
 from airflow.sdk import Param, chain, dag, get_current_context, task
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN
+from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN, optional
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.outcome import delete_request
 
 JOB = "delete_records"
 CHOICE = "Up to where: exactly one of these"
-
-
-def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
-    """A Param that may stay empty."""
-    return Param(None, type=["null", kind], title=title, description=description, **schema)
 
 
 @task(retries=0)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+# An environment holds no longer value.
+MAX_HIDDEN_BYTES = 100_000
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """Identity and clock of one attempt; `now` is the same for every task of a DAG run."""
@@ -75,6 +79,23 @@ def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> 
             for one in _values(value):
                 arguments += [option, str(one)]
     return arguments
+
+
+def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, str]:
+    """Variables for Params that no command line may show, one line for each of a list."""
+    values = {
+        variable: "\n".join(map(str, _values(params[name])))
+        for name, variable in hidden.items()
+        if params.get(name)
+    }
+    for name, variable in hidden.items():
+        size_bytes = len(values.get(variable, "").encode())
+        if size_bytes > MAX_HIDDEN_BYTES:
+            raise RequestError(
+                f"expected at most {MAX_HIDDEN_BYTES:,} bytes in {name}, found {size_bytes:,}; "
+                "put them into a file"
+            )
+    return values
 
 
 def _values(value: Any) -> Iterable[Any]:

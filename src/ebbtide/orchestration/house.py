@@ -30,6 +30,11 @@ def topic() -> Param:
     )
 
 
+def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
+    """A Param that may stay empty."""
+    return Param(None, type=["null", kind], title=title, description=description, **schema)
+
+
 def topics(empty: str, **schema: Any) -> Param:
     """Any number of topics; `empty` says what none means."""
     return Param(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,35 @@ def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
     return needed
 
 
+def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) -> set[str]:
+    """The one that a form names, and those of the topics' upstreams and live replicas."""
+    needed = {named} if named else set()
+    for name in topics:
+        try:
+            config = lake.topic(name).config
+        except EbbtideError:
+            continue  # the job meets the same error and writes it down
+        needed.update(config.live_replicas)
+        if config.upstream is not None and config.upstream.connection is not None:
+            needed.add(config.upstream.connection)
+    return needed
+
+
+@contextmanager
+def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Have spark-submit inherit these variables, and nobody after it."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+
+
 @contextmanager
 def in_environment(connections: Iterable[str]) -> Iterator[None]:
     """Have spark-submit inherit the settings of these connections, and nobody after it.
@@ -40,16 +69,8 @@ def in_environment(connections: Iterable[str]) -> Iterator[None]:
     One that Airflow does not have is left out; the job fails the topics that need it.
     """
     settings = {name: found for name in sorted(connections) if (found := _settings(name))}
-    before = os.environ.get(CONNECTIONS)
-    if settings:
-        os.environ[CONNECTIONS] = json.dumps(settings)
-    try:
+    with set_in_environment({CONNECTIONS: json.dumps(settings)} if settings else {}):
         yield
-    finally:
-        if before is not None:
-            os.environ[CONNECTIONS] = before
-        else:
-            os.environ.pop(CONNECTIONS, None)
 
 
 def _settings(name: str) -> dict[str, Any] | None:

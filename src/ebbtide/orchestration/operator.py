@@ -19,8 +19,18 @@ from airflow.sdk.exceptions import (
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_request import parse_request
-from ebbtide.orchestration.attempt import Attempt, attempt_of, options_of_params
-from ebbtide.orchestration.kafka_connections import connections_needed, in_environment
+from ebbtide.orchestration.attempt import (
+    Attempt,
+    attempt_of,
+    hidden_of_params,
+    options_of_params,
+)
+from ebbtide.orchestration.kafka_connections import (
+    connections_needed,
+    connections_of_topics,
+    in_environment,
+    set_in_environment,
+)
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
 from ebbtide.orchestration.settings import paths
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
@@ -40,8 +50,9 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     `topics` None leaves the choice to the job. `after` names the stage whose healthy topics go
     on. `request_from` names the stage whose log start offsets become the request.
-    `options` maps Params to options of the job. `needs_spark` says that the state alone cannot
-    tell whether there is work.
+    `options` maps Params to options of the job, `hidden` those of many lines to variables that only
+    its driver sees. With `is_live` that gets the topics' Kafka connections too. `needs_spark` says
+    that the state alone cannot tell whether there is work.
     """
 
     template_fields: Sequence[str] = (
@@ -60,6 +71,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         request_from: str | None = None,
         options: Mapping[str, str] | None = None,
         needs_spark: bool = False,
+        hidden: Mapping[str, str] | None = None,
+        is_live: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(name=f"ebbtide {job}", **kwargs)
@@ -70,6 +83,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self.request_from = request_from
         self.options = options
         self.needs_spark = needs_spark
+        self.hidden = hidden
+        self.is_live = is_live
 
     @property
     def label(self) -> str:
@@ -152,7 +167,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
         try:
-            with in_environment(connections):
+            hidden = hidden_of_params(context["params"], self.hidden or {})
+            with in_environment(connections), set_in_environment(hidden):
                 super().execute(context)
         except AirflowException as error:
             if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
@@ -177,6 +193,11 @@ class EbbtideJobOperator(SparkSubmitOperator):
             what = ["--request", json.dumps(request)]
         options = options_of_params(context["params"], self.options or {})
         self.application_args = [*options, *what, *attempt.options()]
+        if self.is_live:
+            with open_lake() as lake:
+                return connections_of_topics(
+                    lake, topics or (), context["params"].get("connection")
+                )
         return self._connections(request)
 
     def _request(self, context: Context, topics: Sequence[str]) -> Mapping[str, Any] | None:

@@ -65,6 +65,11 @@ class Step(StrEnum):
     EXPIRE_SNAPSHOTS = "expire_snapshots"
     EXPORT_CHECKPOINTS = "export_checkpoints"
     EXPORT_TARGET = "export_target"
+    APPEND_STARTED = "append_started"
+    APPEND_RECORDS = "append_records"
+    APPEND_BATCHES = "append_batches"
+    APPEND_STATE = "append_state"
+    ERASURE_ROWS = "erasure_rows"
     RUN_ROW = "run_row"
 
 

@@ -19,6 +19,7 @@ from ebbtide.tables.views import create_views
 _NAMESPACES = Lock()
 
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
+ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 
 RECORD_COLUMNS = """
     `partition` INT NOT NULL,
@@ -82,6 +83,22 @@ RUN_COLUMNS = """
     snapshot_ids ARRAY<BIGINT>
 """
 
+ERASURE_COLUMNS = """
+    run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
+    requested_at TIMESTAMP, requested_by STRING, reason STRING,
+    key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
+    `partition` INT COMMENT 'null where no partition holds the key',
+    found BIGINT COMMENT 'records of the key before its tombstone',
+    way STRING COMMENT 'produced or appended; null where a tombstone was there already',
+    tombstone_offset BIGINT,
+    superseded BIGINT COMMENT 'how many of those found have left the table',
+    left BIGINT COMMENT 'how many have not yet',
+    horizon TIMESTAMP COMMENT 'when the tombstone itself may leave; null until a round set it',
+    out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
+    off_disk_from TIMESTAMP
+        COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
+"""
+
 # Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
 _COMMON = {
     "format-version": "3",
@@ -142,6 +159,12 @@ def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist."""
     _create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, RUNS_TABLE, RUN_COLUMNS, _COMMON, "days(started)")
+
+
+def create_erasures(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.erasures` where it does not exist."""
+    _create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, "days(requested_at)")
 
 
 def _create_namespace(spark: SparkSession, namespace: str) -> None:

@@ -1,0 +1,98 @@
+"""Erase keys of a compacted topic: each gets a tombstone, which supersedes all records before it.
+
+Where somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the
+next ingest, for which the run waits; only one without a writer gets them appended to its tables.
+A cleaner round follows if Kafka's cleaner would begin one. What became of each key, and from when
+it is out of the table and off the disk, is in `lake.ebbtide.erasures`. See docs/erase_keys.md.
+"""
+
+from typing import Any
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.log.erasure import KEYS, Encoding
+from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import HOUSE, optional, topic
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+JOB = "erase_keys"
+WHICH = "Keys: typed in, or a file of them"
+HOW = "How the tombstones get there"
+OPTIONS = ("requested_by", "reason", "keys_file", "encoding", "connection", "append", "timeout_ms")
+
+
+def text(title: str, description: str, **schema: Any) -> Param:
+    """A line that has to be filled in."""
+    return Param("", type="string", minLength=1, title=title, description=description, **schema)
+
+
+@dag(
+    schedule=None,
+    doc_md=__doc__,
+    **HOUSE,
+    params={
+        "topic": topic(),
+        "requested_by": text("Requested by", "Who asked for it; each tombstone says so."),
+        "reason": text("Reason", "Why, such as the number of a request; each tombstone says so."),
+        "keys": optional(
+            "array",
+            "Keys",
+            "One a line. Airflow keeps them with the run; a file of them it does not.",
+            items={"type": "string", "pattern": r"^[^\r\n]+$"},
+            section=WHICH,
+        ),
+        "keys_file": optional(
+            "string",
+            "File of keys",
+            "A path or URI that Spark reads: text, one key a line, up to a million.",
+            minLength=1,
+            section=WHICH,
+        ),
+        "encoding": Param(
+            "utf-8",
+            type="string",
+            enum=[str(encoding) for encoding in Encoding],
+            title="Encoding",
+            description="How the bytes of a key are written.",
+            section=WHICH,
+        ),
+        "connection": optional(
+            "string",
+            "Connection",
+            "An Airflow connection of type kafka that may write the topic; empty means its own.",
+            section=HOW,
+        ),
+        "append": Param(
+            False,
+            type="boolean",
+            title="Append to the tables",
+            description="Only for a topic that nobody writes any more.",
+            section=HOW,
+        ),
+        "timeout_ms": Param(
+            600_000,
+            type="integer",
+            minimum=1,
+            maximum=86_400_000,
+            title="Timeout (ms)",
+            description="How long the tombstones may take to arrive in the tables.",
+            section=HOW,
+        ),
+    },
+)
+def erase_keys() -> None:
+    chain(
+        EbbtideJobOperator(
+            task_id=JOB,
+            job=JOB,
+            topics=["{{ params.topic }}"],
+            options={name: "--" + name.replace("_", "-") for name in OPTIONS},
+            hidden={"keys": KEYS},
+            is_live=True,
+        ),
+        publish_low_watermarks(JOB),
+        verdict([JOB]),
+    )
+
+
+erase_keys()

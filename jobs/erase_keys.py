@@ -1,0 +1,63 @@
+"""erase_keys: keys of a topic get tombstones, and what these supersede leaves with a round."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import RequestError
+from ebbtide.log.erasure import KEYS, Encoding, Erasure
+from ebbtide.log.names import TopicName
+from ebbtide.tables.application import job_parser, run_topics, to_ms
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.erased_keys import typed_keys
+from ebbtide.tables.topics import load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = job_parser("erase_keys", __doc__ or "")
+    parser.add_argument("--keys-file", metavar="URI", help="text, one key a line")
+    parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
+    parser.add_argument("--requested-by", required=True, help="who asked for it")
+    parser.add_argument("--reason", required=True, help="why")
+    parser.add_argument("--connection", help="of the live topic; else the topic's own")
+    parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
+    parser.add_argument("--timeout-ms", type=int, default=600_000, help="until they arrive")
+    args = parser.parse_args(argv)
+    if len(args.topic) > 1:
+        parser.error(f"expected one --topic, whose keys they are, found {len(args.topic)}")
+    try:
+        typed = typed_keys(args.encoding)
+    except RequestError as error:
+        parser.error(str(error))
+    if bool(typed) == bool(args.keys_file):
+        found = "both" if typed else "neither"
+        parser.error(f"expected keys in {KEYS} or a --keys-file, found {found}")
+    erasure = Erasure(
+        run_id=args.run_id,
+        now_ms=to_ms(args.now),
+        requested_at=args.now.isoformat(timespec="milliseconds"),
+        requested_by=args.requested_by,
+        reason=args.reason,
+        keys=typed,
+        keys_file=args.keys_file,
+        encoding=args.encoding,
+        connection=args.connection,
+        appends=args.append,
+        timeout_ms=args.timeout_ms,
+    )
+    spark = SparkSession.builder.appName("erase_keys").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> Outcome:
+        if args.plan_only:
+            return plan_erase(load(session, name), erasure).outcome()
+        return execute_erase(plan_erase(prepare_erase(session, name, erasure), erasure))
+
+    return run_topics(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Tombstones that are appended to the tables directly, of a topic that nobody writes any more.
+
+Order: written down, records, batches, state. The batches follow from the records in the table, so
+whoever finds an append in flight finishes it, and one that was killed before its records is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
+from ebbtide.log.erasure import Erasure, sliced
+from ebbtide.log.state import NEVER, PartitionState, to_properties
+from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
+from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
+from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.varint import payload_size, record_size
+from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.stages.ingested import find_ends
+from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, read_again
+
+# {"now_ms": ..., "log_end_offsets": {partition: offset}} while an append is in flight.
+APPEND = "ebbtide.append"
+Ends = Mapping[int, int]
+Keys = Mapping[int, Sequence[bytes]]  # by partition
+TIME = pa.timestamp("us", tz="UTC")
+
+
+def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
+    """Append a tombstone for each key of each partition; the topic as it is then."""
+    pinned = current_snapshot(topic.spark, topic.name.records_table)
+    ends = {partition: topic.partitions[partition].log_end_offset for partition in keys}
+    _check_nothing_beyond(topic, ends)
+    compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends, erasure.now_ms))
+    rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
+    _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
+    return _finish(read_again(topic), ends, erasure.now_ms)
+
+
+def finish_append(topic: Topic) -> Topic:
+    """Finish the append that a killed run left; the topic as it is then."""
+    text = topic.properties.get(APPEND)
+    if text is None:
+        return topic
+    in_flight = json.loads(text)
+    ends = {int(partition): end for partition, end in in_flight["log_end_offsets"].items()}
+    return _finish(topic, ends, in_flight["now_ms"])
+
+
+def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]) -> None:
+    """Append the rows; CommitConflictError where anybody added some since the pinned snapshot."""
+    spark, (step, pinned) = topic.spark, at
+    frame = spark.createDataFrame(rows).select(spark.table(table).columns)
+    writer = frame.writeTo(table).option("use-table-distribution-and-ordering", "false")
+    writer = writer.option("isolation-level", "serializable")
+    if pinned is not None:
+        writer = writer.option("validate-from-snapshot-id", str(pinned))
+    # To overwrite nothing is to append, but for the check that nobody else did.
+    commit(step, lambda: writer.overwrite(F.lit(False)))
+
+
+def _check_nothing_beyond(topic: Topic, ends: Ends) -> None:
+    for partition, held in find_ends(topic, ends).items():
+        if max(held.records_end, held.batches_end) > ends[partition]:
+            raise ForeignLogError(
+                f"expected {topic.name} partition {partition} to end at {ends[partition]}, found "
+                f"rows up to {max(held.records_end, held.batches_end)}: an ingest was killed; run "
+                "it again, or delete the rows from that offset on in both tables"
+            )
+
+
+def _started(ends: Ends, now_ms: int, current: Topic) -> Changes:
+    if current.config.upstream is not None:
+        raise RequestError(
+            f"expected a topic without an upstream, found that {current.config.upstream} became "
+            f"that of {current.name} meanwhile; ask for the erasure again"
+        )
+    changes: dict[str, str | None] = {}
+    for partition, end in ends.items():
+        state = _unmoved(current, partition, end)
+        first = state.first_appended_offset
+        changes |= to_properties(
+            partition, state.moved(first_appended_offset=end if first == NEVER else first)
+        )
+    return changes | {APPEND: json.dumps({"now_ms": now_ms, "log_end_offsets": ends})}
+
+
+def _unmoved(current: Topic, partition: int, end: int) -> PartitionState:
+    state = current.partitions[partition]
+    if state.log_end_offset != end:
+        raise CommitConflictError(
+            f"expected {current.name} partition {partition} to end at {end}, found that another "
+            f"writer moved it to {state.log_end_offset}; run the job again"
+        )
+    return state
+
+
+def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure) -> pa.Table:
+    """The tombstones as rows of the records table: in order of keys, in batches as they may be."""
+    state = topic.partitions[partition]
+    keys = sorted(keys)
+    headers = [(name.encode(), value) for name, value in erasure.headers]
+    payloads = [payload_size(key, None, headers) for key in keys]
+    sizes = [record_size(0, i, payload) for i, payload in enumerate(payloads)]
+    first = state.log_end_offset
+    batches = [
+        first + start
+        for start, end in sliced(sizes, topic.config.max_message_bytes)
+        for _ in range(start, end)
+    ]
+    count = len(keys)
+    now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
+    said = [{"key": name, "value": value} for name, value in erasure.headers]
+    columns: dict[str, pa.Array] = {
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "offset": pa.array(range(first, first + count), pa.int64()),
+        "segment": pa.repeat(pa.scalar(first, pa.int64()), count),
+        "batch": pa.array(batches, pa.int64()),
+        "timestamp": pa.repeat(pa.scalar(now, TIME), count),
+        "event_time": pa.repeat(pa.scalar(_event_time(state, now), TIME), count),
+        "append_time": pa.repeat(pa.scalar(now, TIME), count),
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.nulls(count, pa.binary()),
+        "headers": pa.array([said] * count, HEADERS_TYPE),
+        "attributes": pa.repeat(pa.scalar(TOMBSTONE, pa.int32()), count),
+        "is_tombstone": pa.repeat(pa.scalar(False), count),
+        "tombstone_by": pa.nulls(count, pa.string()),
+        "size_bytes": pa.array(payloads, pa.int32()),
+    }
+    return pa.table(columns)
+
+
+def _event_time(state: PartitionState, now: datetime) -> datetime:
+    """The newest event of the partition: a request is no event, and must not make others old."""
+    newest_ms = state.max_event_time_ms
+    if newest_ms is None or newest_ms == NEVER:
+        return now
+    return min(now, datetime.fromtimestamp(newest_ms / 1000, UTC))
+
+
+def _finish(topic: Topic, ends: Ends, now_ms: int) -> Topic:
+    """Append the batches of the records beyond `ends`, and move the state past them."""
+    written = _read_back(topic, ends)
+    if written.num_rows:
+        pinned = current_snapshot(topic.spark, topic.name.batches_table)
+        held = find_ends(topic, ends)
+        lacking = {p for p in ends if held[p].batches_end <= ends[p]}
+        batches = _batches(topic, [r for r in written.to_pylist() if r["partition"] in lacking])
+        if batches.num_rows:
+            _append_alone(topic, topic.name.batches_table, batches, (Step.APPEND_BATCHES, pinned))
+    offsets = zip(written["partition"].to_pylist(), written["offset"].to_pylist(), strict=True)
+    lasts = dict(sorted(offsets))
+    return compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts, now_ms))
+
+
+def _read_back(topic: Topic, ends: Ends) -> pa.Table:
+    is_beyond = " OR ".join(f"(`partition` = {p} AND offset >= {end})" for p, end in ends.items())
+    return (
+        topic.spark.table(topic.name.records_table)
+        .where(is_beyond)
+        .select(
+            *("partition", "offset", "segment", "batch", "key", "headers", "attributes"),
+            F.unix_millis("timestamp").alias("timestamp_ms"),
+            F.unix_millis("event_time").alias("event_time_ms"),
+            F.unix_millis("append_time").alias("append_time_ms"),
+        )
+        .orderBy("partition", "offset")
+        .toArrow()
+    )
+
+
+def _batches(topic: Topic, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """The batches that hold the rows, as the batches table has them."""
+    by_batch: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_batch.setdefault((row["partition"], row["batch"]), []).append(row)
+    epochs = _leader_epochs(topic)
+    batches = [
+        _batch(partition, of, epochs.get(partition, 0)) for (partition, _), of in by_batch.items()
+    ]
+    return pa.Table.from_pylist(batches, schema=_BATCH_ROWS)
+
+
+def _batch(partition: int, rows: Sequence[Mapping[str, Any]], leader_epoch: int) -> dict[str, Any]:
+    records = [
+        Record(
+            row["offset"],
+            row["timestamp_ms"],
+            row["key"],
+            None,
+            [(header["key"].encode(), header["value"]) for header in row["headers"]],
+            row["attributes"],
+        )
+        for row in rows
+    ]
+    data = write_batch(BatchFields(leader_epoch=leader_epoch), records)
+    header = v2_row(0, read_header(memoryview(data)), Control())._asdict()
+    return {
+        **header,
+        "partition": partition,
+        "segment": rows[0]["segment"],
+        "max_event_time_ms": max(row["event_time_ms"] for row in rows),
+        "append_time_ms": max(row["append_time_ms"] for row in rows),
+    }
+
+
+_BATCH_ROWS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        *(field for field in BATCH_SCHEMA if field.name != "position"),
+        ("segment", pa.int64()),
+        ("max_event_time_ms", pa.int64()),
+        ("append_time_ms", pa.int64()),
+        ("txn_first_offset", pa.int64()),
+        ("header_base_offset", pa.int64()),
+        ("producer_timestamp_ms", pa.int64()),
+    ]
+)
+
+
+def _leader_epochs(topic: Topic) -> dict[int, int]:
+    """The last leader epoch of each partition: nobody has led it since."""
+    rows = (
+        topic.spark.table(topic.name.batches_table)
+        .where(F.col("leader_epoch") != NO_LEADER_EPOCH)
+        .groupBy("partition")
+        .agg(F.max("leader_epoch").alias("epoch"))
+        .collect()
+    )
+    return {row["partition"]: row["epoch"] for row in rows}
+
+
+def _finished(ends: Ends, lasts: Mapping[int, int], now_ms: int, current: Topic) -> Changes:
+    """The states past the last appended offsets; as they were before, where nothing was."""
+    changes: dict[str, str | None] = {APPEND: None}
+    for partition, end in ends.items():
+        state = current.partitions[partition]
+        if partition in lasts and state.log_end_offset == end:
+            changes |= to_properties(partition, _state_after(state, lasts[partition] + 1, now_ms))
+        elif not lasts and state.log_end_offset == state.first_appended_offset == end:
+            changes |= to_properties(partition, state.moved(first_appended_offset=NEVER))
+    return changes
+
+
+def _state_after(state: PartitionState, log_end_offset: int, now_ms: int) -> PartitionState:
+    """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
+    before = [s for s in state.segments if s[0] < state.log_end_offset]
+    segments = (*before, (state.log_end_offset, now_ms), (log_end_offset, now_ms))
+    known_ms = state.max_event_time_ms
+    return state.moved(
+        log_end_offset=log_end_offset,
+        segments=segments,
+        max_event_time_ms=now_ms if known_ms == NEVER else known_ms,
+    )
