@@ -6,24 +6,18 @@ A cleaner round follows if Kafka's cleaner would begin one. What became of each 
 it is out of the table and off the disk, is in `lake.ebbtide.erasures`. See docs/erase_keys.md.
 """
 
-from typing import Any
-
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.log.erasure import KEYS, Encoding
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, optional, topic
+from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.house import HOUSE, optional, required, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "erase_keys"
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
-OPTIONS = ("requested_by", "reason", "keys_file", "encoding", "connection", "append", "timeout_ms")
-
-
-def text(title: str, description: str, **schema: Any) -> Param:
-    """A line that has to be filled in."""
-    return Param("", type="string", minLength=1, title=title, description=description, **schema)
+OPTIONS = ("requested_by", "reason", "keys_file", "encoding", "connection", "append")
+OPTIONS += ("timeout_ms", "plan_only")
 
 
 @dag(
@@ -32,8 +26,10 @@ def text(title: str, description: str, **schema: Any) -> Param:
     **HOUSE,
     params={
         "topic": topic(),
-        "requested_by": text("Requested by", "Who asked for it; each tombstone says so."),
-        "reason": text("Reason", "Why, such as the number of a request; each tombstone says so."),
+        "requested_by": required("Requested by", "Who asked for it; each tombstone says so."),
+        "reason": required(
+            "Reason", "Why, such as the number of a request; each tombstone says so."
+        ),
         "keys": optional(
             "array",
             "Keys",
@@ -78,6 +74,12 @@ def text(title: str, description: str, **schema: Any) -> Param:
             description="How long the tombstones may take to arrive in the tables.",
             section=HOW,
         ),
+        "plan_only": Param(
+            False,
+            type="boolean",
+            title="Plan only",
+            description="Show how many records of the keys there are, and change nothing.",
+        ),
     },
 )
 def erase_keys() -> None:
@@ -90,7 +92,6 @@ def erase_keys() -> None:
             hidden={"keys": KEYS},
             is_live=True,
         ),
-        publish_low_watermarks(JOB),
         verdict([JOB]),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.log.erasure import KEYS, Encoding, Erasure
+from ebbtide.log.erasure import Encoding, Erasure
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
@@ -19,7 +19,9 @@ from ebbtide.tables.topics import load
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("erase_keys", __doc__ or "")
-    parser.add_argument("--keys-file", metavar="URI", help="text, one key a line")
+    parser.add_argument(
+        "--keys-file", metavar="URI", help="text, one key a line; else in EBBTIDE_ERASE_KEYS"
+    )
     parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
     parser.add_argument("--requested-by", required=True, help="who asked for it")
     parser.add_argument("--reason", required=True, help="why")
@@ -33,13 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         typed = typed_keys(args.encoding)
     except RequestError as error:
         parser.error(str(error))
-    if bool(typed) == bool(args.keys_file):
-        found = "both" if typed else "neither"
-        parser.error(f"expected keys in {KEYS} or a --keys-file, found {found}")
     erasure = Erasure(
         run_id=args.run_id,
         now_ms=to_ms(args.now),
-        requested_at=args.now.isoformat(timespec="milliseconds"),
         requested_by=args.requested_by,
         reason=args.reason,
         keys=typed,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.connections import CONNECTIONS
+from ebbtide.log.erasure import KEYS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 
@@ -24,6 +25,7 @@ class Submitted:
     options: argparse.Namespace
     command: list[str]
     connections: str | None  # what its driver would find in the environment
+    keys: str | None = None  # and there
 
 
 @dataclass
@@ -45,7 +47,8 @@ class FakeSpark:
         options = parse(hook._application_args)
         topics = topics_in(options)
         connections = os.environ.get(CONNECTIONS)
-        self.submitted.append(Submitted(job, topics, options, command, connections))
+        keys = os.environ.get(KEYS)
+        self.submitted.append(Submitted(job, topics, options, command, connections, keys))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")
@@ -84,7 +87,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in ("--source", "--cluster", "--request", "--target"):
         parser.add_argument(option)
-    for option in ("--accept-gap", "--plan-only"):
+    for option in ("--requested-by", "--reason", "--keys-file", "--encoding"):
+        parser.add_argument(option)
+    for option in ("--connection", "--timeout-ms"):
+        parser.add_argument(option)
+    for option in ("--accept-gap", "--plan-only", "--append"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)
 

@@ -10,6 +10,7 @@ from tests.dags.runs import dag_bag
 DAGS = [
     "configure_topic",
     "delete_records",
+    "erase_keys",
     "export_segments",
     "ingest_segments",
     "mark_tombstones",
@@ -58,6 +59,7 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
     [
         ("configure_topic", None),
         ("delete_records", None),
+        ("erase_keys", None),
         ("export_segments", None),
         ("ingest_segments", None),
         ("mark_tombstones", None),
@@ -101,6 +103,12 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         ("delete_records", {"timestamp": "yesterday"}),
         ("delete_records", {"age": "30 days"}),
         ("delete_records", {"groups": [""]}),
+        ("erase_keys", {"requested_by": ""}),
+        ("erase_keys", {"reason": ""}),
+        ("erase_keys", {"keys": ["two\nlines"]}),
+        ("erase_keys", {"keys": [""]}),
+        ("erase_keys", {"encoding": "latin-1"}),
+        ("erase_keys", {"timeout_ms": 0}),
         ("export_segments", {"target": ""}),
         ("export_segments", {"topic": None}),
         ("export_segments", {"partitions": [-1]}),

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, ForeignLogError, RequestError
+from ebbtide.errors import (
+    ConfigurationError,
+    ForeignLogError,
+    RequestError,
+    UnavailableError,
+)
 from ebbtide.log.connections import CONNECTIONS
+from ebbtide.log.erasure import KEYS
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox
@@ -217,3 +223,65 @@ def test_a_refused_offset_is_not_tried_again(lake: LakeSandbox, spark_submit: Fa
     run = run_dag("mark_tombstones", topic="log.a", from_offset=["3"], plan_only=False)
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 1
+
+
+ASKED = {"topic": "log.a", "requested_by": "privacy office", "reason": "request 17"}
+
+
+def test_erase_keys_shows_no_key_but_to_its_driver(
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor a secret of the upstream's connection, of the replica's or of the one in the form."""
+    for name in ("asked", "writer", "other"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(KAFKA))
+    lake.topic("log.a", config={"ebbtide.source": "kafka:writer"})
+    keys = ["alice@example.org", "b o b"]
+    run = run_dag("erase_keys", **ASKED, keys=keys, connection="asked", timeout_ms=5)
+    assert run.state == "success"
+    (submitted,) = spark_submit.submitted
+    assert submitted.keys == "alice@example.org\nb o b"
+    assert submitted.topics == ["log.a"]
+    options = submitted.options
+    assert (options.requested_by, options.reason) == ("privacy office", "request 17")
+    assert (options.encoding, options.connection, options.timeout_ms) == ("utf-8", "asked", "5")
+    assert (options.append, options.plan_only, options.keys_file) == (False, False, None)
+    assert json.loads(submitted.connections or "").keys() == {"asked", "writer"}
+    assert KEYS not in os.environ
+    assert CONNECTIONS not in os.environ
+    seen = str([*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)])
+    assert "alice" not in seen
+    assert SECRET not in seen
+
+
+def test_erase_keys_of_a_file_of_a_closed_archive(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a")
+    run_dag("erase_keys", **ASKED, keys_file="s3://keys/17", encoding="hex", append=True)
+    (submitted,) = spark_submit.submitted
+    assert (submitted.options.keys_file, submitted.options.encoding) == ("s3://keys/17", "hex")
+    assert submitted.options.append
+    assert (submitted.keys, submitted.connections) == (None, None)
+
+
+def test_more_keys_than_an_environment_holds_are_refused(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a")
+    run = run_dag("erase_keys", **ASKED, keys=["k" * 50_000, "l" * 50_000])
+    assert run.state == "failed"
+    assert spark_submit.submitted == []
+
+
+def test_an_erasure_that_did_not_arrive_is_asked_for_again(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a")
+    spark_submit.failures["erase_keys", "log.a"] = [UnavailableError("not in time"), None]
+    run = run_dag("erase_keys", **ASKED, keys=["k"])
+    assert run.state == "success"
+    assert [submitted.keys for submitted in spark_submit.submitted] == ["k", "k"]

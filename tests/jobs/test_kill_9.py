@@ -1,5 +1,6 @@
 """Each job, killed with -9 before its last commit by a real process, and run again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,55 @@ def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_
     assert done.returncode == 0, done.stdout[-2000:]
     replica = TopicName("copy", "t", "other")
     assert view_of_table(sandbox.session, replica, 0) == view_of_table(sandbox.session, name, 0)
+
+
+ERASE = ["--requested-by", "me", "--reason", "asked", "--append"]
+
+
+def erased(sandbox: LakeSandbox, name: TopicName) -> None:
+    """Assert that a and c have a tombstone each, and nothing else."""
+    rows = sandbox.session.table(name.records_table).where("offset >= 6").orderBy("offset")
+    assert [(bytes(r["key"]), r["value"]) for r in rows.collect()] == [(b"a", None), (b"b", None)]
+    batches = sandbox.session.table(name.batches_table).where("base_offset >= 6").collect()
+    assert [batch["record_count"] for batch in batches] == [2]
+    topic = load(sandbox.session, name)
+    assert (topic.partitions[0].log_end_offset, "ebbtide.append" in topic.properties) == (8, False)
+
+
+def closed_archive(sandbox: LakeSandbox, name: TopicName, directory: Path) -> list[str]:
+    """Ingest a log that nobody writes any more; the arguments that erase keys of it."""
+    write_log(directory, "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, str(name), directory, FIRST_MS)
+    closed = {"ebbtide.source": ""}
+    compare_and_set(load(sandbox.session, name), Step.CONFIGURE_TOPIC, lambda _: closed)
+    return ["--topic", str(name), "--now", at(NIGHT_MS).isoformat(), *ERASE]
+
+
+def test_a_killed_erasure_is_finished_by_the_next(
+    sandbox: LakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = TopicName("erase_keys", "t")
+    arguments = closed_archive(sandbox, name, tmp_path / "log")
+    monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "a\nb\nnobody")
+
+    killed = submit(sandbox, "erase_keys", *arguments, kill_at=Step.APPEND_BATCHES)
+    assert killed.returncode not in (0, 1, 2), killed.stdout[-2000:]
+    done = submit(sandbox, "erase_keys", *arguments)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    erased(sandbox, name)
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 4, 5, 6, 7]
+    assert "3 keys, 1 of them not found; 3 superseded records have left the table" in done.stdout
+    assert "nobody" not in done.stdout + done.stderr
+
+
+def test_two_processes_append_each_tombstone_once(
+    sandbox: LakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = TopicName("erase_twice", "t")
+    arguments = closed_archive(sandbox, name, tmp_path / "log")
+    monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "a\nb")
+    with ThreadPoolExecutor() as pool:
+        both = pool.map(lambda _: submit(sandbox, "erase_keys", *arguments), range(2))
+    assert {process.returncode for process in both} == {0}
+    erased(sandbox, name)

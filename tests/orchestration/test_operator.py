@@ -37,6 +37,14 @@ PARAMS = {
         "from_offset": ["0:7", "9"],
         "plan_only": False,
     },
+    "erase_keys": {
+        "requested_by": "privacy office",
+        "reason": "request 17",
+        "keys": ["alice@example.org", "bob"],
+        "encoding": "utf-8",
+        "append": True,
+        "timeout_ms": 600_000,
+    },
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -62,6 +70,7 @@ SUBMITTING = [
     "ingest_segments.ingest_segments",
     "configure_topic.configure_topic",
     "delete_records.delete_records",
+    "erase_keys.erase_keys",
     "export_segments.export_segments",
     "replicate_log.replicate_log",
     "mark_tombstones.mark_tombstones",
@@ -97,7 +106,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
         task = task.unmap({"topics": ["log.flights", "eu.a.b"]})
-    if dag_id in ("configure_topic", "export_segments", "mark_tombstones"):
+    if dag_id in ("configure_topic", "erase_keys", "export_segments", "mark_tombstones"):
         task.topics = ["log.flights"]
     if dag_id == "delete_records":
         task.request = REQUEST

@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from ebbtide.errors import ConfigurationError, RequestError
@@ -49,7 +50,6 @@ class Erasure:
 
     run_id: str
     now_ms: int
-    requested_at: str  # ISO 8601
     requested_by: str
     reason: str
     keys: tuple[bytes, ...] = ()
@@ -64,7 +64,7 @@ class Erasure:
         """What each tombstone says of itself."""
         said = {
             REQUESTED_BY: self.requested_by,
-            REQUESTED_AT: self.requested_at,
+            REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),
             REASON: self.reason,
             RUN_ID: self.run_id,
         }

@@ -30,6 +30,11 @@ def topic() -> Param:
     )
 
 
+def required(title: str, description: str) -> Param:
+    """A line of text, which has to be given."""
+    return Param("", type="string", minLength=1, title=title, description=description)
+
+
 def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
     """A Param that may stay empty."""
     return Param(None, type=["null", kind], title=title, description=description, **schema)

@@ -43,9 +43,9 @@ from ebbtide.tables.stages.snapshots import DEFAULT_MAX_AGE_MS, MAX_AGE
 from ebbtide.tables.topics import Topic, java_table, load, read_again
 
 POLL_S = 1.0
-# Why a round does not begin, and the setting that its owner may change.
-DELAYED_BY = {
-    "dirty ratio": "kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms",
+# What a reason for no round begins with, and the settings that decide it.
+DECIDED_BY = {
+    "dirty ratio": "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides",
 }
 
 
@@ -123,13 +123,21 @@ def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
     """Find the keys; RequestError where no way leads to the log, or no key is named."""
     check_is_compacted(str(topic.name), topic.config)
     way, connection = way_of(str(topic.name), topic.config, erasure)
-    keys = erasure.keys
-    if erasure.keys_file is not None:
-        keys = keys_of_file(topic.spark, erasure.keys_file, erasure.encoding)
-    if not keys:
-        raise RequestError("expected keys to erase, found none; type them in or name a file")
+    keys = _keys(topic.spark, erasure)
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
     return ErasePlan(topic, erasure, way, connection, keys, find_keys(topic, keys), logged)
+
+
+def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
+    """The keys that were typed in or those of the file; RequestError where both or none are."""
+    if erasure.keys and erasure.keys_file:
+        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
+    keys = erasure.keys
+    if erasure.keys_file:
+        keys = keys_of_file(spark, erasure.keys_file, erasure.encoding)
+    if not keys:
+        raise RequestError("expected keys to erase, found none; type them in or name a file")
+    return keys
 
 
 def execute_erase(plan: ErasePlan) -> Outcome:
@@ -293,9 +301,9 @@ def _delay(rows: list[KeyRow], cleaned: Mapping[str, Any]) -> dict[str, str]:
     left = sum(row.left or 0 for row in rows)
     if not left:
         return {}
-    reason = str(cleaned["reason"])
-    setting = next((what for start, what in DELAYED_BY.items() if reason.startswith(start)), None)
-    advice = f"; {setting} decides" if setting else ""
     if cleaned["picked"]:
-        reason = "the segment of the tombstone is not closed yet, or not old enough"
-    return {"note": f"{left} records of the keys wait for a cleaner round: {reason}{advice}"}
+        reason = "the segment of their tombstone is not closed yet, or not old enough"
+    else:
+        reason = str(cleaned["reason"])
+        reason += next((t for start, t in DECIDED_BY.items() if reason.startswith(start)), "")
+    return {"note": f"{left} records of the keys wait for a cleaner round: {reason}"}
