@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
@@ -70,16 +70,16 @@ def consume_log(log_directory: Path, jars_dir: Path, work_dir: Path) -> dict[Iso
     partitions = [topic_partition(path) for path in partition_directories(log_directory)]
     with serve_log(log_directory, jars_dir, work_dir) as broker:
         return {
-            isolation: consume(broker.bootstrap_servers, partitions, isolation)
+            isolation: consume(broker.client(), partitions, isolation)
             for isolation in ("read_committed", "read_uncommitted")
         }
 
 
 def consume(
-    bootstrap_servers: str, partitions: Sequence[tuple[str, int]], isolation: Isolation
+    client: Mapping[str, str], partitions: Sequence[tuple[str, int]], isolation: Isolation
 ) -> Consumed:
     """The records of each partition from its beginning to its end."""
-    consumer = quiet_consumer(bootstrap_servers, isolation)
+    consumer = quiet_consumer(client, isolation)
     consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
     consumed: Consumed = {partition: [] for partition in partitions}
     open_partitions = set(consumed)
@@ -102,11 +102,11 @@ def consume(
     return consumed
 
 
-def quiet_consumer(bootstrap_servers: str, isolation: Isolation) -> Consumer:
+def quiet_consumer(client: Mapping[str, str], isolation: Isolation) -> Consumer:
     """A consumer that commits nothing and tells when a partition ends."""
     return Consumer(
         {
-            "bootstrap.servers": bootstrap_servers,
+            **client,
             "group.id": "reads-without-committing",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",

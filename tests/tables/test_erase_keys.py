@@ -321,9 +321,9 @@ def test_keys_in_a_file(spark: SparkSession, name: TopicName, tmp_path: Path) ->
 def test_keys_are_typed_in_or_in_a_file(
     spark: SparkSession, name: TopicName, keys: list[str], file: str | None
 ) -> None:
-    with pytest.raises(RequestError, match="^expected keys "):
+    with pytest.raises(RequestError, match=r"^expected keys "):
         plan_erase(load(spark, name), erasure_of(*keys, keys_file=file))
-    with pytest.raises(SourceError, match="^expected a text file of keys .* at /none, found"):
+    with pytest.raises(SourceError, match=r"^expected a text file of keys .* at /none, found"):
         plan_erase(load(spark, name), erasure_of(keys_file="/none"))
 
 

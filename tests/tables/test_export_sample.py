@@ -187,7 +187,7 @@ def served(
     add_log_directories(broker, work / "flights", work / "grown")
     with broker:
         found: dict[Isolation, Consumed] = {
-            isolation: consume(broker.bootstrap_servers, SERVED, isolation)
+            isolation: consume(broker.client(), SERVED, isolation)
             for isolation in ("read_committed", "read_uncommitted")
         }
     for topic, partition in SERVED:

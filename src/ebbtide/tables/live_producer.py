@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +16,17 @@ from ebbtide.tables.live_topic import LiveTopic
 POLL_SECONDS = 0.1
 # A client that only reads may be configured for that too; these would keep a producer from its own.
 _OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
+
+# What no waiting changes.
+_FINAL = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_RECORD,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._AUTHENTICATION,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+)
 
 PartitionKey = tuple[int, bytes]
 
@@ -80,8 +90,9 @@ def _produce(
             )
         except BufferError:
             producer.poll(POLL_SECONDS)
-            time.sleep(0)
             continue
+        except KafkaException as refused:
+            told(refused.args[0], None)
         producer.poll(0)
         return
 
@@ -103,18 +114,6 @@ def _check_all(
         f"expected the brokers of connection {connection!r} to acknowledge {asked} tombstones for "
         f"{topic}, found {found}"
     )
-    if refusals and not KafkaException(refusals[0]).args[0].retriable() and _is_final(refusals[0]):
+    if refusals and refusals[0].code() in _FINAL:
         raise ConfigurationError(f"{message}; check the topic, and that connection's user")
     raise UnavailableError(f"{message}; run it again once they can be reached")
-
-
-def _is_final(error: KafkaError) -> bool:
-    return error.code() in (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError._AUTHENTICATION,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
-    )
