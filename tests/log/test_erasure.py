@@ -15,6 +15,7 @@ from ebbtide.log.erasure import (
     Way,
     check_is_compacted,
     decode_keys,
+    produced_headers,
     sliced,
     way_of,
 )
@@ -95,6 +96,14 @@ def test_the_way_of_a_tombstone(
             id="no way named",
         ),
         pytest.param(
+            KAFKA | {"ebbtide.tombstone.explicit": "true"},
+            {},
+            "expected a header that makes a produced record of log.t a tombstone, since "
+            "ebbtide.tombstone.explicit is set and no producer sets the flag, found none; set "
+            "ebbtide.tombstone.header with configure_topic",
+            id="a null value that would be none",
+        ),
+        pytest.param(
             SEGMENTS | {"ebbtide.replicas": "kafka:a,kafka:b"},
             {},
             "expected a Kafka connection to the live topic of log.t, found none in the request, in "
@@ -105,8 +114,19 @@ def test_the_way_of_a_tombstone(
     ],
 )
 def test_no_way(properties: dict[str, str], asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+    with pytest.raises((ConfigurationError, RequestError), match=f"^{re.escape(message)}$"):
         way_of("log.t", parse_config(properties), erasure(**asked))
+
+
+@pytest.mark.parametrize(
+    ("header", "added"), [("gone=yes", [("gone", b"yes")]), ("gone", [("gone", b"")]), (None, [])]
+)
+def test_a_produced_tombstone_has_the_header_that_makes_it_one(
+    header: str | None, added: list[tuple[str, bytes]]
+) -> None:
+    properties = KAFKA | ({"ebbtide.tombstone.header": header} if header else {})
+    config = parse_config(properties | {"ebbtide.tombstone.explicit": "true"} if header else {})
+    assert produced_headers(config, erasure()) == (*erasure().headers, *added)
 
 
 @pytest.mark.parametrize("policy", ["delete", "", None])

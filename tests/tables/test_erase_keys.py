@@ -18,6 +18,8 @@ from ebbtide.errors import (
 )
 from ebbtide.log.erasure import Erasure
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import to_properties
+from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.commits import Step
 from ebbtide.tables.erasures import hash_of
@@ -25,7 +27,9 @@ from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import ERASURES_TABLE
 from ebbtide.tables.stages.appended import APPEND
 from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.export import Export, execute_export, plan_export
 from ebbtide.tables.topics import compare_and_set, load
+from tests.kafka.oracle import SourceLog, run_oracle
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError, Meanwhile
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
@@ -391,3 +395,35 @@ def test_what_a_killed_ingest_left_is_not_passed_over(
         ingest(spark, str(name), source, ERASED_MS)
     with pytest.raises(ForeignLogError, match="an ingest was killed"):
         erase(spark, name, erasure_of("a"))
+
+
+def test_what_another_erasure_left_beyond_the_end_is_taken_in(
+    spark: SparkSession, name: TopicName, kill_at: list[Step]
+) -> None:
+    """Nothing says any more that it was in flight: its tombstones do."""
+    kill_at.append(Step.APPEND_BATCHES)
+    with pytest.raises(KilledError):
+        erase(spark, name, erasure_of("a", "c", "x"))
+    before = {p: s.moved(first_appended_offset=-1) for p, s in load(spark, name).partitions.items()}
+    changes: dict[str, str | None] = {APPEND: None}
+    for partition, state in before.items():
+        changes |= to_properties(partition, state)
+    configure(spark, name, changes)
+    erase(spark, name, erasure_of("a", "c", "x"))
+    erased(spark, name)
+
+
+def test_an_export_holds_them_and_a_broker_takes_it(
+    spark: SparkSession, name: TopicName, tmp_path: Path, kafka_jars: Path
+) -> None:
+    erase(spark, name, erasure_of("a"))
+    target = str(tmp_path / "export")
+    execute_export(plan_export(load(spark, name), Export(target, "export-1", ())))
+    found = [(r.partition, r.offset, r.key, r.is_tombstone) for r in read_topic(target, "t")]
+    assert found[-2:] == [(0, 6, b"a", True), (1, 1, b"a", True)]
+    logs = [
+        SourceLog(directory=Path(target, f"t-{p}"), config={"cleanup.policy": "compact"}, rounds=[])
+        for p in (0, 1)
+    ]
+    ends = [result.initial.log_end_offset for result in run_oracle(logs, kafka_jars)]
+    assert ends == [7, 2]

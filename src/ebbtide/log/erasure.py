@@ -124,7 +124,21 @@ def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str 
             f"in ebbtide.source ({config.upstream or 'not set'}) or in ebbtide.replicas; name one "
             "with `connection`, or set `append` where nobody writes the topic any more"
         )
+    if config.tombstones_are_explicit and config.tombstone_header is None:
+        raise ConfigurationError(
+            f"expected a header that makes a produced record of {topic} a tombstone, since "
+            "ebbtide.tombstone.explicit is set and no producer sets the flag, found none; set "
+            "ebbtide.tombstone.header with configure_topic"
+        )
     return Way.PRODUCED, connection
+
+
+def produced_headers(config: TopicConfig, erasure: Erasure) -> Headers:
+    """The headers of a tombstone for the live topic, also the one that makes it a tombstone."""
+    header = config.tombstone_header
+    if header is None:
+        return erasure.headers
+    return (*erasure.headers, (header.name, (header.value or "").encode()))
 
 
 def _connection(config: TopicConfig, erasure: Erasure) -> str | None:

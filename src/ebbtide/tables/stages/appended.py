@@ -1,7 +1,8 @@
 """Tombstones that are appended to the tables directly, of a topic that nobody writes any more.
 
-Order: written down, records, batches, state. The batches follow from the records in the table, so
-whoever finds an append in flight finishes it, and one that was killed before its records is none.
+Order: written down, records, batches, state. Batches and state follow from the records in the
+table, so whoever finds some beyond the log end finishes that append, and one that was killed before
+its records is none.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
-from ebbtide.log.erasure import Erasure, sliced
+from ebbtide.log.erasure import RUN_ID, Erasure, sliced
 from ebbtide.log.state import NEVER, PartitionState, to_properties
 from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
@@ -26,7 +27,7 @@ from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.stages.ingested import find_ends
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, read_again
 
-# {"now_ms": ..., "log_end_offsets": {partition: offset}} while an append is in flight.
+# {partition: log end offset}, as JSON, while an append is in flight.
 APPEND = "ebbtide.append"
 Ends = Mapping[int, int]
 Keys = Mapping[int, Sequence[bytes]]  # by partition
@@ -37,21 +38,23 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
     """Append a tombstone for each key of each partition; the topic as it is then."""
     pinned = current_snapshot(topic.spark, topic.name.records_table)
     ends = {partition: topic.partitions[partition].log_end_offset for partition in keys}
-    _check_nothing_beyond(topic, ends)
-    compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends, erasure.now_ms))
+    if _beyond(topic, ends):
+        raise CommitConflictError(
+            f"expected {topic.name} to end as planned, found that another erasure appends to it; "
+            "run the job again"
+        )
+    compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
     _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
-    return _finish(read_again(topic), ends, erasure.now_ms)
+    return _finish(read_again(topic), ends)
 
 
 def finish_append(topic: Topic) -> Topic:
     """Finish the append that a killed run left; the topic as it is then."""
-    text = topic.properties.get(APPEND)
-    if text is None:
-        return topic
-    in_flight = json.loads(text)
-    ends = {int(partition): end for partition, end in in_flight["log_end_offsets"].items()}
-    return _finish(topic, ends, in_flight["now_ms"])
+    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
+    in_flight = json.loads(topic.properties.get(APPEND, "{}"))
+    begun = {int(p) for p in in_flight} | _beyond(topic, ends)
+    return _finish(topic, {p: ends[p] for p in sorted(begun)}) if begun else topic
 
 
 def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]) -> None:
@@ -66,17 +69,25 @@ def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int 
     commit(step, lambda: writer.overwrite(F.lit(False)))
 
 
-def _check_nothing_beyond(topic: Topic, ends: Ends) -> None:
-    for partition, held in find_ends(topic, ends).items():
-        if max(held.records_end, held.batches_end) > ends[partition]:
+def _beyond(topic: Topic, ends: Ends) -> set[int]:
+    """The partitions with tombstones beyond their ends; ForeignLogError where those are others'."""
+    held = find_ends(topic, ends)
+    reach = {p: max(held[p].records_end, held[p].batches_end) for p in ends}
+    beyond = {p for p, end in ends.items() if reach[p] > end}
+    is_ours = F.exists("headers", lambda header: header["key"] == RUN_ID)
+    for partition in sorted(beyond):
+        is_beyond = (F.col("partition") == partition) & (F.col("offset") >= ends[partition])
+        rows = topic.spark.table(topic.name.records_table).where(is_beyond)
+        if rows.where(~F.coalesce(is_ours, F.lit(False))).count() or not rows.count():
             raise ForeignLogError(
                 f"expected {topic.name} partition {partition} to end at {ends[partition]}, found "
-                f"rows up to {max(held.records_end, held.batches_end)}: an ingest was killed; run "
-                "it again, or delete the rows from that offset on in both tables"
+                f"rows up to {reach[partition]}: an ingest was killed; run it again, or delete "
+                "the rows from that offset on in both tables"
             )
+    return beyond
 
 
-def _started(ends: Ends, now_ms: int, current: Topic) -> Changes:
+def _started(ends: Ends, current: Topic) -> Changes:
     if current.config.upstream is not None:
         raise RequestError(
             f"expected a topic without an upstream, found that {current.config.upstream} became "
@@ -84,12 +95,14 @@ def _started(ends: Ends, now_ms: int, current: Topic) -> Changes:
         )
     changes: dict[str, str | None] = {}
     for partition, end in ends.items():
-        state = _unmoved(current, partition, end)
-        first = state.first_appended_offset
-        changes |= to_properties(
-            partition, state.moved(first_appended_offset=end if first == NEVER else first)
-        )
-    return changes | {APPEND: json.dumps({"now_ms": now_ms, "log_end_offsets": ends})}
+        state = _with_first_appended(_unmoved(current, partition, end), end)
+        changes |= to_properties(partition, state)
+    return changes | {APPEND: json.dumps(ends)}
+
+
+def _with_first_appended(state: PartitionState, offset: int) -> PartitionState:
+    is_first = state.first_appended_offset == NEVER
+    return state.moved(first_appended_offset=offset) if is_first else state
 
 
 def _unmoved(current: Topic, partition: int, end: int) -> PartitionState:
@@ -145,7 +158,7 @@ def _event_time(state: PartitionState, now: datetime) -> datetime:
     return min(now, datetime.fromtimestamp(newest_ms / 1000, UTC))
 
 
-def _finish(topic: Topic, ends: Ends, now_ms: int) -> Topic:
+def _finish(topic: Topic, ends: Ends) -> Topic:
     """Append the batches of the records beyond `ends`, and move the state past them."""
     written = _read_back(topic, ends)
     if written.num_rows:
@@ -155,9 +168,16 @@ def _finish(topic: Topic, ends: Ends, now_ms: int) -> Topic:
         batches = _batches(topic, [r for r in written.to_pylist() if r["partition"] in lacking])
         if batches.num_rows:
             _append_alone(topic, topic.name.batches_table, batches, (Step.APPEND_BATCHES, pinned))
-    offsets = zip(written["partition"].to_pylist(), written["offset"].to_pylist(), strict=True)
-    lasts = dict(sorted(offsets))
-    return compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts, now_ms))
+    columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
+    lasts = {p: _Last(offset, ms) for p, offset, ms in zip(*columns, strict=True)}
+    return compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
+
+
+class _Last(NamedTuple):
+    """A partition's last appended record."""
+
+    offset: int
+    append_time_ms: int
 
 
 def _read_back(topic: Topic, ends: Ends) -> pa.Table:
@@ -237,25 +257,25 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
     return {row["partition"]: row["epoch"] for row in rows}
 
 
-def _finished(ends: Ends, lasts: Mapping[int, int], now_ms: int, current: Topic) -> Changes:
+def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes:
     """The states past the last appended offsets; as they were before, where nothing was."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]
         if partition in lasts and state.log_end_offset == end:
-            changes |= to_properties(partition, _state_after(state, lasts[partition] + 1, now_ms))
+            changes |= to_properties(partition, _state_after(state, lasts[partition]))
         elif not lasts and state.log_end_offset == state.first_appended_offset == end:
             changes |= to_properties(partition, state.moved(first_appended_offset=NEVER))
     return changes
 
 
-def _state_after(state: PartitionState, log_end_offset: int, now_ms: int) -> PartitionState:
+def _state_after(state: PartitionState, last: _Last) -> PartitionState:
     """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
-    before = [s for s in state.segments if s[0] < state.log_end_offset]
-    segments = (*before, (state.log_end_offset, now_ms), (log_end_offset, now_ms))
+    first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
+    before = [segment for segment in state.segments if segment[0] < first]
     known_ms = state.max_event_time_ms
-    return state.moved(
-        log_end_offset=log_end_offset,
-        segments=segments,
+    return _with_first_appended(state, first).moved(
+        log_end_offset=end,
+        segments=(*before, (first, now_ms), (end, now_ms)),
         max_event_time_ms=now_ms if known_ms == NEVER else known_ms,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError, UnavailableError
-from ebbtide.log.erasure import Erasure, Way, check_is_compacted, way_of
+from ebbtide.log.erasure import Erasure, Way, check_is_compacted, produced_headers, way_of
 from ebbtide.log.names import TopicName
 from ebbtide.tables.erasures import (
     LOGGED,
@@ -39,6 +39,7 @@ from ebbtide.tables.stages.erased_keys import (
     keys_of_file,
 )
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.stages.snapshots import DEFAULT_MAX_AGE_MS, MAX_AGE
 from ebbtide.tables.topics import Topic, java_table, load, read_again
 
@@ -116,7 +117,8 @@ def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> Top
 
 
 def _mark(topic: Topic, erasure: Erasure) -> None:
-    execute_mark(plan_mark(topic))
+    now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
+    execute_mark(plan_mark(topic), RunOf(erasure.run_id, now))
 
 
 def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
@@ -177,8 +179,9 @@ def _send(plan: ErasePlan) -> dict[PartitionKey, int]:
     if not lacking:
         return {}
     if plan.connection is not None:
+        headers = produced_headers(topic.config, erasure)
         return produce_tombstones(
-            plan.connection, topic.name.topic, lacking, erasure.headers, erasure.timeout_ms
+            plan.connection, topic.name.topic, lacking, headers, erasure.timeout_ms
         )
     by_partition: dict[int, list[bytes]] = {}
     for partition, key in lacking:
