@@ -8,12 +8,14 @@ its records is none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
@@ -164,8 +166,9 @@ def _finish(topic: Topic, ends: Ends) -> Topic:
     if written.num_rows:
         pinned = current_snapshot(topic.spark, topic.name.batches_table)
         held = find_ends(topic, ends)
-        lacking = {p for p in ends if held[p].batches_end <= ends[p]}
-        batches = _batches(topic, [r for r in written.to_pylist() if r["partition"] in lacking])
+        lacking = [p for p in ends if held[p].batches_end <= ends[p]]
+        is_lacking = pc.is_in(written["partition"], pa.array(lacking, pa.int32()))
+        batches = _batches(topic, written.filter(is_lacking))
         if batches.num_rows:
             _append_alone(topic, topic.name.batches_table, batches, (Step.APPEND_BATCHES, pinned))
     columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
@@ -196,15 +199,16 @@ def _read_back(topic: Topic, ends: Ends) -> pa.Table:
     )
 
 
-def _batches(topic: Topic, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+def _batches(topic: Topic, rows: pa.Table) -> pa.Table:
     """The batches that hold the rows, as the batches table has them."""
-    by_batch: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_batch.setdefault((row["partition"], row["batch"]), []).append(row)
     epochs = _leader_epochs(topic)
-    batches = [
-        _batch(partition, of, epochs.get(partition, 0)) for (partition, _), of in by_batch.items()
-    ]
+    keys = [rows["partition"].to_pylist(), rows["batch"].to_pylist()]
+    counts = Counter(zip(*keys, strict=True))
+    batches, start = [], 0
+    for (partition, _), count in counts.items():  # rows of a batch lie together, in offset order
+        of_batch = rows.slice(start, count).to_pylist()
+        batches.append(_batch(partition, of_batch, epochs.get(partition, 0)))
+        start += count
     return pa.Table.from_pylist(batches, schema=_BATCH_ROWS)
 
 
