@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +15,18 @@ from ebbtide.errors import CommitConflictError, ConfigurationError, RequestError
 from ebbtide.log.marking import FromOffset
 from ebbtide.log.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.tables import tasks
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.configure import plan_configure
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
+from ebbtide.tables.stages.marks import candidates
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
+from ebbtide.tables.tombstones import tombstone_rule
 from ebbtide.tables.topics import current_snapshot, load
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError, Meanwhile
@@ -357,6 +361,46 @@ def test_files_without_null_value_flag_or_unmarked_record_are_not_read(
         path.with_suffix(".away").rename(path)
     assert outcome.partitions[0]["by"] == {"null_value": 1, "flag": 1}
     assert marks(sandbox, name) == {0: "null_value", 5: "null_value", 7: "flag"}
+
+
+ALWAYS_READ = {
+    *("partition", "segment", "batch", "offset", "attributes"),
+    *("is_tombstone", "tombstone_by", "value"),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        pytest.param({}, set(), id="value and flag"),
+        pytest.param(EXPLICIT, set(), id="explicit"),
+        pytest.param(BY_HEADER, {"headers"}, id="a header"),
+        pytest.param({PREDICATE: "timestamp IS NULL"}, {"timestamp"}, id="a predicate"),
+    ],
+)
+def test_only_the_columns_that_a_rule_asks_for_are_read(
+    sandbox: LakeSandbox, name: TopicName, settings: dict[str, str], more: set[str]
+) -> None:
+    sandbox.topic(str(name), config=settings)
+    sandbox.records(str(name), [(0, 1)])
+    topic = load(sandbox.session, name)
+    rule = tombstone_rule(sandbox.session, topic.config)
+    snapshot = current_snapshot(sandbox.session, name.records_table)
+    assert snapshot is not None
+    rows: Any = candidates(topic, rule, {0: (0, 2)}, snapshot)
+    (read,) = rows._jdf.queryExecution().optimizedPlan().collectLeaves().mkString().splitlines()
+    columns = re.findall(r"(\w+)#\d+L?", read)
+    assert set(columns) == ALWAYS_READ | more
+
+
+def test_much_is_marked_in_tasks(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "LOCAL_ROWS", 0)
+    forbidden_topic(sandbox, name, tmp_path)
+    mark(sandbox.session, str(name))
+    assert left(sandbox, name) == [0, 2, 3, 6, 7]
+    assert marks(sandbox, name) == {2: "flag", 3: "header", 6: "header"}
 
 
 def test_only_the_rows_that_change_are_written_again(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.errors import SafetyError
@@ -92,8 +92,22 @@ def find_changes(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> pa.Table:
     """The records in the ranges whose mark is not what the rule says, as of a snapshot."""
+    with rule.failing_clearly():
+        found = candidates(topic, rule, ranges, snapshot).toArrow()
+    becomes = _becomes(topic, rule, found)
+    found = found.set_column(
+        found.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
+    )
+    is_changed = becomes != found["was"].to_numpy()
+    return found.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
+
+
+def candidates(
+    topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
+) -> DataFrame:
+    """Where the records lie that are marked or may have to be, and what says so."""
     table = topic.name.records_table
-    rows = (
+    return (
         topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
         .where(within(ranges) & rule.may_match)
         .select(
@@ -106,14 +120,6 @@ def find_changes(
             _code(F.col("tombstone_by")).alias("was"),
         )
     )
-    with rule.failing_clearly():
-        found = rows.toArrow()
-    becomes = _becomes(topic, rule, found)
-    found = found.set_column(
-        found.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
-    )
-    is_changed = becomes != found["was"].to_numpy()
-    return found.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
 
 
 def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
