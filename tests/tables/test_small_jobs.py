@@ -145,7 +145,7 @@ def test_a_bad_setting_is_refused_before_anything_is_set(
 
 def test_every_commit_point_outside_ingest_and_rounds_is_killed_in_some_test() -> None:
     here = {Step.MARK_RECORDS, Step.MARK_STATE, Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS}
-    # In test_mark_tombstones.
+    # In test_mark_again and test_quarantine.
     here |= {Step.MARK_AGAIN, Step.QUARANTINE_TABLE, Step.QUARANTINE_RECORDS}
     here |= {Step.QUARANTINE_STATE}
     expiry = {Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES}
