@@ -121,12 +121,14 @@ def test_the_first_reason_that_holds_is_kept(
         record(2, "gone", op),
         record(3, "gone"),
         record(4, "kept"),
+        record(5, "", attributes=FLAG),  # empty is not null
     ]
     topic_of(sandbox, name, tmp_path, records, COMPACT, BY_HEADER, predicate)
     mark(sandbox.session, str(name))
-    assert marks(sandbox, name) == {0: "null_value", 1: "flag", 2: "header", 3: "predicate"}
+    by_offset = {0: "null_value", 1: "flag", 2: "header", 3: "predicate", 5: "flag"}
+    assert marks(sandbox, name) == by_offset
     values = sandbox.session.table(name.records_table).orderBy("offset").select("value").collect()
-    assert [row[0] for row in values] == [None, b"gone", b"gone", b"gone", b"kept"]
+    assert [row[0] for row in values] == [None, b"gone", b"gone", b"gone", b"kept", b""]
 
 
 HEADERS: dict[str, Headers] = {
