@@ -439,3 +439,18 @@ def test_an_export_holds_them_and_a_broker_takes_it(
     ]
     ends = [result.initial.log_end_offset for result in run_oracle(logs, kafka_jars)]
     assert ends == [7, 2]
+
+
+def test_a_plan_made_before_another_appended_is_made_again(
+    spark: SparkSession, name: TopicName, kill_at: list[Step]
+) -> None:
+    mine = erasure_of("a", "b")
+    plan = plan_erase(prepare_erase(spark, name, mine), mine)
+    kill_at.append(Step.APPEND_STATE)
+    with pytest.raises(KilledError):
+        erase(spark, name, erasure_of("a", run_id="erase-2"))
+    with pytest.raises(CommitConflictError, match="found that another erasure appends to it"):
+        execute_erase(plan)
+    erase(spark, name, mine)
+    found = [(p, key) for p, _, key, value in records(spark, name) if value is None]
+    assert found == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]
