@@ -67,6 +67,7 @@ def test_settings_follow_and_state_does_not() -> None:
         "ebbtide.clean.idle": "false",
         "ebbtide.replicas": "other.log",
         "ebbtide.round": "{}",
+        "ebbtide.append": "[0]",
         "ebbtide.merge": "{}",
         "ebbtide.state.0.log-end-offset": "7",
         "ebbtide.enabled": "false",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,13 @@ from ebbtide.errors import (
 )
 from ebbtide.log.erasure import Erasure
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import to_properties
+from ebbtide.log.state import APPEND, to_properties
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.commits import Step
 from ebbtide.tables.erasures import hash_of
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import ERASURES_TABLE
-from ebbtide.tables.stages.appended import APPEND
 from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
 from ebbtide.tables.stages.export import Export, execute_export, plan_export
 from ebbtide.tables.topics import compare_and_set, load
@@ -35,6 +35,7 @@ from tests.tables.conftest import KilledError, Meanwhile
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 from tests.tables.partition_log import T0, write_segments
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "erase_keys.md"
 CONFIG = {
     "kafka.cleanup.policy": "compact",
     "kafka.min.cleanable.dirty.ratio": "0",
@@ -213,6 +214,12 @@ def test_the_report_key_by_key(spark: SparkSession, name: TopicName) -> None:
     assert (row["off_disk_from"] - row["out_of_table_at"]).days == 5
     assert (row["requested_by"], row["reason"]) == ("privacy office", "request 17")
     assert erasures(spark, name, "logged").keys() == reported.keys() - {(None, x)}
+    (sql,) = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.S)
+    asked = sql.replace("log.people", str(name)).replace("alice@example.org", "a")
+    assert [(r["partition"], r["found"], r["left"]) for r in spark.sql(asked).collect()] == [
+        (0, 2, 0),
+        (1, 1, 0),
+    ]
 
 
 def test_the_tombstones_leave_after_their_horizon(spark: SparkSession, name: TopicName) -> None:
@@ -373,6 +380,11 @@ def test_a_topic_without_a_connection_gets_none_by_its_writer(
     assert "ebbtide.source (segments:/logs)" in said
 
 
+def test_a_replica_gets_none(spark: SparkSession, name: TopicName) -> None:
+    said = refused(spark, name, {"ebbtide.replica.of": "the primary's id"})
+    assert "expected a topic that is no replica" in said
+
+
 def test_an_ingest_takes_no_offsets_that_were_appended(
     spark: SparkSession, name: TopicName, source: Path
 ) -> None:
@@ -427,3 +439,18 @@ def test_an_export_holds_them_and_a_broker_takes_it(
     ]
     ends = [result.initial.log_end_offset for result in run_oracle(logs, kafka_jars)]
     assert ends == [7, 2]
+
+
+def test_a_plan_made_before_another_appended_is_made_again(
+    spark: SparkSession, name: TopicName, kill_at: list[Step]
+) -> None:
+    mine = erasure_of("a", "b")
+    plan = plan_erase(prepare_erase(spark, name, mine), mine)
+    kill_at.append(Step.APPEND_STATE)
+    with pytest.raises(KilledError):
+        erase(spark, name, erasure_of("a", run_id="erase-2"))
+    with pytest.raises(CommitConflictError, match="found that another erasure appends to it"):
+        execute_erase(plan)
+    erase(spark, name, mine)
+    found = [(p, key) for p, _, key, value in records(spark, name) if value is None]
+    assert found == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from ebbtide.log.replicas import REPLICAS
 from ebbtide.log.segments import segment_of
-from ebbtide.log.state import MERGE, NEVER, ROUND, PartitionState, parse_states
+from ebbtide.log.state import APPEND, MERGE, NEVER, ROUND, PartitionState, parse_states
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 
 # On a replica: the id of the table that is its primary, and the replication in flight.
@@ -20,7 +20,7 @@ REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 # What a replica decides for itself; every other setting follows the primary's.
 _OWN = frozenset(
-    {ROUND, MERGE, REPLICAS, REPLICA_OF, REPLICATION, "ebbtide.enabled", "ebbtide.source"}
+    {ROUND, MERGE, APPEND, REPLICAS, REPLICA_OF, REPLICATION, "ebbtide.enabled", "ebbtide.source"}
 )
 
 States = Mapping[int, PartitionState]

@@ -13,6 +13,7 @@ from ebbtide.log.names import quoted_list
 PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
+APPEND = "ebbtide.append"
 NEVER = -1
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
 from ebbtide.log.erasure import RUN_ID, Erasure, sliced
-from ebbtide.log.state import NEVER, PartitionState, to_properties
+from ebbtide.log.state import APPEND, NEVER, PartitionState, to_properties
 from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
@@ -29,8 +29,6 @@ from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.stages.ingested import find_ends
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, read_again
 
-# {partition: log end offset}, as JSON, while an append is in flight.
-APPEND = "ebbtide.append"
 Ends = Mapping[int, int]
 Keys = Mapping[int, Sequence[bytes]]  # by partition
 TIME = pa.timestamp("us", tz="UTC")
@@ -54,8 +52,7 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
 def finish_append(topic: Topic) -> Topic:
     """Finish the append that a killed run left; the topic as it is then."""
     ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
-    in_flight = json.loads(topic.properties.get(APPEND, "{}"))
-    begun = {int(p) for p in in_flight} | _beyond(topic, ends)
+    begun = set(json.loads(topic.properties.get(APPEND, "[]"))) | _beyond(topic, ends)
     return _finish(topic, {p: ends[p] for p in sorted(begun)}) if begun else topic
 
 
@@ -99,7 +96,7 @@ def _started(ends: Ends, current: Topic) -> Changes:
     for partition, end in ends.items():
         state = _with_first_appended(_unmoved(current, partition, end), end)
         changes |= to_properties(partition, state)
-    return changes | {APPEND: json.dumps(ends)}
+    return changes | {APPEND: json.dumps(sorted(ends))}
 
 
 def _with_first_appended(state: PartitionState, offset: int) -> PartitionState:

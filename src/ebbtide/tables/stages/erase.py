@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.log.erasure import Erasure, Way, check_is_compacted, produced_headers, way_of
 from ebbtide.log.names import TopicName
+from ebbtide.log.replication import REPLICA_OF
 from ebbtide.tables.erasures import (
     LOGGED,
     REPORTED,
@@ -110,10 +111,19 @@ class ErasePlan:
 def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> Topic:
     """The topic once nothing is in flight and what can be told a tombstone is marked."""
     topic = load(spark, name)
-    check_is_compacted(str(name), topic.config)
+    _check(topic)
     topic = finish_round(finish_append(topic))
     _mark(topic, erasure)
     return read_again(topic)
+
+
+def _check(topic: Topic) -> None:
+    check_is_compacted(str(topic.name), topic.config)
+    if REPLICA_OF in topic.properties:
+        raise RequestError(
+            f"expected a topic that is no replica, found that {topic.name} is one; erase the keys "
+            "of its primary, and replicate_log brings the tombstones"
+        )
 
 
 def _mark(topic: Topic, erasure: Erasure) -> None:
@@ -123,7 +133,7 @@ def _mark(topic: Topic, erasure: Erasure) -> None:
 
 def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
     """Find the keys; RequestError where no way leads to the log, or no key is named."""
-    check_is_compacted(str(topic.name), topic.config)
+    _check(topic)
     way, connection = way_of(str(topic.name), topic.config, erasure)
     keys = _keys(topic.spark, erasure)
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
