@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +347,7 @@ def test_a_plan_changes_nothing(spark: SparkSession, name: TopicName) -> None:
 
 def refused(
     spark: SparkSession, name: TopicName, changes: dict[str, str | None], **fields: Any
-) -> Iterable[str]:
+) -> str:
     configure(spark, name, changes)
     with pytest.raises((ConfigurationError, RequestError)) as raised:
         erase(spark, name, erasure_of("a", **fields))
