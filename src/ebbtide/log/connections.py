@@ -6,7 +6,6 @@ Settings hold secrets, so they travel in the driver's environment and never on a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from ebbtide.errors import ConfigurationError
 
@@ -36,8 +35,3 @@ def parse_connection(connection: str, text: str | None) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def java_options(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings as options of Spark's Kafka source, whose client is Java's."""
-    return {"kafka.bootstrap.servers": settings["bootstrap.servers"]}

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
 from ebbtide.frames.live_records import ActiveSegment, to_headers
 from ebbtide.log.config import parse_config
-from ebbtide.log.connections import java_options
 from ebbtide.log.live import (
     MAX_OFFSETS,
     SLICE,
@@ -36,6 +35,7 @@ from ebbtide.records import arrays
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of
+from ebbtide.tables.java_client import java_options
 from ebbtide.tables.kafka_source import live_records, reading, source_frame
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
@@ -190,7 +190,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: Outcome) -> Topic:
     ranges = {partition: found for partition, found in piece.ranges.items() if found.offsets}
     if ranges:
         spark, config = topic.spark, topic.config
-        options = java_options(live.settings)
+        options = java_options(live.connection, live.settings)
         frame = source_frame(spark, options, live.topic, ranges, plan.source.isolation)
         rows = live_records(frame, _active_segments(topic, piece), config, piece.now)
         with reading(live.topic, live.connection):
