@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,18 +11,20 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignLogError, OffsetGapError
+from ebbtide.errors import ForeignLogError, NotCoveredError, OffsetGapError
 from ebbtide.log.live import SLICE, Isolation
 from ebbtide.log.names import TopicName
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.topics import load
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.consume import QUIET, ConsumedRecord, consume
+from tests.kafka.consume import ConsumedRecord, consume
+from tests.kafka.delete_broker import SETTINGS, lines_of
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError
 from tests.tables.contents import contents
 from tests.tables.live import (
+    CONNECTION,
     FIRST_MS,
     NOW_MS,
     Writer,
@@ -30,6 +33,7 @@ from tests.tables.live import (
     records_of,
     take,
 )
+from tests.tables.nights import ingest
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +45,7 @@ STEPS = (
 
 @pytest.fixture(scope="module")
 def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **QUIET) as broker:
+    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
         yield broker
 
 
@@ -304,3 +308,46 @@ def remove(broker: KafkaBroker, topic: str, before: int) -> None:
     admin = AdminClient(broker.client())
     for done in admin.delete_records([TopicPartition(topic, 0, before)]).values():
         done.result(timeout=30)
+
+
+def test_a_topic_ingested_from_its_segments_goes_on_live(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3, "c").commit().begin().write(2, "a").abort()  # up to 7
+    ingest_segments(spark, name, broker, 7)
+    writer.begin().write(2, "d").commit()
+    take(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+    assert load(spark, name).properties["ebbtide.source"] == f"kafka:{CONNECTION}"
+    producers = [row["producer_id"] == -1 for row in contents(spark, name).batches]
+    assert producers == [False, False, False, False, True]
+
+
+def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3)
+    ingest_segments(spark, name, broker, 3)
+    writer.commit()
+    with pytest.raises(NotCoveredError, match=r"found one of producer .* in partition 0"):
+        take(spark, name)
+    ingest_segments(spark, name, broker, 4)
+    writer.begin().write(1).commit()
+    take(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+
+
+def ingest_segments(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, log_end_offset: int
+) -> None:
+    """From the broker's own directory, once its checkpoints say that it ends there."""
+    checkpoint = broker.log_dir / "replication-offset-checkpoint"
+    deadline = time.monotonic() + 30
+    while f"{name.topic} 0 {log_end_offset}" not in lines_of(checkpoint):
+        assert time.monotonic() < deadline, checkpoint.read_text()
+        time.sleep(0.1)
+    ingest(spark, str(name), broker.log_dir, NOW_MS)

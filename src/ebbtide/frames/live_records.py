@@ -6,7 +6,7 @@ segments begin is decided as Kafka's LogSegment.shouldRoll decides it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -35,38 +35,46 @@ MIN_RECORD_BYTES = 4  # attributes, two deltas and the length, without key, valu
 _TIME = pa.timestamp("us", tz="UTC")
 
 
+class AppendedBatch(NamedTuple):
+    """What rolling looks at in a new batch; times in ms since the epoch."""
+
+    base_offset: int
+    last_offset: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    size_bytes: int
+
+
 class ActiveSegment(NamedTuple):
     """The segment that grows, as far as rolling it needs to know; times in ms since the epoch."""
 
     base_offset: int
     created_ms: int
     size_bytes: int = 0
-    first_batch_ms: int | None = None  # largest timestamp of its first batch
+    first_timestamp_ms: int = NO_TIMESTAMP  # of its first record
+
+    def is_old_at(self, timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
+        """Whether segment.ms has passed since the first record, or by the clock if it has no time.
+
+        Kafka goes by the largest timestamp of the first batch. Batches here are larger than what
+        producers send, so by its first record's, which rolls where small batches would have.
+        """
+        if self.first_timestamp_ms >= 0:
+            return timestamp_ms - self.first_timestamp_ms > config.segment_ms
+        return self.size_bytes > 0 and now_ms - self.created_ms > config.segment_ms
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
         """Whether the batch begins a new segment (LogSegment.shouldRoll)."""
-        waited_ms = now_ms - self.created_ms
-        if self.first_batch_ms is not None and self.first_batch_ms >= 0:
-            waited_ms = batch.max_timestamp_ms - self.first_batch_ms
-        is_full = self.size_bytes + batch.size_bytes > config.segment_bytes
-        is_far = batch.last_offset - self.base_offset > MAX_INT
         # A single record may be larger than a segment; Kafka would not have taken it.
-        return is_far or (self.size_bytes > 0 and (is_full or waited_ms > config.segment_ms))
+        is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
+        is_far = batch.last_offset - self.base_offset > MAX_INT
+        return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
 
     def with_batch(self, batch: AppendedBatch) -> ActiveSegment:
         """The segment once it holds the batch too."""
-        first_ms = batch.max_timestamp_ms if self.first_batch_ms is None else self.first_batch_ms
+        first_ms = self.first_timestamp_ms if self.size_bytes else batch.first_timestamp_ms
         size_bytes = self.size_bytes + batch.size_bytes
-        return self._replace(size_bytes=size_bytes, first_batch_ms=first_ms)
-
-
-class AppendedBatch(NamedTuple):
-    """What rolling looks at in a new batch."""
-
-    base_offset: int
-    last_offset: int
-    max_timestamp_ms: int
-    size_bytes: int
+        return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
 
 
 class Rows(NamedTuple):
@@ -94,8 +102,13 @@ class Rows(NamedTuple):
         """The batch that these rows are."""
         times, offsets = self.timestamps_ms[span], self.offsets[span]
         sizes = v2_record_bytes(times - times[0], offsets - offsets[0], self.size_bytes[span])
-        size_bytes = HEADER_BYTES + int(sizes.sum())
-        return AppendedBatch(int(offsets[0]), int(offsets[-1]), int(times.max()), size_bytes)
+        return AppendedBatch(
+            int(offsets[0]),
+            int(offsets[-1]),
+            int(times[0]),
+            int(times.max()),
+            HEADER_BYTES + int(sizes.sum()),
+        )
 
     def splits(self) -> Int64s:
         """Rows that no batch holds together with the row before.
@@ -122,15 +135,16 @@ class Appender:
         if self._waiting is not None:
             table = pa.concat_tables([self._waiting, table])
         rows = Rows.of(table)
-        most = min(self._config.max_message_bytes, self._config.segment_bytes)
-        ends = batch_ends(rows, most, is_last=is_last)
-        done = ends[-1] if ends else 0
+        bases, segments, counts = [], [], []
+        for batch, count in self._batches(rows, is_last=is_last):
+            if self._active.must_roll(batch, self._config, self._now_ms):
+                self._active = ActiveSegment(batch.base_offset, self._now_ms)
+            self._active = self._active.with_batch(batch)
+            bases.append(batch.base_offset)
+            segments.append(self._active.base_offset)
+            counts.append(count)
+        done = sum(counts)
         self._waiting = table.slice(done)
-        starts = [0, *ends[:-1]] if ends else []
-        counts = np.diff([*starts, done])
-        bases, segments = self._place(
-            rows, [slice(*span) for span in zip(starts, ends, strict=True)]
-        )
         return to_records(
             table.slice(0, done),
             np.repeat(np.array(bases, np.int64), counts),
@@ -138,44 +152,37 @@ class Appender:
             self._now,
         )
 
-    def _place(self, rows: Rows, spans: Iterable[slice]) -> tuple[list[int], list[int]]:
-        """Base offset and segment of each batch; the active segment grows or is rolled."""
-        bases, segments = [], []
-        for span in spans:
-            batch = rows.batch_of(span)
-            if self._active.must_roll(batch, self._config, self._now_ms):
-                self._active = ActiveSegment(batch.base_offset, self._now_ms)
-            self._active = self._active.with_batch(batch)
-            bases.append(batch.base_offset)
-            segments.append(self._active.base_offset)
-        return bases, segments
+    def _batches(self, rows: Rows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
+        """Each batch with its count of rows; unless it `is_last`, one that may grow is left out."""
+        splits = np.append(rows.splits(), len(rows))
+        least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
+        start = 0
+        while start < len(rows):
+            split = int(splits[np.searchsorted(splits, start, side="right")])
+            before = int(least[start - 1]) if start else 0
+            reach = int(np.searchsorted(least, before + self._max_batch_bytes, side="right")) + 1
+            count = self._fitting(rows, slice(start, min(split, reach)))
+            if start + count == len(rows) and not is_last:
+                return
+            yield rows.batch_of(slice(start, start + count)), count
+            start += count
 
+    def _fitting(self, rows: Rows, span: slice) -> int:
+        """How many of the rows one batch holds, at least one: as many as fit and do not roll."""
+        times, offsets = rows.timestamps_ms[span], rows.offsets[span]
+        deltas = offsets - offsets[0]
+        sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
+        fits = (HEADER_BYTES + np.cumsum(sizes) <= self._max_batch_bytes) & (deltas <= MAX_INT)
+        first_ms = self._active.first_timestamp_ms
+        if first_ms < 0 or self._active.is_old_at(int(times[0]), self._config, self._now_ms):
+            first_ms = int(times[0])
+        if first_ms >= 0:
+            fits &= times - first_ms <= self._config.segment_ms
+        return max(1, int(np.argmin(np.append(fits, np.False_))))
 
-def batch_ends(rows: Rows, max_batch_bytes: int, *, is_last: bool) -> list[int]:
-    """Where each batch ends: as many rows as fit, at least one; the last may still grow."""
-    ends: list[int] = []
-    splits = np.append(rows.splits(), len(rows))
-    least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
-    start = 0
-    while start < len(rows):
-        split = int(splits[np.searchsorted(splits, start, side="right")])
-        before = int(least[start - 1]) if start else 0
-        reach = int(np.searchsorted(least, before + max_batch_bytes, side="right")) + 1
-        span = slice(start, min(split, reach))
-        fits = _fitting(rows, span, max_batch_bytes)
-        if start + fits == len(rows) and not is_last:
-            break
-        start += fits
-        ends.append(start)
-    return ends
-
-
-def _fitting(rows: Rows, span: slice, max_batch_bytes: int) -> int:
-    times, offsets = rows.timestamps_ms[span], rows.offsets[span]
-    deltas = offsets - offsets[0]
-    sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
-    fits = (HEADER_BYTES + np.cumsum(sizes) <= max_batch_bytes) & (deltas <= MAX_INT)
-    return max(1, int(fits.sum()))
+    @property
+    def _max_batch_bytes(self) -> int:
+        return min(self._config.max_message_bytes, self._config.segment_bytes)
 
 
 def payload_bytes(table: pa.Table) -> Int64s:

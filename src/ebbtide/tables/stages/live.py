@@ -16,7 +16,12 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ForeignLogError,
+    NotCoveredError,
+)
 from ebbtide.frames.live_records import ActiveSegment, to_headers
 from ebbtide.log.config import parse_config
 from ebbtide.log.live import (
@@ -64,6 +69,10 @@ LAYOUT = (
     *("segment.bytes", "segment.ms", "max.message.bytes"),
     *("message.timestamp.type", "message.timestamp.after.max.ms"),
 )
+
+
+# Batches of a transaction.
+_KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +137,7 @@ def ingest_live_topic(
     plan = plan_live(topic, live, source)
     if is_plan_only:
         return plan.outcome()
+    _check_decided(plan.topic, plan.left)
     while taken := next_slice(plan.left, _ends(plan.topic), source.max_offsets):
         plan.topic = _take_slice(plan, Slice(taken, source.now), done)
         plan.left = rest(plan.left, taken)
@@ -163,6 +173,26 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
                 f"{partition}, as their state says, found them ending at {log.log_end_offset}: "
                 "another ingest was killed; run ingest_segments again, it finishes that"
             )
+
+
+def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
+    """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
+    if not any(found.offsets for found in left.values()):
+        return
+    producers = (
+        topic.spark.table(topic.name.batches_table)
+        .where("producer_id >= 0 AND (attributes & 16) != 0")
+        .groupBy("partition", "producer_id")
+        .agg(*(F.max(F.when(F.expr(is_a), F.col("base_offset"))).alias(n) for n, is_a in _KINDS))
+    )
+    undecided = producers.where("data > coalesce(marker, -1)")
+    for row in undecided.orderBy("partition", "data").limit(1).collect():
+        raise NotCoveredError(
+            f"expected no open transaction in {topic.name}, found one of producer "
+            f"{row['producer_id']} in partition {row['partition']}, whose last batch is at offset "
+            f"{row['data']}: what comes live does not say how it ends; run ingest_segments once "
+            "more at a moment when no transaction is open"
+        )
 
 
 def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
@@ -227,17 +257,17 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
         f"`partition` = {p} AND base_offset >= {segment.base_offset}"
         for p, segment in active.items()
     )
+    first_ms = "CASE WHEN attributes & 8 != 0 THEN max_timestamp_ms ELSE base_timestamp_ms END"
     sums = (
         topic.spark.table(topic.name.batches_table)
         .where(is_active)
         .groupBy("partition")
-        .agg(F.sum("size_bytes"), F.min_by("max_timestamp_ms", "base_offset"))
+        .agg(F.sum("size_bytes"), F.min_by(F.expr(first_ms), "base_offset"))
         .collect()
     )
-    for partition, size_bytes, first_ms in sums:
-        active[partition] = active[partition]._replace(
-            size_bytes=size_bytes, first_batch_ms=first_ms
-        )
+    for partition, *sum_and_first in sums:
+        base_and_created = active[partition][:2]
+        active[partition] = ActiveSegment(*base_and_created, *sum_and_first)
     return active
 
 
