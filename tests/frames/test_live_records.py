@@ -221,3 +221,25 @@ def test_a_record_larger_than_a_batch_is_one() -> None:
     rows = appended([small, large, small], [], ActiveSegment(5, NOW_MS), CONFIG)
     assert rows["batch"].to_pylist() == [5, 6, 7]
     assert rows["segment"].to_pylist() == [5, 6, 7]
+    into_empty = appended([large], [], ActiveSegment(1, NOW_MS), CONFIG)
+    assert into_empty["segment"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize(("after_ms", "segments"), [(100, [5, 5]), (101, [5, 6])])
+def test_a_segment_rolls_when_more_than_segment_ms_has_passed(
+    after_ms: int, segments: list[int]
+) -> None:
+    records = [Given(0, at_ms, False, b"k", b"v", []) for at_ms in (50, 50 + after_ms)]
+    for chunks in ([], [1]):
+        rows = appended(records, chunks, ActiveSegment(5, NOW_MS), CONFIG)
+        assert rows["batch"].to_pylist() == rows["segment"].to_pylist() == segments
+    held = appended(records[1:], [], ActiveSegment(1, NOW_MS, 350, 50), CONFIG)
+    assert held["segment"].to_pylist() == [1 if after_ms == 100 else 5]
+
+
+@pytest.mark.parametrize(("spare", "batches"), [(0, [5, 5]), (-1, [5, 6])])
+def test_a_batch_is_full_at_the_very_byte(spare: int, batches: list[int]) -> None:
+    records = [Given(0, 0, False, b"k", b"v" * 20, []) for _ in range(2)]
+    config = TopicConfig(max_message_bytes=len(encoded(records, [5, 6])) + spare)
+    rows = appended(records, [], ActiveSegment(5, NOW_MS), config)
+    assert rows["batch"].to_pylist() == batches

@@ -83,7 +83,15 @@ def records_of(spark: SparkSession, name: TopicName, partition: int = 0) -> list
 class Writer:
     """A producer for one partition, whose records follow each other by a millisecond."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, partition: int = 0, **given: str) -> None:
+    def __init__(
+        self,
+        broker: KafkaBroker,
+        topic: str,
+        partition: int = 0,
+        first_ms: int = FIRST_MS,
+        **given: str,
+    ) -> None:
+        self._first_ms = first_ms
         settings = {name.replace("_", "."): value for name, value in given.items()}
         self._producer = Producer({**broker.client(), **settings})
         self._where = (topic, partition)
@@ -99,7 +107,7 @@ class Writer:
                 None if value is None else f"{value}{i}".encode(),
                 f"{key}{i}".encode(),
                 partition=partition,
-                timestamp=FIRST_MS + i * step_ms,
+                timestamp=self._first_ms + i * step_ms,
             )
         assert self._producer.flush(30) == 0
         return self

@@ -11,17 +11,25 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignLogError, NotCoveredError, OffsetGapError
+from ebbtide.errors import (
+    ConfigurationError,
+    ForeignLogError,
+    NotCoveredError,
+    OffsetGapError,
+    UnavailableError,
+)
 from ebbtide.log.live import SLICE, Isolation
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import to_properties
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
-from ebbtide.tables.topics import load
-from tests.kafka.broker import KafkaBroker
+from ebbtide.tables.stages.live import LiveSource, ingest_live_topic
+from ebbtide.tables.topics import compare_and_set, exists, load
+from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.consume import ConsumedRecord, consume
 from tests.kafka.delete_broker import SETTINGS, lines_of
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.conftest import KilledError
+from tests.tables.conftest import KilledError, Meanwhile
 from tests.tables.contents import contents
 from tests.tables.live import (
     CONNECTION,
@@ -33,7 +41,7 @@ from tests.tables.live import (
     records_of,
     take,
 )
-from tests.tables.nights import ingest
+from tests.tables.nights import at, ingest
 
 pytestmark = pytest.mark.broker
 
@@ -65,7 +73,7 @@ def name(cluster: str) -> TopicName:
 def consumed(
     broker: KafkaBroker, name: TopicName, isolation: str = "read_committed"
 ) -> list[ConsumedRecord]:
-    found = consume(broker.bootstrap_servers, [(name.topic, 0)], Isolation(isolation).value)
+    found = consume(broker.client(), [(name.topic, 0)], Isolation(isolation).value)
     return found[name.topic, 0]
 
 
@@ -88,7 +96,7 @@ def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
     outcome = take(spark, name)
 
     partitions = [(name.topic, partition) for partition in range(3)]
-    found = consume(broker.bootstrap_servers, partitions, "read_committed")
+    found = consume(broker.client(), partitions, "read_committed")
     for partition in range(3):
         assert records_of(spark, name, partition) == found[name.topic, partition]
     ends = {p: state.log_end_offset for p, state in load(spark, name).partitions.items()}
@@ -323,6 +331,98 @@ def test_a_topic_ingested_from_its_segments_goes_on_live(
     assert load(spark, name).properties["ebbtide.source"] == f"kafka:{CONNECTION}"
     producers = [row["producer_id"] == -1 for row in contents(spark, name).batches]
     assert producers == [False, False, False, False, True]
+
+
+def test_a_topic_taken_live_goes_on_from_its_segments(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(5)
+    take(spark, name)
+    writer.write(3)
+    kill_at.append(Step.INGEST_BATCHES)
+    with pytest.raises(KilledError):
+        take(spark, name)
+    writer.write(2)
+    with pytest.raises(ForeignLogError, match="an ingest_topic was killed; run it again"):
+        ingest_segments(spark, name, broker, 10)
+    take(spark, name)
+    writer.write(1)
+    ingest_segments(spark, name, broker, 11)
+    assert records_of(spark, name) == consumed(broker, name)
+    epochs = [row["leader_epoch"] for row in contents(spark, name).batches]
+    assert epochs == [None, None, None, 0]
+
+
+def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic, transactional_id=name.topic).begin().write(3).abort()
+    kill_at.append(Step.INGEST_BATCHES)
+    with pytest.raises(KilledError):
+        ingest_segments(spark, name, broker, 4)
+    with pytest.raises(ForeignLogError, match="run ingest_segments again, it finishes that"):
+        take(spark, name)
+    ingest_segments(spark, name, broker, 4)
+    take(spark, name)
+    assert records_of(spark, name) == []
+
+
+def test_a_plan_creates_nothing_and_says_how_much_there_is(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(5)
+    source = LiveSource(CONNECTION, at(NOW_MS))
+    outcome = ingest_live_topic(spark, name, source, is_plan_only=True)
+    assert outcome.partitions[0]["offsets"] == 5
+    assert not exists(spark, name)
+
+
+def test_a_topic_that_the_brokers_do_not_have_is_named(
+    spark: SparkSession, name: TopicName
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"to describe {name.topic}, found UNKNOWN_TOPIC"):
+        take(spark, name)
+    assert not exists(spark, name)
+
+
+def test_records_that_were_appended_directly_are_never_mixed_with_the_brokers(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(3)
+    take(spark, name)
+    topic = load(spark, name)
+    given = topic.partitions[0].moved(first_appended_offset=3, log_end_offset=5)
+    compare_and_set(topic, Step.INGEST_STATE, lambda _: to_properties(0, given))
+    assert take(spark, name).partitions[0]["records"] == 0
+    writer.write(1)
+    with pytest.raises(ForeignLogError, match="to end at or before offset 3"):
+        take(spark, name)
+
+
+def test_two_runs_at_a_time_are_found_out(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, meanwhile: Meanwhile
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(2)
+    take(spark, name)
+    writer.write(3)
+    meanwhile(Step.INGEST_RECORDS, lambda: take(spark, name))
+    with pytest.raises(ForeignLogError, match="two ingests ran at a time"):
+        take(spark, name)
+    assert load(spark, name).partitions[0].log_end_offset == 5
+
+
+def test_brokers_that_do_not_answer_may_answer_a_retry(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    connect(monkeypatch, broker, **{"bootstrap.servers": f"127.0.0.1:{port}"})
+    with pytest.raises(UnavailableError, match="run it again once they can be reached"):
+        take(spark, name)
 
 
 def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(

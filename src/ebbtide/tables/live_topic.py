@@ -28,6 +28,7 @@ from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.log.connections import CONNECTIONS, parse_connection
 from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refused
 from ebbtide.log.live import BrokerOffsets, Isolation
+from ebbtide.log.names import INTERNAL_TOPICS
 
 T = TypeVar("T")
 
@@ -93,6 +94,14 @@ class LiveTopic:
         live._result("to answer", described)
         return live
 
+    def topics(self) -> list[str]:
+        """All topics that the connection's user may see, but Kafka's own."""
+        try:
+            found = self._admin.list_topics(timeout=self._answer_s).topics
+        except KafkaException as error:
+            raise self._failed("to list their topics", error) from None
+        return sorted(set(found) - INTERNAL_TOPICS)
+
     def partitions(self) -> list[int]:
         """The partitions that the topic has."""
         try:
@@ -113,8 +122,9 @@ class LiveTopic:
         topic_id = urlsafe_b64encode(bits).decode().rstrip("=")
         return Described(topic_id, sorted(partition.id for partition in found.partitions))
 
+    @cached_property
     def configs(self) -> dict[str, str]:
-        """The topic's configuration in effect, by Kafka's names."""
+        """The topic's configuration in effect, by Kafka's names; asked once."""
         asked = ConfigResource(ResourceType.TOPIC, self.topic)
         futures = self._admin.describe_configs([asked], request_timeout=self._answer_s)
         found = self._result(f"to describe the configuration of {self.topic}", futures[asked])
@@ -224,6 +234,11 @@ class LiveTopic:
         if found.code() in _NO_ANSWER:
             return UnavailableError(f"{message}; run it again once they can be reached")
         return ConfigurationError(f"{message}; check the topic, and that connection's user")
+
+
+def list_topics(connection: str) -> list[str]:
+    """The topics that the connection's user may see, but Kafka's own."""
+    return LiveTopic.connect(connection, "").topics()
 
 
 def _latest() -> OffsetSpec:

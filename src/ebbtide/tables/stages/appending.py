@@ -27,8 +27,6 @@ from ebbtide.tables.tasks import errors_of_tasks
 from ebbtide.tables.topics import Topic, current_snapshot, load
 from ebbtide.tables.views import create_views
 
-# Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 TOPIC_ID = "kafka.topic.id"
 # Numbers of a partition that add up over slices.
 SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")

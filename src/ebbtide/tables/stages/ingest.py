@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 
 from ebbtide.errors import CorruptSegmentError, ForeignLogError, UnavailableError
-from ebbtide.log.names import TopicName
+from ebbtide.log.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.state import PartitionState
 from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records.log_directory import (
@@ -40,7 +40,6 @@ from ebbtide.tables.sources import (
     walk_files,
 )
 from ebbtide.tables.stages.appending import (
-    INTERNAL_TOPICS,
     add_ingested,
     add_slice,
     append_batches,

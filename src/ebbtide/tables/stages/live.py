@@ -7,9 +7,11 @@ is finished as it was planned, and without the broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +23,11 @@ from ebbtide.errors import (
     EbbtideError,
     ForeignLogError,
     NotCoveredError,
+    RequestError,
+    UnknownTopicError,
 )
 from ebbtide.frames.live_records import ActiveSegment, to_headers
-from ebbtide.log.config import parse_config
+from ebbtide.log.drift import drift_note, drifts, layout_of
 from ebbtide.log.live import (
     MAX_OFFSETS,
     SLICE,
@@ -34,15 +38,15 @@ from ebbtide.log.live import (
     range_to_take,
     rest,
 )
-from ebbtide.log.names import TopicName
+from ebbtide.log.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records import arrays
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
-from ebbtide.tables.event_time import event_time_of
+from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.java_client import java_options
 from ebbtide.tables.kafka_source import live_records, reading, source_frame
-from ebbtide.tables.live_topic import LiveTopic
+from ebbtide.tables.live_topic import LiveTopic, list_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.appending import (
     SUMMED,
@@ -63,13 +67,6 @@ from ebbtide.tables.stages.appending import (
 from ebbtide.tables.stages.ingested import any_of, find_ends, read_ingested
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, exists
-
-# What decides how a log is laid out is taken over from the broker when the table is made.
-LAYOUT = (
-    *("segment.bytes", "segment.ms", "max.message.bytes"),
-    *("message.timestamp.type", "message.timestamp.after.max.ms"),
-)
-
 
 # Batches of a transaction.
 _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
@@ -102,9 +99,15 @@ class LivePlan:
     errors: list[EbbtideError] = field(default_factory=list)
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
+    def drift(self) -> dict[str, Any]:
+        """Which settings the brokers have differently, and how they are taken over."""
+        found = drifts(self.topic.properties, self.live.configs)
+        said: dict[str, Any] = {"drift": [drift._asdict() for drift in found]}
+        return {**said, "note": drift_note(str(self.topic.name), found)} if found else said
+
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
-        outcome = Outcome(error=joined(self.errors))
+        outcome = Outcome(topic=self.drift(), error=joined(self.errors))
         for partition, found in self.left.items():
             state = self.topic.partitions.get(partition)
             start = found.start if state is None else state.log_start_offset
@@ -119,19 +122,51 @@ class LivePlan:
         return outcome
 
 
+def choose_topics(
+    source: LiveSource, cluster: str, asked: Sequence[TopicName], pattern: str | None
+) -> list[TopicName]:
+    """The topics asked for by name, and those whose whole name is the regular expression."""
+    for name in asked:
+        if name.cluster != cluster or name.topic in INTERNAL_TOPICS:
+            raise RequestError(
+                f"expected topics of cluster {cluster!r}, and none of Kafka's own, found {name}"
+            )
+    if not asked and not pattern:
+        raise RequestError("expected --topic or --topics-pattern, found neither")
+    matching = _matching(source, pattern) if pattern else []
+    return sorted({*asked, *(TopicName(cluster, topic) for topic in matching)})
+
+
+def _matching(source: LiveSource, pattern: str) -> list[str]:
+    try:
+        is_matching = re.compile(pattern).fullmatch
+    except re.error as error:
+        raise RequestError(f"expected a regular expression, found {pattern!r}: {error}") from None
+    known = list_topics(source.connection)
+    found = [topic for topic in known if is_matching(topic)]
+    if not found:
+        raise UnknownTopicError(
+            f"expected topics named {pattern!r} at the brokers of connection "
+            f"{source.connection!r}, found {len(known)} others; check the pattern, and what that "
+            "connection's user may see"
+        )
+    return found
+
+
 def ingest_live_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
 ) -> Outcome:
     """Create the topic where it is new and take all that the broker had when it was asked."""
     live = LiveTopic.connect(source.connection, name.topic)
+    topic_id, partitions = live.description
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
-    check_topic_id(topic, live.description.topic_id, f"connection {source.connection!r}")
+    check_topic_id(topic, topic_id, f"connection {source.connection!r}")
     done = Outcome()
-    held = find_ends(topic, live.description.partitions)
+    held = find_ends(topic, partitions)
     unfinished = live_slice(topic, held)
     if unfinished is not None and not is_plan_only:
         topic = _finish_slice(topic, unfinished, held, done)
-        held = find_ends(topic, live.description.partitions)
+        held = find_ends(topic, partitions)
     if unfinished is None or not is_plan_only:
         _check_whole(topic, held)
     plan = plan_live(topic, live, source)
@@ -156,10 +191,8 @@ def _topic(
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
         return held_topic(spark, name, is_plan_only=is_plan_only)
-    configs = live.configs()
-    properties = {f"kafka.{setting}": configs[setting] for setting in LAYOUT if setting in configs}
+    properties = layout_of(live.configs)
     properties |= {SOURCE: source.upstream, **pinned([live.description.topic_id])}
-    parse_config(properties)
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
@@ -279,7 +312,8 @@ def _finish_slice(topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done:
         partition: _log(headers, partition, found, held[partition], to_ms(piece.now))
         for partition, found in piece.ranges.items()
     }
-    ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
     outcome = Outcome(partitions=numbers_of(topic, logs))
     outcome.snapshot_ids += append_batches(topic, ingested)
     topic = compare_and_set(
@@ -336,5 +370,6 @@ def _answer(done: Outcome, plan: LivePlan) -> Outcome:
             **offsets,
             "accepted_gaps": [gap] if gap else [],
         }
+    done.topic |= plan.drift()
     done.error = joined(plan.errors)
     return done
