@@ -41,6 +41,12 @@ def lines(title: str, description: str, pattern: str) -> Param:
             "One NAME a line: back to the default.",
             r"^(kafka|ebbtide)\.[^=\s]+$",
         ),
+        "from_source": Param(
+            False,
+            type="boolean",
+            title="From source",
+            description="Take over every setting that the topic's brokers have differently.",
+        ),
         "plan_only": Param(
             True,
             type="boolean",
@@ -54,8 +60,14 @@ def configure_topic() -> None:
         EbbtideJobOperator(
             task_id=JOB,
             job=JOB,
+            is_live=True,
             topics=["{{ params.topic }}"],
-            options={"set": "--set", "unset": "--unset", "plan_only": "--plan-only"},
+            options={
+                "set": "--set",
+                "unset": "--unset",
+                "from_source": "--from-source",
+                "plan_only": "--plan-only",
+            },
         ),
         verdict([JOB]),
     )

@@ -58,7 +58,7 @@ def ingest_segments() -> None:
                 "accept_gap": "--accept-gap",
             },
         ),
-        publish_low_watermarks(JOB),
+        publish_low_watermarks(JOB, is_ingest=True),
         verdict([JOB]),
     )
 

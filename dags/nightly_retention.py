@@ -12,7 +12,8 @@ starts none. A topic that fails stays behind, the others go on, and `verdict` na
 | expire_snapshots | frees on disk what no kept snapshot needs |
 
 Data is out of the tables after its stage, and off the disk when `expire_snapshots` has passed the
-age that the table keeps snapshots for.
+age that the table keeps snapshots for. EBBTIDE_NIGHTLY_SCHEDULE may hold another cron expression,
+or `ingested`: then each ingest is followed by a night.
 """
 
 from airflow.sdk import Param, chain, dag
@@ -24,14 +25,14 @@ from ebbtide.orchestration.handover import (
     stage,
     verdict,
 )
-from ebbtide.orchestration.house import HOUSE, now, topics, topics_per_application
+from ebbtide.orchestration.house import HOUSE, night_schedule, now, topics, topics_per_application
 from ebbtide.orchestration.stages import NIGHT
 
 ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
 
 
 @dag(
-    schedule="0 2 * * *",
+    schedule=night_schedule(),
     doc_md=__doc__,
     **HOUSE,
     params={

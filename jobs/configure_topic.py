@@ -11,6 +11,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.configure import execute_configure, parse_setting, plan_configure
+from ebbtide.tables.stages.source_settings import changes_from_source
 from ebbtide.tables.topics import load
 
 
@@ -20,13 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--set", action="append", default=[], type=argument(parse_setting), metavar="NAME=VALUE"
     )
     parser.add_argument("--unset", action="append", default=[], metavar="NAME")
+    parser.add_argument(
+        "--from-source", action="store_true", help="take over what the topic's brokers have"
+    )
     args = parser.parse_args(argv)
     changes: dict[str, str | None] = dict.fromkeys(args.unset)
     changes |= dict(args.set)
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        plan = plan_configure(load(session, name), changes, to_ms(args.now))
+        topic = load(session, name)
+        taken_over = changes_from_source(topic) if args.from_source else {}
+        plan = plan_configure(topic, {**taken_over, **changes}, to_ms(args.now))
         return plan.outcome() if args.plan_only else execute_configure(plan)
 
     return run_topics(spark, args, args.topic, work)

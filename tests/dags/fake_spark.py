@@ -85,13 +85,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task"):
         parser.add_argument(option)
-    for option in ("--source", "--cluster", "--request", "--target"):
+    for option in (
+        *("--source", "--cluster", "--request", "--target"),
+        *("--connection", "--topics-pattern", "--isolation"),
+    ):
         parser.add_argument(option)
-    for option in ("--requested-by", "--reason", "--keys-file", "--encoding"):
+    for option in ("--requested-by", "--reason", "--keys-file", "--encoding", "--timeout-ms"):
         parser.add_argument(option)
-    for option in ("--connection", "--timeout-ms"):
-        parser.add_argument(option)
-    for option in ("--accept-gap", "--plan-only", "--append"):
+    for option in ("--accept-gap", "--plan-only", "--append", "--from-source"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)
 

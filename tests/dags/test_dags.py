@@ -8,6 +8,7 @@ from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
 DAGS = [
+    "archive_topics",
     "configure_topic",
     "delete_records",
     "erase_keys",
@@ -57,6 +58,7 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
 @pytest.mark.parametrize(
     ("dag_id", "schedule"),
     [
+        ("archive_topics", None),
         ("configure_topic", None),
         ("delete_records", None),
         ("erase_keys", None),
@@ -96,6 +98,10 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         ("nightly_retention", {"topics": []}),
         ("ingest_segments", {"source": ""}),
         ("ingest_segments", {"cluster": "a.b"}),
+        ("archive_topics", {"connection": ""}),
+        ("archive_topics", {"cluster": "a.b"}),
+        ("archive_topics", {"pattern": ""}),
+        ("archive_topics", {"isolation": "serializable"}),
         ("configure_topic", {"set": ["spark.master=local"]}),
         ("configure_topic", {"unset": ["kafka.retention.ms=1"]}),
         ("delete_records", {"timeout_ms": 0}),

@@ -216,8 +216,13 @@ def login_settings(users: Mapping[str, str]) -> dict[str, str]:
     """SASL/PLAIN for these users, the first of them superuser, and nothing without an ACL."""
     if not users:
         return {}
-    admin, password = next(iter(users.items()))
-    known = " ".join(f'user_{name}="{word}"' for name, word in users.items())
+    # Escaped twice: for the reader of the login configuration, and for that of the properties.
+    escaped = {
+        name: word.replace("\\", "\\\\").replace('"', '\\"').replace("\\", "\\\\")
+        for name, word in users.items()
+    }
+    admin, password = next(iter(escaped.items()))
+    known = " ".join(f'user_{name}="{word}"' for name, word in escaped.items())
     return {
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",

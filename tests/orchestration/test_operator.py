@@ -24,6 +24,14 @@ PARAMS = {
         "topics": ["log.flights"],
         "accept_gap": True,
     },
+    "archive_topics": {
+        "connection": "main",
+        "cluster": "log",
+        "topics": ["log.flights"],
+        "pattern": "weather.*",
+        "isolation": "read_committed",
+        "accept_gap": True,
+    },
     "configure_topic": {
         "topic": "log.flights",
         "set": ["kafka.cleanup.policy=compact,delete", "kafka.retention.ms=-1"],
@@ -68,6 +76,7 @@ SUBMITTING = [
     "nightly_retention.delete_records",
     "nightly_retention.expire_snapshots",
     "ingest_segments.ingest_segments",
+    "archive_topics.ingest_topic",
     "configure_topic.configure_topic",
     "delete_records.delete_records",
     "erase_keys.erase_keys",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,6 +22,7 @@ from ebbtide.tables.topics import compare_and_set, current_snapshot, exists, loa
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
 from tests.tables.conftest import KilledError
+from tests.tables.contents import Contents, contents
 from tests.tables.nights import HOUR_MS, ingest, source_of
 from tests.tables.partition_log import (
     MODIFIED_MS,
@@ -39,23 +40,6 @@ NOW_MS = T0 + HOUR_MS
 # Of ten offsets, the last two have no record any more.
 CLEANED = batch(0, 8, codec=4, last_offset=9)
 STEPS = (Step.CREATE_TOPIC, Step.INGEST_RECORDS, Step.INGEST_BATCHES, Step.INGEST_STATE)
-
-
-class Contents(NamedTuple):
-    """All that the tables hold of a topic."""
-
-    records: list[dict[str, Any]]
-    batches: list[dict[str, Any]]
-    states: dict[int, PartitionState]
-
-
-def contents(spark: SparkSession, name: TopicName) -> Contents:
-    tables = (
-        spark.table(name.records_table).orderBy("partition", "offset"),
-        spark.table(name.batches_table).orderBy("partition", "base_offset"),
-    )
-    records, batches = (table.toArrow().to_pylist() for table in tables)
-    return Contents(records, batches, load(spark, name).partitions)
 
 
 def offsets(found: Contents, partition: int = 0) -> list[int]:

@@ -71,12 +71,18 @@ class Records(NamedTuple):
 
 def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
     """Bytes of each v2 record: attributes, deltas, key, value, headers, and its length before."""
-    body = (
-        1
-        + varint_bytes(records.timestamps_ms - bases_ms[records.batch_of])
-        + varint_bytes(records.offsets - bases[records.batch_of])
-        + records.size_bytes
+    return v2_record_bytes(
+        records.timestamps_ms - bases_ms[records.batch_of],
+        records.offsets - bases[records.batch_of],
+        records.size_bytes,
     )
+
+
+def v2_record_bytes(
+    timestamp_deltas_ms: Int64s, offset_deltas: Int64s, size_bytes: Int64s
+) -> Int64s:
+    """Bytes of v2 records whose key, value and headers take `size_bytes`."""
+    body = 1 + varint_bytes(timestamp_deltas_ms) + varint_bytes(offset_deltas) + size_bytes
     return body + varint_bytes(body)
 
 

@@ -17,7 +17,7 @@ class SourceBatch(NamedTuple):
 
     base_offset: int
     last_offset: int
-    leader_epoch: int
+    leader_epoch: int | None  # None where it came live: no header is known, so none compares
     attributes: int
     record_count: int
     crc: int | None  # None once a round has rewritten the batch
@@ -53,7 +53,7 @@ def check_continuation(
             "under another cluster name, or drop the table to begin anew"
         )
     last = held.last_batch
-    if last is None or last.last_offset < source_start:
+    if last is None or last.leader_epoch is None or last.last_offset < source_start:
         return
     same = next((batch for batch in source if batch.base_offset == last.base_offset), None)
     other = same or next((batch for batch in source if _is_astride(last, batch)), None)

@@ -20,6 +20,8 @@ V1_SUFFIX = "__v1"
 TABLE_SUFFIX = "__table"
 VIEW_SUFFIXES = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
 OWN_NAMESPACE = "ebbtide"
+# Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class TopicName(NamedTuple):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from ebbtide.log.live import SLICE
 from ebbtide.log.replicas import REPLICAS
 from ebbtide.log.segments import segment_of
 from ebbtide.log.state import APPEND, MERGE, NEVER, ROUND, PartitionState, parse_states
@@ -20,7 +21,8 @@ REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 # What a replica decides for itself; every other setting follows the primary's.
 _OWN = frozenset(
-    {ROUND, MERGE, APPEND, REPLICAS, REPLICA_OF, REPLICATION, "ebbtide.enabled", "ebbtide.source"}
+    {ROUND, MERGE, APPEND, SLICE, REPLICAS, REPLICA_OF, REPLICATION}
+    | {"ebbtide.enabled", "ebbtide.source"}
 )
 
 States = Mapping[int, PartitionState]

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.names import TopicName
 from ebbtide.orchestration.attempt import attempt_of
+from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.stages import LowWatermark, grouped
@@ -75,15 +76,20 @@ def _takes_part(lake: Lake, name: str) -> bool:
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
-def publish_low_watermarks(last_stage: str, said_by: str | None = None) -> None:
+def publish_low_watermarks(
+    last_stage: str, said_by: str | None = None, *, is_ingest: bool = False
+) -> None:
     """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
 
-    They are those of the stage `said_by`, which has asked the replicas, if it is another one.
+    They are those of the stage `said_by`, which has asked the replicas, if it is another one. After
+    an ingest the asset INGESTED gets an event too, which a night may wait for.
 
     A task of its own, because Airflow drops the events of a task that fails, as verdict may.
     """
     context = get_current_context()
     handed_on = {answer["topic"] for answer in _answers(context, last_stage)}
+    if is_ingest and handed_on:
+        context["outlet_events"][TOPICS].add(INGESTED)
     for topic, watermarks in by_topic(_answers(context, said_by or last_stage)).items():
         if topic not in handed_on:
             continue

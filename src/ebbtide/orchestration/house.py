@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param
+from airflow.sdk import Asset, Param
 
 TOPIC_PATTERN = r"^[^.]+\..+$"
+
+# An ingest of any topic tells this asset.
+INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
 # Arguments of @dag. A run at a time: two would only wait for each other's commits.
 HOUSE: dict[str, Any] = {
@@ -17,6 +21,12 @@ HOUSE: dict[str, Any] = {
     "default_args": {"retries": 2, "retry_delay": timedelta(seconds=30)},
     "tags": ["ebbtide"],
 }
+
+
+def night_schedule() -> str | list[Asset]:
+    """EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested` for after each ingest."""
+    asked = os.environ.get("EBBTIDE_NIGHTLY_SCHEDULE") or "0 2 * * *"
+    return [INGESTED] if asked == "ingested" else asked
 
 
 def topic() -> Param:

@@ -193,7 +193,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             what = ["--request", json.dumps(request)]
         options = options_of_params(context["params"], self.options or {})
         self.application_args = [*options, *what, *attempt.options()]
-        if self.is_live:
+        if self.is_live and context["params"].get("from_source", True):
             with open_lake() as lake:
                 return connections_of_topics(
                     lake, topics or (), context["params"].get("connection")

@@ -19,6 +19,7 @@ from ebbtide.records.attributes import (
     CONTROL,
     DELETE_HORIZON,
     LOG_APPEND_TIME,
+    NO_LEADER_EPOCH,
     NO_TIMESTAMP,
 )
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
@@ -79,6 +80,9 @@ class WrittenBatch(NamedTuple):
 def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
     """The rows of a batches table that has the columns of StoredBatch, or all but those added."""
     names = [name for name in StoredBatch._fields if name in rows.column_names]
+    # Where a live topic's source does not say it.
+    unknown = rows["leader_epoch"].fill_null(NO_LEADER_EPOCH)
+    rows = rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", unknown)
     columns = [rows[name].to_pylist() for name in names]
     return [StoredBatch(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 

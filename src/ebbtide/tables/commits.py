@@ -34,6 +34,7 @@ class Step(StrEnum):
 
     CREATE_TOPIC = "create_topic"
     CONFIGURE_TOPIC = "configure_topic"
+    LIVE_SLICE = "live_slice"
     INGEST_RECORDS = "ingest_records"
     INGEST_BATCHES = "ingest_batches"
     INGEST_STATE = "ingest_state"

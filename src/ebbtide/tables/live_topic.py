@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import os
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.log.connections import CONNECTIONS, parse_connection
 from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refused
+from ebbtide.log.live import BrokerOffsets, Isolation
+from ebbtide.log.names import INTERNAL_TOPICS
 
 T = TypeVar("T")
 
@@ -34,11 +44,26 @@ _NO_ANSWER = (
 )
 
 
+class Described(NamedTuple):
+    """What a topic is, as its brokers say it."""
+
+    topic_id: str
+    partitions: list[int]
+
+
 class LiveTopic:
     """One topic of a running cluster."""
 
-    def __init__(self, admin: AdminClient, connection: str, topic: str, answer_ms: int) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        connection: str,
+        topic: str,
+        answer_ms: int,
+        settings: Mapping[str, str],
+    ) -> None:
         self.connection = connection
+        self.settings = settings  # librdkafka's
         self.topic = topic
         self._admin = admin
         self._answer_s = answer_ms / 1000
@@ -59,7 +84,7 @@ class LiveTopic:
                 f"expected librdkafka to take the settings of connection {connection!r}, found: "
                 f"{_without_values(error.args[0].str(), settings)}"
             ) from None
-        live = cls(admin, connection, topic, answer_ms)
+        live = cls(admin, connection, topic, answer_ms, settings)
         described = admin.describe_cluster(request_timeout=live._answer_s)
         while not (described.done() or _refused_login(errors)):
             admin.poll(POLL_SECONDS)
@@ -69,6 +94,14 @@ class LiveTopic:
         live._result("to answer", described)
         return live
 
+    def topics(self) -> list[str]:
+        """All topics that the connection's user may see, but Kafka's own."""
+        try:
+            found = self._admin.list_topics(timeout=self._answer_s).topics
+        except KafkaException as error:
+            raise self._failed("to list their topics", error) from None
+        return sorted(set(found) - INTERNAL_TOPICS)
+
     def partitions(self) -> list[int]:
         """The partitions that the topic has."""
         try:
@@ -76,13 +109,43 @@ class LiveTopic:
         except KafkaException as error:
             raise self._failed(f"to describe {self.topic}", error) from None
 
+    @cached_property
+    def description(self) -> Described:
+        """The topic's id, as partition.metadata files write it, and its partitions; asked once."""
+        try:
+            found = self._described()
+        except KafkaException as error:
+            raise self._failed(f"to describe {self.topic}", error) from None
+        uuid = found.topic_id
+        halves = (uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
+        bits = b"".join(half.to_bytes(8, "big", signed=True) for half in halves)
+        topic_id = urlsafe_b64encode(bits).decode().rstrip("=")
+        return Described(topic_id, sorted(partition.id for partition in found.partitions))
+
+    @cached_property
+    def configs(self) -> dict[str, str]:
+        """The topic's configuration in effect, by Kafka's names; asked once."""
+        asked = ConfigResource(ResourceType.TOPIC, self.topic)
+        futures = self._admin.describe_configs([asked], request_timeout=self._answer_s)
+        found = self._result(f"to describe the configuration of {self.topic}", futures[asked])
+        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+
+    def offsets(self, partitions: Sequence[int], isolation: Isolation) -> dict[int, BrokerOffsets]:
+        """Each partition's offsets, and up to where a consumer of that isolation can read."""
+        starts, ends = self.log_start_offsets(partitions), self.log_end_offsets(partitions)
+        stable = ends
+        if isolation is Isolation.READ_COMMITTED:
+            stable = self._offsets(partitions, _latest(), IsolationLevel.READ_COMMITTED)
+        # Asked one after another, so a log that grows meanwhile has the largest end last.
+        return {p: BrokerOffsets(starts[p], max(ends[p], stable[p]), stable[p]) for p in partitions}
+
     def log_start_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
         """Each partition's log start offset, as its leader has it."""
         return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def log_end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
         """Each partition's high watermark: up to there a consumer of it can read."""
-        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._offsets(partitions, _latest())
 
     def delete_records(self, offsets: Mapping[int, int], timeout_ms: int) -> dict[int, Answer]:
         """The broker's answers to DeleteRecords up to these offsets; -1 is its high watermark.
@@ -130,17 +193,27 @@ class LiveTopic:
         return held
 
     def _partitions(self) -> list[int]:
-        """The topic's partitions; unlike a listing, this creates no topic that is not there."""
+        return [partition.id for partition in self._described().partitions]
+
+    def _described(self) -> Any:
+        """The topic's description; unlike a listing, this creates no topic that is not there."""
         described = self._admin.describe_topics(
             TopicCollection([self.topic]), request_timeout=self._answer_s
         )
-        return [partition.id for partition in described[self.topic].result().partitions]
+        return described[self.topic].result()
 
-    def _offsets(self, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, int]:
+    def _offsets(
+        self,
+        partitions: Iterable[int],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[int, int]:
         asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
         if not asked:
             return {}
-        futures = self._admin.list_offsets(asked, request_timeout=self._answer_s)
+        futures = self._admin.list_offsets(
+            asked, isolation_level=isolation, request_timeout=self._answer_s
+        )
         return {
             found.partition: self._result(f"to list the offsets of {self.topic}", future).offset
             for found, future in futures.items()
@@ -161,6 +234,16 @@ class LiveTopic:
         if found.code() in _NO_ANSWER:
             return UnavailableError(f"{message}; run it again once they can be reached")
         return ConfigurationError(f"{message}; check the topic, and that connection's user")
+
+
+def list_topics(connection: str) -> list[str]:
+    """The topics that the connection's user may see, but Kafka's own."""
+    return LiveTopic.connect(connection, "").topics()
+
+
+def _latest() -> OffsetSpec:
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return latest
 
 
 def _refused_login(errors: Iterable[KafkaError]) -> KafkaError | None:

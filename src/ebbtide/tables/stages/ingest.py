@@ -15,18 +15,11 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import Column, SparkSession
 
-from ebbtide.errors import (
-    CommitConflictError,
-    CorruptSegmentError,
-    EbbtideError,
-    ForeignLogError,
-    UnavailableError,
-)
-from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.errors import CorruptSegmentError, ForeignLogError, UnavailableError
+from ebbtide.log.names import INTERNAL_TOPICS, TopicName
+from ebbtide.log.state import PartitionState
 from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records.log_directory import (
     Manifest,
@@ -36,10 +29,9 @@ from ebbtide.records.log_directory import (
     read_manifest,
 )
 from ebbtide.tables.application import to_ms
-from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.schema import create_topic
 from ebbtide.tables.sources import (
     FileToWalk,
     RecordsToRead,
@@ -47,11 +39,24 @@ from ebbtide.tables.sources import (
     records_frame,
     walk_files,
 )
-from ebbtide.tables.stages.ingested import Ingested, find_ends, read_ingested
+from ebbtide.tables.stages.appending import (
+    add_ingested,
+    add_slice,
+    append_batches,
+    append_records,
+    check_no_live_slice,
+    check_topic_id,
+    held_topic,
+    joined,
+    new_topic,
+    numbers_of,
+    pinned,
+    state_changes,
+    with_origin,
+)
+from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
-from ebbtide.tables.tasks import errors_of_tasks
-from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, exists, load
-from ebbtide.tables.views import create_views
+from ebbtide.tables.topics import Topic, compare_and_set, exists
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
@@ -60,11 +65,6 @@ MAX_BATCHES = 1_000_000
 FIRST_WALK_BYTES = 256 * 1024 * 1024
 # A broker that removes files while they are read is listed again this often.
 LISTINGS = 3
-# Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-TOPIC_ID = "kafka.topic.id"
-# Numbers of a partition that add up over slices.
-SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,28 +128,10 @@ class IngestPlan:
 
     def outcome(self) -> Outcome:
         """The numbers of the plan; `error` where a part of the source was refused."""
-        outcome = Outcome()
-        for partition, log in self.logs.items():
-            outcome.partitions[partition] = {
-                "log_start_offset": log.log_start_offset,
-                "low_watermark": self.topic.low_watermark(log.log_start_offset),
-                "log_end_offset": log.log_end_offset,
-                "records": log.records,
-                "batches": log.batches.num_rows,
-                "bytes": log.bytes,
-                "segments": len(pc.unique(log.batches.column("segment"))),
-                "skipped": log.skipped,
-                "accepted_gaps": log.accepted_gaps,
-            }
+        outcome = Outcome(partitions=numbers_of(self.topic, self.logs))
         errors = [error for log in self.logs.values() for error in log.errors]
-        outcome.error = _joined(errors) if errors else None
+        outcome.error = joined(errors)
         return outcome
-
-
-def _joined(errors: Sequence[EbbtideError]) -> EbbtideError:
-    if len(errors) == 1:
-        return errors[0]
-    return type(errors[0])("\n".join(str(error) for error in errors))
 
 
 def ingest_topic(
@@ -170,7 +152,7 @@ def ingest_topic(
             plan = plan_ingest(topic, source, refused)
             if is_plan_only:
                 return plan.outcome()
-            _add_slice(done, execute_ingest(plan))
+            add_slice(done, execute_ingest(plan))
             source = source.without(name, plan.ended)
             if not source.of(name):
                 return done
@@ -182,18 +164,6 @@ def ingest_topic(
                 raise
             source = source.listed_again()
             listings += 1
-
-
-def _add_slice(done: Outcome, of_slice: Outcome) -> None:
-    """Add what one slice did to what those before it did."""
-    for partition, numbers in of_slice.partitions.items():
-        before = done.partitions.get(partition, {})
-        summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
-        gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
-        done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
-    done.snapshot_ids += of_slice.snapshot_ids
-    errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
-    done.error = _joined(errors) if errors else None
 
 
 def _refusal(
@@ -214,20 +184,12 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
             f"expected one topic id in the partition.metadata files of {name.topic}, found "
             f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
         )
-    if not exists(spark, name):
-        config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
-        properties = {f"kafka.{setting}": value for setting, value in config.items()}
-        properties |= {**source.settings, **_pinned(topic_ids)}
-        if is_plan_only:
-            return Topic(spark, name, properties)
-        commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
-    elif not is_plan_only:
-        create_views(spark, name)  # the last that a killed create would have made
-    return load(spark, name)
-
-
-def _pinned(topic_ids: set[str]) -> dict[str, str]:
-    return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
+    if exists(spark, name):
+        return held_topic(spark, name, is_plan_only=is_plan_only)
+    config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
+    properties = {f"kafka.{setting}": value for setting, value in config.items()}
+    properties |= {**source.settings, **pinned(topic_ids)}
+    return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
 def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
@@ -235,7 +197,8 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     config, states = topic.config, topic.partitions
     event_time = event_time_of(topic.spark, config.event_time)
     directories = {d.partition: d for d in source.of(topic.name)}
-    _check_topic_id(topic, directories.values())
+    for directory in directories.values():
+        check_topic_id(topic, directory.topic_id, directory.path)
     unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
     files = [
         FileToWalk(p, file.path, file.base_offset, file.size_bytes, file == unread[p][-1])
@@ -246,6 +209,7 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     most = max(MAX_BATCH_BYTES, config.max_message_bytes)
     walked, left = _walk_slice(topic.spark, files, begun, most)
     held = find_ends(topic, directories)
+    check_no_live_slice(topic, held)
     rule = GapRule(config.is_compacted, source.accept_gap)
     logs = {}
     for partition, directory in directories.items():
@@ -292,18 +256,6 @@ def _without_files(directory: PartitionDirectory, paths: Container[str]) -> Part
     return replace(directory, segments=segments)
 
 
-def _check_topic_id(topic: Topic, directories: Iterable[PartitionDirectory]) -> None:
-    expected = topic.config.topic_id
-    for directory in directories:
-        found = directory.topic_id
-        if expected is not None and found is not None and found != expected:
-            raise ForeignLogError(
-                f"expected topic id {expected} for {topic.name}, found {found} in "
-                f"{directory.path}: the topic was deleted and created anew; ingest it under "
-                "another cluster name, or drop the table to begin anew"
-            )
-
-
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
@@ -318,41 +270,23 @@ def unread_segments(
 def execute_ingest(plan: IngestPlan) -> Outcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
-    spark, name = topic.spark, topic.name
     ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
     if ranges:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
-        # Rows come segment by segment: no sort, and no writer is held open for another segment.
-        writer = (
-            _with_event_time(records_frame(spark, ranges, append_time), plan.event_time)
-            .writeTo(name.records_table)
-            .option("use-table-distribution-and-ordering", "false")
-            .option("fanout-enabled", "false")
-        )
-        with errors_of_tasks(), failing_clearly(topic.config.event_time):
-            commit(Step.INGEST_RECORDS, writer.append)
-        outcome.snapshot_ids.append(current_snapshot(spark, name.records_table) or -1)
+        rows = records_frame(topic.spark, ranges, append_time)
+        outcome.snapshot_ids.append(append_records(topic, rows, plan.event_time))
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
-    unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
-    if unwritten.num_rows:
-        columns = spark.table(name.batches_table).columns
-        rows = spark.createDataFrame(unwritten.select(columns))
-        commit(Step.INGEST_BATCHES, rows.writeTo(name.batches_table).append)
-        outcome.snapshot_ids.append(current_snapshot(spark, name.batches_table) or -1)
-    compare_and_set(topic, Step.INGEST_STATE, lambda now: _state_changes(now, plan, ingested))
-    for partition, numbers in outcome.partitions.items():
-        numbers["records"] = ingested.records.get(partition, 0)
-        numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
-        numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
+    outcome.snapshot_ids += append_batches(topic, ingested)
+    topic_ids = {d.topic_id for d in plan.source.of(topic.name) if d.topic_id is not None}
+    origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
+    compare_and_set(
+        topic,
+        Step.INGEST_STATE,
+        lambda now: with_origin(now, state_changes(now, plan.logs, ingested), origin),
+    )
+    add_ingested(outcome, ingested)
     return outcome
-
-
-def _with_event_time(records: DataFrame, event_time: Column | None) -> DataFrame:
-    """The records with the event time they are asked for, where it can be read."""
-    if event_time is None:
-        return records
-    return records.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
@@ -369,22 +303,3 @@ def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
         )
         for path, batches in log.unread()
     ]
-
-
-def _state_changes(current: Topic, plan: IngestPlan, ingested: Ingested) -> Changes:
-    changes: dict[str, str | None] = {}
-    for partition, log in plan.logs.items():
-        state, planned = current.partitions.get(partition), log.held.state
-        if (state and state.log_end_offset) != (planned and planned.log_end_offset):
-            raise CommitConflictError(
-                f"expected the log end offset of {current.name} partition {partition} to be as "
-                "planned, found that another ingest moved it; run the job again"
-            )
-        after = log.state_after(state, ingested.max_event_times_ms.get(partition, -1))
-        if after is not None and after != state:
-            changes |= to_properties(partition, after)
-    topic_ids = {d.topic_id for d in plan.source.of(current.name) if d.topic_id is not None}
-    if changes:
-        origin = {SOURCE: str(Upstream("segments", plan.source.uri))} | _pinned(topic_ids)
-        changes |= {name: text for name, text in origin.items() if name not in current.properties}
-    return changes

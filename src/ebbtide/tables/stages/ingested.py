@@ -55,13 +55,14 @@ def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, di
     columns = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
     if not base_offsets:
         return {}
-    is_last = _any_of(f"`partition` = {p} AND base_offset = {b}" for p, b in base_offsets.items())
+    is_last = any_of(f"`partition` = {p} AND base_offset = {b}" for p, b in base_offsets.items())
     batches = topic.spark.table(topic.name.batches_table).where(is_last)
     rows = batches.select("partition", *columns).collect()
     return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
 
 
-def _any_of(conditions: Iterable[str]) -> str:
+def any_of(conditions: Iterable[str]) -> str:
+    """A condition that holds where one of them does."""
     return " OR ".join(f"({condition})" for condition in conditions)
 
 
@@ -90,7 +91,7 @@ def read_ingested(
         ).append_column("txn_first_offset", first_offsets(log, undecided.get(partition, {})))
         for partition, log in logs.items()
     ]
-    is_planned = _any_of(
+    is_planned = any_of(
         f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
     )
     keys = ["partition", "base_offset"]

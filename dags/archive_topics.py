@@ -1,0 +1,86 @@
+"""Bring what is new in live topics into the lake, read from their brokers.
+
+The log is taken up to where the brokers have it when they are asked, once and exactly, whatever
+stops a run. A topic's table is made by its first run, with the brokers' segment sizes; settings
+that remove are only reported, and taken over by `configure_topic` once somebody confirms them.
+Scheduled when EBBTIDE_ARCHIVE_SCHEDULE holds a cron expression; EBBTIDE_ARCHIVE_CONNECTION,
+EBBTIDE_ARCHIVE_CLUSTER and EBBTIDE_ARCHIVE_TOPICS are then what the form shows.
+"""
+
+import os
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import HOUSE, now, topics
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+JOB = "ingest_topic"
+
+
+@dag(
+    schedule=os.environ.get("EBBTIDE_ARCHIVE_SCHEDULE"),
+    doc_md=__doc__,
+    **HOUSE,
+    params={
+        "connection": Param(
+            os.environ.get("EBBTIDE_ARCHIVE_CONNECTION", "kafka_default"),
+            type="string",
+            minLength=1,
+            title="Connection",
+            description="The Airflow connection of type kafka; its extra is librdkafka's settings.",
+        ),
+        "cluster": Param(
+            os.environ.get("EBBTIDE_ARCHIVE_CLUSTER", "log"),
+            type="string",
+            pattern=r"^[A-Za-z0-9_-]+$",
+            title="Cluster",
+            description="Namespace of the topics' tables; without a dot.",
+        ),
+        "topics": topics("those of the pattern"),
+        "pattern": Param(
+            os.environ.get("EBBTIDE_ARCHIVE_TOPICS"),
+            type=["null", "string"],
+            minLength=1,
+            title="Pattern",
+            description="A regular expression for whole names of topics at the brokers.",
+        ),
+        "isolation": Param(
+            "read_committed",
+            type="string",
+            enum=["read_committed", "read_uncommitted"],
+            title="Isolation",
+            description="Whether records of aborted and open transactions are left out.",
+            section="Choice",
+        ),
+        "accept_gap": Param(
+            False,
+            type="boolean",
+            title="Accept gaps",
+            description="Go on without offsets that the brokers removed before they were taken.",
+            section="Choice",
+        ),
+        "now": now("When the records count as received", section="Choice"),
+    },
+)
+def archive_topics() -> None:
+    chain(
+        EbbtideJobOperator(
+            task_id=JOB,
+            job=JOB,
+            is_live=True,
+            options={
+                "connection": "--connection",
+                "cluster": "--cluster",
+                "topics": "--topic",
+                "pattern": "--topics-pattern",
+                "isolation": "--isolation",
+                "accept_gap": "--accept-gap",
+            },
+        ),
+        publish_low_watermarks(JOB, is_ingest=True),
+        verdict([JOB]),
+    )
+
+
+archive_topics()

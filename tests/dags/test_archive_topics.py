@@ -1,0 +1,120 @@
+"""Live topics in Airflow: the form, where the connection goes, and who may wait for an ingest."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import OffsetGapError
+from ebbtide.log.connections import CONNECTIONS
+from tests.dags.fake_spark import FakeSpark
+from tests.dags.runs import asset_events, dag_bag, rendered, run_dag, states, xcoms
+from tests.lake_sandbox import LakeSandbox
+
+SECRET = "hushed-word-of-the-broker"
+KAFKA = {
+    "conn_type": "kafka",
+    "extra": {"bootstrap.servers": "kafka:9092", "sasl.password": SECRET},
+}
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MAIN", json.dumps(KAFKA))
+
+
+def test_the_form_is_passed_on_and_the_connection_by_the_environment_alone(
+    spark_submit: FakeSpark,
+    connection: None,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = run_dag(
+        "archive_topics",
+        connection="main",
+        cluster="eu",
+        topics=["eu.a", "eu.b"],
+        pattern="c.*",
+        isolation="read_uncommitted",
+        accept_gap=True,
+    )
+    assert run.state == "success"
+    (submitted,) = spark_submit.submitted
+    options = submitted.options
+    assert (options.connection, options.cluster, options.topic) == ("main", "eu", ["eu.a", "eu.b"])
+    assert (options.topics_pattern, options.isolation) == ("c.*", "read_uncommitted")
+    assert options.accept_gap
+    assert json.loads(submitted.connections or "") == {"main": KAFKA["extra"]}
+    assert CONNECTIONS not in os.environ
+    seen = [*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
+    assert SECRET not in str(seen)
+    assert "kafka:9092" not in str(seen)
+    assert "--connection" in submitted.command
+
+
+def test_a_topic_that_lost_offsets_is_named_and_the_others_are_published(
+    spark_submit: FakeSpark, connection: None
+) -> None:
+    spark_submit.failures["ingest_topic", "log.b"] = [OffsetGapError("2 offsets")]
+    run = run_dag("archive_topics", connection="main", topics=["log.a", "log.b"])
+    assert states(run)["verdict"] == "failed"
+    assert asset_events(run) == {
+        "ebbtide://lake/log/a": {"low_watermarks": {"0": 5}},
+        "ebbtide://ingested/": {},
+    }
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_configure_gets_the_connection_of_the_topics_source(
+    lake: LakeSandbox, spark_submit: FakeSpark, connection: None, is_asked: bool
+) -> None:
+    lake.topic("log.a", config={"ebbtide.source": "kafka:main"})
+    run_dag("configure_topic", topic="log.a", from_source=is_asked, plan_only=False)
+    (submitted,) = spark_submit.submitted
+    assert submitted.options.from_source is is_asked
+    given = json.loads(submitted.connections) if submitted.connections else {}
+    assert given == ({"main": KAFKA["extra"]} if is_asked else {})
+
+
+def test_a_night_may_follow_each_ingest_and_not_itself(
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    connection: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EBBTIDE_NIGHTLY_SCHEDULE", "ingested")
+    lake.topic("log.a")
+    unpause("nightly_retention")
+    assert queued("nightly_retention") == []
+    run_dag("archive_topics", connection="main", topics=["log.a"])
+    assert queued("nightly_retention") == ["ebbtide://ingested/"]
+
+
+def test_the_schedule_of_the_night_is_a_cron_expression_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EBBTIDE_NIGHTLY_SCHEDULE", "0 4 * * *")
+    assert dag_bag().dags["nightly_retention"].schedule == "0 4 * * *"
+
+
+def unpause(dag_id: str) -> None:
+    """Only a DAG that Airflow knows and runs is triggered."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    run_dag(dag_id)
+    with create_session() as session:
+        session.query(DagModel).filter(DagModel.dag_id == dag_id).update({"is_paused": False})
+
+
+def queued(dag_id: str) -> list[Any]:
+    """The assets whose events a run of the DAG waits to consume."""
+    from airflow.models.asset import AssetDagRunQueue
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        queue = session.query(AssetDagRunQueue)
+        return [q.asset.uri for q in queue.filter(AssetDagRunQueue.target_dag_id == dag_id)]
