@@ -15,13 +15,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.errors import ConfigurationError, EbbtideError, ForeignLogError, UnavailableError
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.erasure import Erasure
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import Step
 from ebbtide.tables.erasures import hash_of
 from ebbtide.tables.live_producer import produce_tombstones
+from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
 from ebbtide.tables.topics import load
@@ -89,6 +90,10 @@ def take_in(broker: KafkaBroker, spark: SparkSession, name: TopicName) -> None:
         assert time.monotonic() < deadline, "the broker does not write its checkpoint"
         time.sleep(0.1)
     ingest(spark, str(name), broker.log_dir, now_ms())
+
+
+def live(connection: str) -> LiveTopic:
+    return LiveTopic.connect(connection, TOPIC, answer_ms=10_000)
 
 
 def now_ms() -> int:
@@ -177,28 +182,53 @@ def test_a_retry_after_a_kill_produces_no_tombstone_that_has_arrived(
     assert log_ends(broker) == ends
 
 
+def test_a_topic_that_was_created_anew_gets_no_tombstones(
+    broker: KafkaBroker, spark: SparkSession, cluster: str
+) -> None:
+    name = TopicName(cluster, TOPIC)
+    write(broker, HELD)
+    take_in(broker, spark, name)
+    configure(
+        spark,
+        name,
+        {
+            "ebbtide.source": "kafka:writer",
+            "kafka.cleanup.policy": "compact",
+            "kafka.topic.id": "another-topic-id",
+        },
+    )
+    before = log_ends(broker)
+    with pytest.raises(ForeignLogError, match=r"expected topic id another-topic-id for"):
+        erase(spark, name, b"a")
+    assert log_ends(broker) == before
+
+
 def test_who_may_not_write_is_told_so_without_a_secret(
     broker: KafkaBroker,
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        produce_tombstones("reader", TOPIC, [(0, b"a")], (), 5_000)
+        produce_tombstones(live("reader"), [(0, b"a")], (), 5_000)
     assert_harmless(refused.value)
 
 
 def test_brokers_that_do_not_answer_may_answer_later(broker: KafkaBroker) -> None:
     with pytest.raises(UnavailableError) as missed:
-        produce_tombstones("nobody", TOPIC, [(0, b"a")], (), 1_000)
+        produce_tombstones(
+            LiveTopic.connect("nobody", TOPIC, answer_ms=1_000), [(0, b"a")], (), 1_000
+        )
     assert_harmless(missed.value)
 
 
 def test_a_partition_that_is_not_there_is_no_transient_matter(broker: KafkaBroker) -> None:
     with pytest.raises(ConfigurationError, match=re.escape("found 1 of them, and ")):
-        produce_tombstones("writer", TOPIC, [(0, b"k"), (7, b"k")], (), 5_000)
+        produce_tombstones(live("writer"), [(0, b"k"), (7, b"k")], (), 5_000)
 
 
 def test_many_are_acknowledged(broker: KafkaBroker) -> None:
     wanted = [(i % 2, b"many %d" % i) for i in range(20_000)]
-    offsets = produce_tombstones("writer", TOPIC, wanted, (("why", b"test"),), 60_000)
+    offsets = produce_tombstones(
+        LiveTopic.connect("writer", TOPIC), wanted, (("why", b"test"),), 60_000
+    )
     assert offsets.keys() == set(wanted)
     of_first = sorted(offset for (partition, _), offset in offsets.items() if partition == 0)
     assert of_first == list(range(of_first[0], of_first[0] + 10_000))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.connections import CONNECTIONS, parse_connection
 from ebbtide.log.erasure import Headers
 from ebbtide.tables.live_topic import LiveTopic
 
@@ -32,20 +30,14 @@ PartitionKey = tuple[int, bytes]
 
 
 def produce_tombstones(
-    connection: str,
-    topic: str,
-    wanted: Iterable[PartitionKey],
-    headers: Headers,
-    timeout_ms: int,
+    live: LiveTopic, wanted: Iterable[PartitionKey], headers: Headers, timeout_ms: int
 ) -> dict[PartitionKey, int]:
     """Produce a tombstone for each key to its partition, each once; their offsets.
 
     UnavailableError where not all were acknowledged in time: some may be in the topic then, and
     a second tombstone of a key deletes no more than the first.
     """
-    LiveTopic.connect(connection, topic).partitions()
-    settings = parse_connection(connection, os.environ.get(CONNECTIONS))
-    given = {name: value for name, value in settings.items() if name not in _OWN}
+    given = {name: value for name, value in live.settings.items() if name not in _OWN}
     producer = Producer(
         {
             **given,
@@ -55,6 +47,7 @@ def produce_tombstones(
             "log_level": "2",
         }
     )
+    topic = live.topic
     offsets: dict[PartitionKey, int] = {}
     refusals: list[KafkaError] = []
 
@@ -66,11 +59,13 @@ def produce_tombstones(
 
     asked = list(wanted)
     for partition, key in asked:
-        _produce(producer, topic, partition=partition, key=key, headers=headers, told=delivered)
+        _produce(
+            producer, live.topic, partition=partition, key=key, headers=headers, told=delivered
+        )
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))
-    _check_all(connection, topic, (len(offsets), len(asked)), refusals)
+    _check_all(live.connection, topic, (len(offsets), len(asked)), refusals)
     return offsets
 
 

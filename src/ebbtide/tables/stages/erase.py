@@ -28,8 +28,10 @@ from ebbtide.tables.erasures import (
     logged_before,
 )
 from ebbtide.tables.live_producer import produce_tombstones
+from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.appended import append_tombstones, finish_append
+from ebbtide.tables.stages.appending import check_topic_id
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.erased_keys import (
     HeldKey,
@@ -189,10 +191,11 @@ def _send(plan: ErasePlan) -> dict[PartitionKey, int]:
     if not lacking:
         return {}
     if plan.connection is not None:
+        live = LiveTopic.connect(plan.connection, topic.name.topic)
+        where = f"connection {plan.connection!r}"
+        check_topic_id(topic, live.description.topic_id, where)
         headers = produced_headers(topic.config, erasure)
-        return produce_tombstones(
-            plan.connection, topic.name.topic, lacking, headers, erasure.timeout_ms
-        )
+        return produce_tombstones(live, lacking, headers, erasure.timeout_ms)
     by_partition: dict[int, list[bytes]] = {}
     for partition, key in lacking:
         by_partition.setdefault(partition, []).append(key)
