@@ -22,6 +22,8 @@ from ebbtide.tables.sources import INGESTED_SCHEMA
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
+# Of an Arrow batch, if each record were as large as the largest that the topic takes.
+MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
 
 def source_frame(
@@ -52,6 +54,9 @@ def live_records(
 ) -> DataFrame:
     """The source's records, cut into batches and into segments that go on from `active`."""
     from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = max(1, min(MOST_ROWS, MOST_BYTES // max(1, config.max_message_bytes)))
+    source.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
 
     def append(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         appender: Appender | None = None
