@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, exit_code, job_parser, run_topics
+from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.configure import parse_setting
 from ebbtide.tables.stages.ingest import Source, ingest_topic
@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         topics = select_topics(source, args.cluster, args.topic or ())
     except EbbtideError as error:
-        print(f"ingest_segments: {type(error).__name__}: {error}", file=sys.stderr)
-        return exit_code([error])
+        return refuse("ingest_segments", error)
     spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:

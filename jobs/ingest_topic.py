@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import EbbtideError
 from ebbtide.log.live import Isolation
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, exit_code, job_parser, run_topics
+from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.live import LiveSource, choose_topics, ingest_live_topic
 
@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         topics = choose_topics(source, args.cluster, args.topic, args.topics_pattern)
     except EbbtideError as error:
-        print(f"ingest_topic: {type(error).__name__}: {error}", file=sys.stderr)
-        return exit_code([error])
+        return refuse("ingest_topic", error)
     spark = SparkSession.builder.appName("ingest_topic").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:

@@ -13,6 +13,7 @@ from typing import Any
 from ebbtide.errors import EbbtideError
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.erasure import KEYS
+from ebbtide.tables.application import EXIT_REFUSED
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 
@@ -35,6 +36,7 @@ class FakeSpark:
     lake: LakeSandbox
     failures: dict[tuple[str, str], list[EbbtideError | None]] = field(default_factory=dict)
     dies_in: dict[str, int] = field(default_factory=dict)
+    refuses: set[str] = field(default_factory=set)  # jobs that begin no topic
     low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
     submitted: list[Submitted] = field(default_factory=list)
 
@@ -52,6 +54,8 @@ class FakeSpark:
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")
+        if job in self.refuses:
+            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: {EXIT_REFUSED}.")
         if options.plan_only:
             return
         errors = [self._attempt(job, topic, options) for topic in topics]

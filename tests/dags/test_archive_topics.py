@@ -22,10 +22,17 @@ KAFKA = {
 
 
 @pytest.fixture
-def connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_MAIN", json.dumps(KAFKA))
+def kind() -> str:
+    """The connection's type."""
+    return "kafka"
 
 
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MAIN", json.dumps({**KAFKA, "conn_type": kind}))
+
+
+@pytest.mark.parametrize("kind", ["kafka", "generic"])
 def test_the_form_is_passed_on_and_the_connection_by_the_environment_alone(
     spark_submit: FakeSpark,
     connection: None,
@@ -65,6 +72,15 @@ def test_a_topic_that_lost_offsets_is_named_and_the_others_are_published(
         "ebbtide://lake/log/a": {"low_watermarks": {"0": 5}},
         "ebbtide://ingested/": {},
     }
+
+
+def test_what_refuses_all_topics_is_not_tried_again(
+    spark_submit: FakeSpark, connection: None
+) -> None:
+    spark_submit.refuses.add("ingest_topic")
+    run = run_dag("archive_topics", connection="main", pattern="none")
+    assert run.state == "failed"
+    assert len(spark_submit.submitted) == 1
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

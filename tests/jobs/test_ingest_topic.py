@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, ResourceType
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.live import SLICE
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import EXIT_TRANSIENT
+from ebbtide.tables.application import EXIT_REFUSED, EXIT_TRANSIENT
 from ebbtide.tables.commits import Step
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.topics import load
@@ -150,13 +150,13 @@ def command_lines() -> Iterator[set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "said"),
     [
-        ([], 1, "RequestError: expected --topic or --topics-pattern, found neither"),
-        (["--topics-pattern", "("], 1, "RequestError: expected a regular expression, found '('"),
-        (["--topics-pattern", "none"], 1, "UnknownTopicError: expected topics named 'none' at"),
-        (["--topic", "other.t"], 1, "RequestError: expected topics of cluster 'log'"),
-        (["--topic", "log.__consumer_offsets"], 1, "and none of Kafka's own, found log.__cons"),
+        ([], "RequestError: expected --topic or --topics-pattern, found neither"),
+        (["--topics-pattern", "("], "RequestError: expected a regular expression, found '('"),
+        (["--topics-pattern", "none"], "UnknownTopicError: expected topics named 'none' at"),
+        (["--topic", "other.t"], "RequestError: expected topics of cluster 'log'"),
+        (["--topic", "log.__consumer_offsets"], "and none of Kafka's own, found log.__cons"),
     ],
 )
 def test_what_says_no_topic_is_refused_before_spark_starts(
@@ -164,11 +164,10 @@ def test_what_says_no_topic_is_refused_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    code: int,
     said: str,
 ) -> None:
     connect(monkeypatch, broker)
-    assert main_with(*arguments) == code
+    assert main_with(*arguments) == EXIT_REFUSED
     assert said in capsys.readouterr().err
 
 

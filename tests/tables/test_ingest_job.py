@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import EXIT_FAILED
+from ebbtide.tables.application import EXIT_FAILED, EXIT_REFUSED
 from ebbtide.tables.commits import Step
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.topics import exists, load
@@ -90,6 +90,6 @@ def test_a_source_that_is_not_there_is_one_clear_line(
     write_segments(tmp_path, {0: [batch(0)]})
     given = [argument.format(tmp_path) for argument in arguments]
     code = main([*given, "--cluster", "log", "--now", NOW, "--run-id", "r"])
-    assert code == EXIT_FAILED
+    assert code == EXIT_REFUSED
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ingest_segments: {message.format(tmp_path)}")

@@ -18,6 +18,9 @@ from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.delete_request import DeleteRequest
 from ebbtide.tables.reader import Lake
 
+# Without its Kafka provider, Airflow's form has no such type and its command line makes it generic.
+KINDS = ("kafka", "generic")
+
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +85,7 @@ def _settings(name: str) -> dict[str, Any] | None:
         return None
     settings: dict[str, Any] = connection.extra_dejson
     mask_secret(settings)
-    if connection.conn_type == "kafka":
+    if connection.conn_type in KINDS:
         return settings
     found = connection.conn_type
     log.warning("ebbtide: expected connection %s to be of type kafka, found %s", name, found)

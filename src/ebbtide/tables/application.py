@@ -20,6 +20,7 @@ from ebbtide.tables.schema import create_runs
 TOPICS_AT_ONCE = 4
 ATTEMPTS_ON_CONFLICT = 3
 EXIT_FAILED = 1
+EXIT_REFUSED = 2  # argparse's own, for what it refuses
 EXIT_TRANSIENT = 75  # sysexits' EX_TEMPFAIL
 
 T = TypeVar("T")
@@ -101,6 +102,12 @@ def exit_code(errors: Iterable[BaseException | None]) -> int:
     if all(getattr(error, "transient", False) for error in failures):
         return EXIT_TRANSIENT
     return EXIT_FAILED
+
+
+def refuse(job: str, error: EbbtideError) -> int:
+    """Say why no topic is begun; EXIT_REFUSED, or EXIT_TRANSIENT where running again can help."""
+    print(f"{job}: {type(error).__name__}: {error}", file=sys.stderr)
+    return EXIT_TRANSIENT if error.transient else EXIT_REFUSED
 
 
 def _run_topic(
