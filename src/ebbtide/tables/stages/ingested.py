@@ -184,13 +184,25 @@ def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
     found = pc.coalesce(batches.column("records"), 0)
     differs = pc.not_equal(found, pc.cast(batches.column("record_count"), pa.int64()))
     for row in batches.filter(pc.and_(pc.and_(is_data, is_visible), differs)).to_pylist()[:1]:
+        count = row["records"] or 0
         raise ForeignLogError(
             f"expected {row['record_count']} records of the batch [{row['base_offset']}, "
-            f"{row['last_offset']}] in {topic.name.records_table}, found "
-            f"{row['records'] or 0}: two ingests ran at a time, or a killed one read another log; "
-            f"delete the rows where partition = {row['partition']} and offset >= "
-            f"{log.first_offset}, and run again"
+            f"{row['last_offset']}] in {topic.name.records_table}, found {count}: "
+            + _what_to_do(topic, log, row["partition"], is_twice=count > row["record_count"])
         )
+
+
+def _what_to_do(topic: Topic, log: SourceLog, partition: int, *, is_twice: bool) -> str:
+    if is_twice:
+        return (
+            "two ingests ran at a time, and both added them; roll the table back to the snapshot "
+            f"before the later append, which {topic.name.records_table}.snapshots shows, and run "
+            "again"
+        )
+    return (
+        "a killed ingest read another log; delete the rows where partition = "
+        f"{partition} and offset >= {log.first_offset}, and run again"
+    )
 
 
 def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:
