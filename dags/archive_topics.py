@@ -12,7 +12,7 @@ import os
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, now, topics
+from ebbtide.orchestration.house import HOUSE, cluster, now, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_topic"
@@ -30,13 +30,7 @@ JOB = "ingest_topic"
             title="Connection",
             description="The Airflow connection of type kafka; its extra is librdkafka's settings.",
         ),
-        "cluster": Param(
-            os.environ.get("EBBTIDE_ARCHIVE_CLUSTER", "log"),
-            type="string",
-            pattern=r"^[A-Za-z0-9_-]+$",
-            title="Cluster",
-            description="Namespace of the topics' tables; without a dot.",
-        ),
+        "cluster": cluster("EBBTIDE_ARCHIVE_CLUSTER"),
         "topics": topics("those of the pattern"),
         "pattern": Param(
             os.environ.get("EBBTIDE_ARCHIVE_TOPICS"),

@@ -10,7 +10,7 @@ import os
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, now, topics
+from ebbtide.orchestration.house import HOUSE, cluster, now, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_segments"
@@ -28,13 +28,7 @@ JOB = "ingest_segments"
             title="Source",
             description="A broker's log directory, or a copy of one: a path or a URI Spark reads.",
         ),
-        "cluster": Param(
-            os.environ.get("EBBTIDE_INGEST_CLUSTER", "log"),
-            type="string",
-            pattern=r"^[A-Za-z0-9_-]+$",
-            title="Cluster",
-            description="Namespace of the topics' tables; without a dot.",
-        ),
+        "cluster": cluster("EBBTIDE_INGEST_CLUSTER"),
         "topics": topics("all in the source", section="Choice"),
         "accept_gap": Param(
             False,

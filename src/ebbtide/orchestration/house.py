@@ -29,6 +29,17 @@ def night_schedule() -> str | list[Asset]:
     return [INGESTED] if asked == "ingested" else asked
 
 
+def cluster(variable: str) -> Param:
+    """The namespace that an ingest fills; an environment variable may say another default."""
+    return Param(
+        os.environ.get(variable, "log"),
+        type="string",
+        pattern=r"^[A-Za-z0-9_-]+$",
+        title="Cluster",
+        description="Namespace of the topics' tables; without a dot.",
+    )
+
+
 def topic() -> Param:
     """One topic, which has to be given."""
     return Param(
