@@ -26,7 +26,7 @@ from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.topics import current_snapshot, java_table, load
 from tests.lake_sandbox import ROOT, LakeSandbox
 
@@ -61,7 +61,7 @@ class Topic:
         self.spark, self.segments = spark, segments
         settings = {"kafka.cleanup.policy": "delete", "ebbtide.max.delete.ratio": "1"}
         source = Source.of_uri(str(directory), NOW, settings=settings)
-        ingest_topic(spark, NAME, source)
+        ingest_segments(spark, NAME, source)
         tables = (NAME.records_table, NAME.batches_table)
         self.snapshots = {table: current_snapshot(spark, table) for table in tables}
         self.properties = load(spark, NAME).properties

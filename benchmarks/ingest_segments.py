@@ -25,7 +25,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables import commits
 from ebbtide.tables.sources import records_frame
-from ebbtide.tables.stages.ingest import Source, ingest_topic, plan_ingest, records_to_read
+from ebbtide.tables.stages.ingest import Source, ingest_segments, plan_ingest, records_to_read
 from ebbtide.tables.topics import Topic
 from tests.lake_sandbox import ROOT, LakeSandbox
 
@@ -76,7 +76,7 @@ def ingest(sandbox: LakeSandbox, cluster: str, directory: Path) -> Seconds:
     reached = [("begin", time.perf_counter())]
     commits.before_commit = lambda step: reached.append((step, time.perf_counter()))
     source = Source.of_uri(str(directory), NOW)
-    ingest_topic(sandbox.session, TopicName(cluster, "t"), source)
+    ingest_segments(sandbox.session, TopicName(cluster, "t"), source)
     reached.append(("end", time.perf_counter()))
     spans = {
         f"{step} to {following}": until - since

@@ -12,7 +12,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.configure import parse_setting
-from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.ingest import Source, ingest_segments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        return ingest_topic(session, name, source, is_plan_only=args.plan_only)
+        return ingest_segments(session, name, source, is_plan_only=args.plan_only)
 
     return run_topics(spark, args, topics, work)
 

@@ -12,7 +12,7 @@ from ebbtide.log.live import Isolation
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.live import LiveSource, choose_topics, ingest_live_topic
+from ebbtide.tables.stages.live import LiveSource, choose_topics, ingest_topic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("ingest_topic").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:
-        return ingest_live_topic(session, name, source, is_plan_only=args.plan_only)
+        return ingest_topic(session, name, source, is_plan_only=args.plan_only)
 
     return run_topics(spark, args, topics, work)
 

@@ -26,7 +26,7 @@ from benchmarks.clean_log.data.tables import NAME, SETTINGS
 from benchmarks.clean_log.report.kept import now
 from benchmarks.clean_log.report.nights import KeptNights, Night, nights_table
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
-from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
@@ -64,7 +64,7 @@ class Nights:
         source = Source.of_uri(
             str(self._home / "log"), now, settings={**SETTINGS, **EXPIRE_AT_ONCE}
         )
-        ingest_topic(self._spark, NAME, source)
+        ingest_segments(self._spark, NAME, source)
         execute_mark(plan_mark(load(self._spark, NAME)), RunOf("benchmark", now))
         execute_clean(plan_clean(load(self._spark, NAME), now_ms))
         execute_expire_snapshots(load(self._spark, NAME))

@@ -14,7 +14,7 @@ from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.live import Isolation
 from ebbtide.log.names import TopicName
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.live import LiveSource, ingest_live_topic
+from ebbtide.tables.stages.live import LiveSource, ingest_topic
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import ConsumedRecord
 from tests.tables.nights import at
@@ -50,7 +50,7 @@ def take(
 ) -> Outcome:
     """Ingest the live topic; raises what a job would report."""
     source = LiveSource(CONNECTION, at(now_ms), isolation, accept_gap, **sizes)
-    outcome = ingest_live_topic(spark, name, source)
+    outcome = ingest_topic(spark, name, source)
     if outcome.error is not None:
         raise outcome.error
     return outcome

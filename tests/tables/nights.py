@@ -13,7 +13,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.stages.quarantine import RunOf
@@ -39,7 +39,7 @@ def ingest(
 ) -> Outcome:
     """Ingest one topic; raises what a job would report."""
     source = source_of(directory, now_ms, accept_gap=accept_gap)
-    outcome = ingest_topic(spark, TopicName.parse(name), source)
+    outcome = ingest_segments(spark, TopicName.parse(name), source)
     if outcome.error is not None:
         raise outcome.error
     return outcome

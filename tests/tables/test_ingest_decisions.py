@@ -13,6 +13,7 @@ from ebbtide.log.continuation import SourceBatch
 from ebbtide.log.state import PartitionState
 from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.records.log_directory import list_log_directory
+from ebbtide.records.segment import MAX_BATCH_BYTES
 from ebbtide.tables.sources import (
     LEAST_TASK_BYTES,
     MOST_TASK_BYTES,
@@ -22,7 +23,7 @@ from ebbtide.tables.sources import (
     task_count,
     walk_file,
 )
-from ebbtide.tables.stages.ingest import MAX_BATCH_BYTES, unread_segments
+from ebbtide.tables.stages.ingest import unread_segments
 from ebbtide.tables.stages.source_log import (
     GapRule,
     HeldLog,

@@ -17,7 +17,7 @@ from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.stages import ingest as stage
-from ebbtide.tables.stages.ingest import LISTINGS, Source, ingest_topic
+from ebbtide.tables.stages.ingest import LISTINGS, Source, ingest_segments
 from ebbtide.tables.topics import compare_and_set, current_snapshot, exists, load
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
@@ -199,7 +199,7 @@ def test_a_view_that_a_killed_create_did_not_reach_is_made(
 
 
 def test_a_plan_creates_nothing(spark: SparkSession, name: TopicName, source: Path) -> None:
-    outcome = ingest_topic(spark, name, source_of(source, NOW_MS), is_plan_only=True)
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS), is_plan_only=True)
     assert {p: said["records"] for p, said in outcome.partitions.items()} == {0: 10, 1: 8}
     assert not exists(spark, name)
 
@@ -222,7 +222,7 @@ def test_damage_stops_its_partition_and_no_other(
     for partition in (2, 3):
         write_segments(source, {5: [batch(5, 4), malformed(9)]}, partition=partition)
 
-    outcome = ingest_topic(spark, name, source_of(source, NOW_MS))
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
     found = contents(spark, name)
     assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 4}
     assert isinstance(outcome.error, CorruptSegmentError)
@@ -296,7 +296,7 @@ class TestSlices:
             write_segments(source, files, partition=partition)
         damage(segment_path(source, 5))
         checkpoint(source, "replication-offset-checkpoint", {0: 11, 1: 10, 2: 7, 3: 11})
-        outcome = ingest_topic(spark, name, source_of(source, NOW_MS))
+        outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
         found = contents(spark, name)
         assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 10}
         assert str(outcome.error).count("expected CRC-32C") == 1
@@ -308,7 +308,7 @@ class TestAFileThatVanishes:
     ) -> None:
         listed = source_of(source, NOW_MS)
         segment_path(source, 0).unlink()
-        assert ingest_topic(spark, name, listed).error is None
+        assert ingest_segments(spark, name, listed).error is None
         found = contents(spark, name)
         assert offsets(found) == [5, 6, 7, 8, 9]
         assert found.states[0].log_start_offset == 5
@@ -328,7 +328,7 @@ class TestAFileThatVanishes:
             return walked
 
         monkeypatch.setattr(stage, "walk_files", walk_and_remove)
-        assert ingest_topic(spark, name, source_of(source, NOW_MS)).error is None
+        assert ingest_segments(spark, name, source_of(source, NOW_MS)).error is None
         assert offsets(contents(spark, name)) == [5, 6, 7, 8, 9]
 
     def test_for_good_is_given_up_as_transient(
@@ -349,7 +349,7 @@ class TestAFileThatVanishes:
         path = segment_path(source, 0)
         path.unlink()
         with pytest.raises(UnavailableError, match=f"^{path}: expected the file that was listed"):
-            ingest_topic(spark, name, listed)
+            ingest_segments(spark, name, listed)
         assert len(listings) == LISTINGS - 1
         assert UnavailableError.transient
 
@@ -501,7 +501,7 @@ def test_a_source_that_goes_on_where_records_were_appended_directly_is_refused(
 def test_a_name_like_a_views_is_refused(spark: SparkSession, source: Path) -> None:
     for view in ("t__committed", "t__v1", "t__table"):
         with pytest.raises(RequestError, match="does not end like a view's"):
-            ingest_topic(spark, TopicName("any", view), source_of(source, NOW_MS))
+            ingest_segments(spark, TopicName("any", view), source_of(source, NOW_MS))
 
 
 def test_kafkas_own_topics_are_not_archived(source: Path) -> None:

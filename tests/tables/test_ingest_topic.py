@@ -23,7 +23,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.log.state import to_properties
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
-from ebbtide.tables.stages.live import LiveSource, ingest_live_topic
+from ebbtide.tables.stages.live import LiveSource, ingest_topic
 from ebbtide.tables.topics import compare_and_set, exists, load
 from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.consume import ConsumedRecord, consume
@@ -375,7 +375,7 @@ def test_a_plan_creates_nothing_and_says_how_much_there_is(
     create(broker, name.topic)
     Writer(broker, name.topic).write(5)
     source = LiveSource(CONNECTION, at(NOW_MS))
-    outcome = ingest_live_topic(spark, name, source, is_plan_only=True)
+    outcome = ingest_topic(spark, name, source, is_plan_only=True)
     assert outcome.partitions[0]["offsets"] == 5
     assert not exists(spark, name)
 

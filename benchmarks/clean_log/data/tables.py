@@ -19,7 +19,7 @@ from benchmarks.clean_log.data.prepared import PLAIN_TABLE
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import to_properties
 from ebbtide.tables.commits import Step
-from ebbtide.tables.stages.ingest import Source, ingest_topic
+from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, load
@@ -39,7 +39,7 @@ HOUR_MS = 3_600_000
 def make_topic(spark: SparkSession, cell: Cell, log: Path) -> None:
     """Ingest and mark the log; its clean part counts as cleaned a day ago."""
     now = datetime.fromtimestamp((NOW_MS - HOUR_MS) / 1000, UTC)
-    ingest_topic(spark, NAME, Source.of_uri(str(log), now, settings=SETTINGS))
+    ingest_segments(spark, NAME, Source.of_uri(str(log), now, settings=SETTINGS))
     execute_mark(plan_mark(load(spark, NAME)), RunOf("benchmark", now))
 
     def cleaned(topic: Topic) -> Changes:

@@ -17,11 +17,8 @@ from ebbtide.records.arrays import to_ms
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_LEADER_EPOCH, NO_TIMESTAMP, TOMBSTONE
 from ebbtide.records.files import join
 from ebbtide.records.log_directory import PartitionDirectory, list_log_directory
-from ebbtide.records.segment import read_records, require_whole, walk_segment
+from ebbtide.records.segment import MAX_BATCH_BYTES, read_records, require_whole, walk_segment
 from ebbtide.records.segment_writer import without_kept_time
-
-# A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
-MAX_BATCH_BYTES = 100 * 1024 * 1024
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

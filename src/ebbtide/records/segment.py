@@ -42,6 +42,8 @@ from ebbtide.records.record_columns import (
     decode_records,
 )
 
+# A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
+MAX_BATCH_BYTES = 100 * 1024 * 1024
 SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
 
 # Base offset, length, leader epoch (v2) or CRC (0 and 1), magic: what all formats begin with.

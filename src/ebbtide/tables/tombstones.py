@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType
 
 from ebbtide.log.config import TombstoneHeader, TopicConfig
+from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.tables.expressions import Expression
 
-TOMBSTONE_FLAG = 0x20
 NULL_VALUE = "null_value"
 FLAG = "flag"
 HEADER = "header"
@@ -40,9 +40,9 @@ class TombstoneRule(NamedTuple):
 
 def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
     """The topic's rule; ConfigurationError for a predicate that no record can be asked."""
-    is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE_FLAG)) != 0
+    is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
     marked_by = F.when(is_flagged, F.lit(FLAG))
-    may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE_FLAG)
+    may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)
     may_match = F.col("value").isNull() | may_be_flagged | F.col("is_tombstone")
     if config.tombstone_header is not None:
         has_header = _has_header(config.tombstone_header)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
+from ebbtide.log.names import COMMITTED_SUFFIX, TABLE_SUFFIX, V1_SUFFIX, TopicName
+from ebbtide.tables.java import java_class
 
 # Bit 5 of a record's own attributes says so before mark_tombstones has looked at it (KIP-87).
 _IS_TOMBSTONE = "(is_tombstone OR (attributes & 32) != 0)"
@@ -12,8 +13,24 @@ _IS_TOMBSTONE = "(is_tombstone OR (attributes & 32) != 0)"
 
 def create_views(spark: SparkSession, name: TopicName) -> None:
     """Create the topic's views where they do not exist."""
-    for view_sql in (committed_view_sql, v1_view_sql, table_view_sql):
-        spark.sql(view_sql(name))
+    views = {
+        COMMITTED_SUFFIX: committed_view_sql,
+        V1_SUFFIX: v1_view_sql,
+        TABLE_SUFFIX: table_view_sql,
+    }
+    for suffix, view_sql in views.items():
+        # Spark would plan the whole view before it finds that it is there: 0.1 s against 4 ms.
+        if not _exists(spark, name, suffix):
+            spark.sql(view_sql(name))
+
+
+def _exists(spark: SparkSession, name: TopicName, suffix: str) -> bool:
+    catalog = spark._jsparkSession.sessionState().catalogManager().catalog(name.catalog)
+    gateway = spark.sparkContext._gateway
+    namespace = gateway.new_array(gateway.jvm.String, 1)  # type: ignore[union-attr]
+    namespace[0] = name.cluster
+    identifier = java_class(spark, "org.apache.spark.sql.connector.catalog.Identifier")
+    return bool(catalog.viewExists(identifier.of(namespace, name.topic + suffix)))
 
 
 def committed_view_sql(name: TopicName) -> str:

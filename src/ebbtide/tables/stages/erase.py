@@ -8,6 +8,7 @@ one now. A key whose latest record is a tombstone gets no other, so a run may be
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,9 +31,9 @@ from ebbtide.tables.erasures import (
 from ebbtide.tables.live_producer import produce_tombstones
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.appended import append_tombstones, finish_append
 from ebbtide.tables.stages.appending import check_topic_id
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
+from ebbtide.tables.stages.direct_append import append_tombstones, finish_append
 from ebbtide.tables.stages.erased_keys import (
     HeldKey,
     LeftOfKey,
@@ -89,13 +90,16 @@ class ErasePlan:
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
         outcome = Outcome()
-        lacking = self.lacking
+        keys, found = Counter[int](), Counter[int]()
+        for (partition, _), held in self.held.items():
+            keys[partition] += 1
+            found[partition] += held.found
+        tombstones = Counter(partition for partition, _ in self.lacking)
         for partition in self.topic.partitions:
-            mine = [held for (p, _), held in self.held.items() if p == partition]
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
-                "keys": len(mine),
-                "found": sum(held.found for held in mine),
-                "tombstones": sum(p == partition for p, _ in lacking),
+                "keys": keys[partition],
+                "found": found[partition],
+                "tombstones": tombstones[partition],
             }
         outcome.topic = {
             "keys": len(self.keys),

@@ -28,6 +28,7 @@ from ebbtide.records.log_directory import (
     list_log_directory,
     read_manifest,
 )
+from ebbtide.records.segment import MAX_BATCH_BYTES
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of, failing_clearly
@@ -58,8 +59,6 @@ from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
 from ebbtide.tables.topics import Topic, compare_and_set, exists
 
-# A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
-MAX_BATCH_BYTES = 100 * 1024 * 1024
 # New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
 MAX_BATCHES = 1_000_000
 FIRST_WALK_BYTES = 256 * 1024 * 1024
@@ -134,7 +133,7 @@ class IngestPlan:
         return outcome
 
 
-def ingest_topic(
+def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> Outcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""

@@ -153,7 +153,7 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
     return found
 
 
-def ingest_live_topic(
+def ingest_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
 ) -> Outcome:
     """Create the topic where it is new and take all that the broker had when it was asked."""
