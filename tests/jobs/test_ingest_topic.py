@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, ResourceType
 
 from ebbtide.log.connections import CONNECTIONS
-from ebbtide.log.live import SLICE
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import SLICE
 from ebbtide.tables.application import EXIT_REFUSED, EXIT_TRANSIENT
 from ebbtide.tables.commits import Step
 from ebbtide.tables.schema import RUNS_TABLE

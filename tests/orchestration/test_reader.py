@@ -39,16 +39,6 @@ def test_a_topic_carries_configuration_and_state(lake: LakeSandbox) -> None:
     assert not topic.has_replicas
 
 
-def test_a_topic_whose_name_the_catalog_refused_is_found_by_its_property(
-    lake: LakeSandbox,
-) -> None:
-    lake.topic("log.a_b", config={"kafka.topic": "a.b"})
-    with open_lake() as opened:
-        assert opened.topic_names() == ["log.a.b"]
-        assert opened.topic("log.a.b").partitions == {0: state_of()}
-        assert opened.batch_bytes(opened.topic("log.a.b")) == {0: 0}
-
-
 @pytest.mark.parametrize("name", ["log.other", "eu.flights"])
 def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name: str) -> None:
     lake.topic("log.flights")

@@ -16,6 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,9 @@ def _write_topic(sandbox: LakeSandbox, topic: str, step: Step | None) -> None:
         work = lambda: merge_segments(load(spark, TopicName.parse(name)))  # noqa: E731
     if step is Step.APPEND_BATCHES:
         keys = {0: [b"a", b"k1"]}
-        erasure = Erasure(run_id="archived", now_ms=NIGHT_MS, requested_by="somebody", reason="a test")
+        erasure = Erasure(
+            run_id="archived", now_ms=NIGHT_MS, requested_by="somebody", reason="a test"
+        )
         spark.sql(f"ALTER TABLE lake.{name} UNSET TBLPROPERTIES ('ebbtide.source')")
         work = lambda: append_tombstones(load(spark, TopicName.parse(name)), keys, erasure)  # noqa: E731
     if step is not None:
@@ -163,6 +166,5 @@ def _kill_at(step: Step, work: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    import tests.conftest as _  # Spark's Python workers run in this environment
-
+    import_module("tests.conftest")  # Spark's Python workers run in this environment
     write(sys.argv[1])

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.marking import FromOffset
 from ebbtide.log.names import TopicName
+from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
@@ -17,12 +18,17 @@ from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.topics import load
+from ebbtide.tables.topics import Changes, compare_and_set, load
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 # These logs are small, and retention removes most of them.
 ANY_SHARE = {"ebbtide.max.delete.ratio": "1"}
+
+
+def set_properties(spark: SparkSession, name: str, changes: Changes) -> None:
+    """Settings and state as they are asked for, without any check."""
+    compare_and_set(load(spark, TopicName.parse(name)), Step.CONFIGURE_TOPIC, lambda _: changes)
 
 
 def at(now_ms: int) -> datetime:

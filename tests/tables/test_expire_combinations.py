@@ -32,7 +32,7 @@ from tests.log.retention_model import (
     Log,
     retained,
 )
-from tests.tables.nights import expire, ingest
+from tests.tables.nights import expire, ingest, set_properties
 
 INGEST_MS = NOW_MS - 150
 TOPICS_AT_ONCE = 4
@@ -148,12 +148,7 @@ def configure(spark: SparkSession, name: TopicName, row: Row, logs: Mapping[int,
     is_tracked = row[-1] is not None
     texts = {k: v for k, v in settings_of(row).items() if k.startswith("ebbtide.")}
     texts |= newest if is_tracked else {}
-    listed = ", ".join(f"'{key}' = '{value}'" for key, value in texts.items())
-    if listed:
-        spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({listed})")
-    if not is_tracked:
-        listed = ", ".join(f"'{key}'" for key in newest)
-        spark.sql(f"ALTER TABLE {name.records_table} UNSET TBLPROPERTIES ({listed})")
+    set_properties(spark, str(name), texts if is_tracked else {**texts, **dict.fromkeys(newest)})
 
 
 def session_of(spark: SparkSession) -> SparkSession:

@@ -18,9 +18,9 @@ from ebbtide.errors import (
     OffsetGapError,
     UnavailableError,
 )
-from ebbtide.log.live import SLICE, Isolation
+from ebbtide.log.live import Isolation
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import to_properties
+from ebbtide.log.state import SLICE, to_properties
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.stages.live import LiveSource, ingest_topic

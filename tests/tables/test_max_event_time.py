@@ -17,7 +17,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
 from tests.tables.conftest import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
-from tests.tables.nights import HOUR_MS, clean, expire, ingest, mark
+from tests.tables.nights import HOUR_MS, clean, expire, ingest, mark, set_properties
 from tests.tables.partition_log import (
     MODIFIED_MS,
     T0,
@@ -66,12 +66,11 @@ def name(spark: SparkSession, cluster: str, source: Path) -> TopicName:
 
 
 def configure(spark: SparkSession, name: TopicName, settings: dict[str, str]) -> None:
-    listed = ", ".join(f"'{key}' = '{value}'" for key, value in settings.items())
-    spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({listed})")
+    set_properties(spark, str(name), settings)
 
 
 def forget(spark: SparkSession, name: TopicName) -> None:
-    spark.sql(f"ALTER TABLE {name.records_table} UNSET TBLPROPERTIES ('{MISSING}')")
+    set_properties(spark, str(name), {MISSING: None})
 
 
 def newest_ms(spark: SparkSession, name: TopicName) -> int | None:

@@ -12,7 +12,8 @@ from ebbtide.errors import (
     UnavailableError,
 )
 from ebbtide.log.names import TopicName
-from ebbtide.log.replication import REPLICATION, settings_to_follow
+from ebbtide.log.replication import settings_to_follow
+from ebbtide.log.state import REPLICATION
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome

@@ -11,7 +11,7 @@ from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS
-from tests.tables.nights import DAY_MS, ingest
+from tests.tables.nights import DAY_MS, ingest, set_properties
 from tests.tables.partition_log import write_segments
 
 FLAG = 0x20
@@ -57,11 +57,8 @@ def topic_of(
 
 
 def configure(sandbox: LakeSandbox, name: TopicName, settings: dict[str, str]) -> None:
-    """Set them as SQL does, without any check."""
-    listed = ", ".join(
-        "'{}' = '{}'".format(key, value.replace("'", "\\'")) for key, value in settings.items()
-    )
-    sandbox.session.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({listed})")
+    """Set them without any check."""
+    set_properties(sandbox.session, str(name), settings)
 
 
 def marks(sandbox: LakeSandbox, name: TopicName) -> dict[int, str]:

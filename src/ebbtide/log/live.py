@@ -10,10 +10,8 @@ from typing import NamedTuple, Self
 
 from ebbtide.errors import ConfigurationError, ForeignLogError
 from ebbtide.log.continuation import check_not_appended, check_not_lost
-from ebbtide.log.state import NEVER, PartitionState
+from ebbtide.log.state import NEVER, SLICE, PartitionState
 
-# What a slice takes, written down before it is taken: a killed one is finished as it was planned.
-SLICE = "ebbtide.live.slice"
 # Offsets of a slice: some 50 bytes each pass through the driver.
 MAX_OFFSETS = 1_000_000
 

@@ -13,8 +13,9 @@ from ebbtide.errors import RequestError
 CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
 QUARANTINE_SUFFIX = "_quarantine"
+STATE_SUFFIX = "_state"
 # What the namespaces of our own tables end with, beside a cluster's.
-OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX)
+OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, STATE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
 V1_SUFFIX = "__v1"
 TABLE_SUFFIX = "__table"
@@ -69,6 +70,11 @@ class TopicName(NamedTuple):
     def batches_table(self) -> str:
         """SQL identifier of the record batch table."""
         return quoted(self.catalog, self.cluster + BATCHES_SUFFIX, self.topic)
+
+    @property
+    def state_table(self) -> str:
+        """SQL identifier of the table without rows whose properties are the topic's state."""
+        return quoted(self.catalog, self.cluster + STATE_SUFFIX, self.topic)
 
     @property
     def quarantine_table(self) -> str:

@@ -10,20 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from ebbtide.log.live import SLICE
 from ebbtide.log.replicas import REPLICAS
 from ebbtide.log.segments import segment_of
-from ebbtide.log.state import APPEND, MERGE, NEVER, ROUND, PartitionState, parse_states
-from ebbtide.log.state import PREFIX as STATE_PREFIX
+from ebbtide.log.state import NEVER, REPLICATION, PartitionState, is_state, parse_states
 
-# On a replica: the id of the table that is its primary, and the replication in flight.
-REPLICA_OF = "ebbtide.replica.of"
-REPLICATION = "ebbtide.replication"
 # What a replica decides for itself; every other setting follows the primary's.
-_OWN = frozenset(
-    {ROUND, MERGE, APPEND, SLICE, REPLICAS, REPLICA_OF, REPLICATION}
-    | {"ebbtide.enabled", "ebbtide.source"}
-)
+_OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
 
 States = Mapping[int, PartitionState]
 
@@ -44,9 +36,7 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in properties.items()
-        if name.startswith(("kafka.", "ebbtide."))
-        and not name.startswith(STATE_PREFIX)
-        and name not in _OWN
+        if name.startswith(("kafka.", "ebbtide.")) and not is_state(name) and name not in _OWN
     }
 
 

@@ -1,7 +1,8 @@
-"""What a topic's table remembers of each partition, as table properties."""
+"""What a topic's state table remembers: partitions and unfinished work, as table properties."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,14 @@ PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
+# What is taken of a live topic, written down before: a killed slice is finished as planned.
+SLICE = "ebbtide.live.slice"
+# On a replica: the id of the table that is its primary, and the replication in flight.
+REPLICA_OF = "ebbtide.replica.of"
+REPLICATION = "ebbtide.replication"
+CHECKSUM = "ebbtide.checksum"
+# What else than partitions is state; every other property is a setting, on the records table.
+_OF_TOPIC = frozenset({ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM})
 NEVER = -1
 
 
@@ -92,6 +101,41 @@ _ADDED: dict[str, int | None] = {
     "expired_end_offset": NEVER,
     "first_appended_offset": NEVER,
 }
+
+
+def is_state(name: str) -> bool:
+    """Whether a property belongs to the state table."""
+    return name.startswith(PREFIX) or name in _OF_TOPIC
+
+
+def state_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that belong to the state table."""
+    return {name: value for name, value in properties.items() if is_state(name)}
+
+
+def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that belong to the records table."""
+    return {name: value for name, value in properties.items() if not is_state(name)}
+
+
+def with_checksum(state: Mapping[str, str]) -> dict[str, str]:
+    """The state with a checksum over all of it, by which an edit by hand is noticed."""
+    return {**state, CHECKSUM: _checksum(state)}
+
+
+def check_checksum(topic: str, state: Mapping[str, str]) -> None:
+    """StateError where the state is not as one of these jobs left it."""
+    if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
+        raise StateError(
+            f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
+            "does not fit it: somebody edited or removed properties of its state table; put them "
+            "back from an older metadata file of that table"
+        )
+
+
+def _checksum(state: Mapping[str, str]) -> str:
+    lines = (f"{name}={value}\n" for name, value in sorted(state.items()) if name != CHECKSUM)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:

@@ -32,7 +32,11 @@ _REFUSALS = (
 class Step(StrEnum):
     """The commit points. A job may be killed before any of them and be run again."""
 
+    PROBE = "probe"
     CREATE_TOPIC = "create_topic"
+    STATE_TABLE = "state_table"
+    STATE_MOVED = "state_moved"
+    FOLLOW_SETTINGS = "follow_settings"
     CONFIGURE_TOPIC = "configure_topic"
     LIVE_SLICE = "live_slice"
     INGEST_RECORDS = "ingest_records"

@@ -17,10 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
-from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, OWN_SUFFIXES, TopicName
+from ebbtide.log.names import (
+    BATCHES_SUFFIX,
+    CATALOG,
+    OWN_NAMESPACE,
+    OWN_SUFFIXES,
+    STATE_SUFFIX,
+    TopicName,
+)
 from ebbtide.log.replicas import TableReplica
 from ebbtide.log.state import PREFIX as STATE_PREFIX
-from ebbtide.log.state import PartitionState, parse_states
+from ebbtide.log.state import (
+    PartitionState,
+    check_checksum,
+    parse_states,
+    settings_of,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -32,7 +45,7 @@ RUNS = (OWN_NAMESPACE, "runs")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as its records table's properties describe it."""
+    """A topic as its tables' properties describe it: settings of the records table, and state."""
 
     name: str
     properties: Mapping[str, str]
@@ -103,16 +116,36 @@ class Lake:
         if self.catalog is None:
             return []
         names = []
-        for cluster, *rest in self.catalog.list_namespaces():
-            if rest or cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES):
-                continue
-            tables = (self.catalog.load_table(found) for found in self.catalog.list_tables(cluster))
-            names += [f"{cluster}.{_topic_of(table)}" for table in tables if _is_topic(table)]
+        namespaces = {cluster for cluster, *rest in self.catalog.list_namespaces() if not rest}
+        for cluster in namespaces:
+            if cluster != OWN_NAMESPACE and not cluster.endswith(OWN_SUFFIXES):
+                names += self._topics_of(cluster, f"{cluster}{STATE_SUFFIX}" in namespaces)
         return sorted(names)
 
+    def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
+        """Its topics; only a table without a state table has to be opened to be told."""
+        assert self.catalog is not None
+        listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
+        with_state = {topic for _, topic in listed}
+        tables = {topic for _, topic in self.catalog.list_tables(cluster)}
+        others = tables - with_state
+        old = {t for t in others if _is_topic(self.catalog.load_table((cluster, t)))}
+        return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
+
     def topic(self, name: str) -> Topic:
-        """Configuration and state of one topic."""
-        return Topic(name, self.records(name).properties)
+        """Settings and state of one topic; StateError where the state was edited by hand."""
+        found = self.records(name).properties
+        state = self._state(name)
+        if state is None:  # tables of an older version, which no job has opened since
+            return Topic(name, found)
+        check_checksum(name, state)
+        return Topic(name, {**settings_of(found), **state})
+
+    def _state(self, name: str) -> dict[str, str] | None:
+        try:
+            return state_of(self._table(name, STATE_SUFFIX).properties)
+        except UnknownTopicError:
+            return None
 
     def records(self, name: str) -> Table:
         """The records table of a topic."""
@@ -162,18 +195,8 @@ class Lake:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
             return self.catalog.load_table((cluster + suffix, topic))
-        except NoSuchTableError:
-            pass  # some catalogs refuse Kafka's names; `kafka.topic` then holds the true one
-        try:
-            return self._renamed_table(self.catalog, TopicName(cluster, topic), suffix)
-        except NoSuchNamespaceError:
+        except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
-
-    def _renamed_table(self, catalog: SqlCatalog, name: TopicName, suffix: str) -> Table:
-        for identifier in catalog.list_tables(name.cluster):
-            if _topic_of(catalog.load_table(identifier)) == name.topic:
-                return catalog.load_table((name.cluster + suffix, identifier[-1]))
-        raise self._unknown(str(name))
 
     def _unknown(self, name: str) -> UnknownTopicError:
         known = ", ".join(self.topic_names()) or "no topic"
@@ -274,10 +297,6 @@ def _defaults_path() -> Path:
 
 def _is_topic(table: Table) -> bool:
     return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
-
-
-def _topic_of(table: Table) -> str:
-    return table.properties.get("kafka.topic", table.name()[-1])
 
 
 def _all_equal(equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:

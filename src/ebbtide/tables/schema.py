@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
-
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import (
@@ -14,9 +12,10 @@ from ebbtide.log.names import (
     TopicName,
     quoted,
 )
+from ebbtide.log.state import parse_states, settings_of, state_of
+from ebbtide.tables.namespaces import create_namespace
+from ebbtide.tables.state_table import create_state, drop_state, read_state
 from ebbtide.tables.views import create_views
-
-_NAMESPACES = Lock()
 
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
@@ -136,18 +135,29 @@ _BATCHES = _COMMON | {
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
-    """Create a topic's two tables and its views where they do not exist."""
+    """Create a topic's tables and views where they do not exist, with its settings and state."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
-        _create_namespace(spark, quoted(name.catalog, namespace))
+        create_namespace(spark, quoted(name.catalog, namespace))
     _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
-    settings = _RECORDS | properties
+    _forget_dropped(spark, name)
+    create_state(spark, name, state_of(properties))
+    settings = _RECORDS | settings_of(properties)
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
     create_views(spark, name)
 
 
+def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
+    """Drop a state whose records table was dropped: the topic begins anew."""
+    if spark.catalog.tableExists(name.records_table):
+        return
+    left = read_state(spark, name)
+    if left is not None and parse_states(left.properties):
+        drop_state(spark, name)
+
+
 def create_quarantine(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's quarantined records where it does not exist."""
-    _create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
+    create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
     # What its owner deletes there is rewritten at once, and goes with the snapshots before it.
     copied = _RECORDS | {
         f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")
@@ -157,20 +167,14 @@ def create_quarantine(spark: SparkSession, name: TopicName) -> None:
 
 def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist."""
-    _create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, RUNS_TABLE, RUN_COLUMNS, _COMMON, "days(started)")
 
 
 def create_erasures(spark: SparkSession) -> None:
     """Create `lake.ebbtide.erasures` where it does not exist."""
-    _create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, "days(requested_at)")
-
-
-def _create_namespace(spark: SparkSession, namespace: str) -> None:
-    # Topics are created in threads, and the JDBC catalog checks and inserts in two steps.
-    with _NAMESPACES:
-        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
 
 
 def _create(

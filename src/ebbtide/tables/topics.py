@@ -1,8 +1,7 @@
-"""A topic's tables: finding them, their configuration and state, and compare-and-set on both."""
+"""A topic's tables: finding them, their settings and state, and compare-and-set on the state."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,9 +13,10 @@ from ebbtide.errors import CommitConflictError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState, parse_states
+from ebbtide.log.state import PartitionState, is_state, parse_states, settings_of, state_of
 from ebbtide.tables.commits import Step, commit
-from ebbtide.tables.java import iceberg_class, java_class
+from ebbtide.tables.java import as_dict, iceberg_class
+from ebbtide.tables.state_table import HeldState, create_state, read_state
 
 # A property set to None is removed.
 Changes = Mapping[str, str | None]
@@ -25,7 +25,10 @@ CAS_ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as its table's properties stood when they were read; each is parsed once."""
+    """A topic as its tables' properties stood when they were read; each is parsed once.
+
+    Settings are properties of the records table, the state is those of the state table.
+    """
 
     spark: SparkSession
     name: TopicName
@@ -67,21 +70,23 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
         raise UnknownTopicError(
             f"expected the table {name.records_table}, found none; ingest the topic first"
         )
-    table = java_table(spark, name.records_table)
-    return Topic(spark, name, _as_dict(spark, table.properties()))
+    return _read(spark, name, read_state(spark, name))
 
 
 def read_again(topic: Topic) -> Topic:
     """The topic as it is by now."""
-    properties = java_table(topic.spark, topic.name.records_table).properties()
-    return Topic(topic.spark, topic.name, _as_dict(topic.spark, properties))
+    return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
 
 
-def _as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
-    """A Java map in one call; going through it one by one takes two for each entry."""
-    mapper = java_class(spark, "com.fasterxml.jackson.databind.ObjectMapper")()
-    found: dict[str, str] = json.loads(mapper.writeValueAsString(java_map))
-    return found
+def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:
+    """The topic with this state; in tables of an older version it is on the records table."""
+    found = _records_properties(spark, name)
+    state = state_of(found) if held is None else held.properties
+    return Topic(spark, name, {**settings_of(found), **state})
+
+
+def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
+    return as_dict(spark, java_table(spark, name.records_table).properties())
 
 
 def java_table(spark: SparkSession, table: str) -> Any:
@@ -91,33 +96,58 @@ def java_table(spark: SparkSession, table: str) -> Any:
 
 
 def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
-    """Apply `change` to the properties as they are at the moment of the commit.
+    """Apply `change` to the properties as the state is at the moment of the commit.
 
     `change` sees the newest properties and checks its rule on them; it is asked again when
-    another writer was faster, and returns None when nothing is left to do.
+    another writer was faster, and returns None when nothing is left to do. Settings among the
+    changes are set before the state.
     """
+    spark, name = topic.spark, topic.name
     for _ in range(CAS_ATTEMPTS):
-        operations = java_table(topic.spark, topic.name.records_table).operations()
-        base = operations.current()
-        properties = _as_dict(topic.spark, base.properties())
-        current = Topic(topic.spark, topic.name, properties)
-        changes = change(current)
-        if not changes or _is_applied(current.properties, changes):
+        held = _state_to_change(topic)
+        current = _read(spark, name, held)
+        changes = {
+            n: v for n, v in (change(current) or {}).items() if current.properties.get(n) != v
+        }
+        if not changes:
             return current
+        state = {n: v for n, v in changes.items() if is_state(n)}
+        settings = {n: v for n, v in changes.items() if not is_state(n)}
         try:
-            after = base.replaceProperties(_merged(properties, changes))
-            commit(step, partial(operations.commit, base, after))
+            if settings:
+                settings_step = Step.FOLLOW_SETTINGS if state else step
+                commit(settings_step, partial(_set, spark, name.records_table, settings))
+            if state:
+                commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:
             continue
-        return load(topic.spark, topic.name)
+        return read_again(current)
     raise CommitConflictError(
         f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
         "found another writer faster each time; run the job again when it is done"
     )
 
 
-def _is_applied(properties: Mapping[str, str], changes: Changes) -> bool:
-    return all(properties.get(name) == value for name, value in changes.items())
+def _state_to_change(topic: Topic) -> HeldState:
+    """The topic's state; that of an older version moves to a table of its own first."""
+    spark, name = topic.spark, topic.name
+    held = read_state(spark, name)
+    old = state_of(_records_properties(spark, name))
+    if held is None:
+        commit(Step.STATE_TABLE, partial(create_state, spark, name, old))
+        held = read_state(spark, name)
+        assert held is not None
+    if old:  # it counts no more, as soon as there is a state table
+        removed: Changes = dict.fromkeys(old)
+        commit(Step.STATE_MOVED, partial(_set, spark, name.records_table, removed))
+    return held
+
+
+def _set(spark: SparkSession, table: str, changes: Changes) -> None:
+    update = java_table(spark, table).updateProperties()
+    for name, value in changes.items():
+        update = update.remove(name) if value is None else update.set(name, value)
+    update.commit()
 
 
 def _merged(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:

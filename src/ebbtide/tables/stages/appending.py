@@ -14,9 +14,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
-from ebbtide.log.live import SLICE, Slice
+from ebbtide.log.live import Slice
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import to_properties
+from ebbtide.log.state import SLICE, to_properties
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.event_time import failing_clearly
 from ebbtide.tables.runs import Outcome

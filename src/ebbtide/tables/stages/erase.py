@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.log.erasure import Erasure, Way, check_is_compacted, produced_headers, way_of
 from ebbtide.log.names import TopicName
-from ebbtide.log.replication import REPLICA_OF
+from ebbtide.log.state import REPLICA_OF
 from ebbtide.tables.erasures import (
     LOGGED,
     REPORTED,

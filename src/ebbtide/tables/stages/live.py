@@ -30,7 +30,6 @@ from ebbtide.frames.live_records import ActiveSegment, to_headers
 from ebbtide.log.drift import drift_note, drifts, layout_of
 from ebbtide.log.live import (
     MAX_OFFSETS,
-    SLICE,
     Isolation,
     Range,
     Slice,
@@ -39,6 +38,7 @@ from ebbtide.log.live import (
     rest,
 )
 from ebbtide.log.names import INTERNAL_TOPICS, TopicName
+from ebbtide.log.state import SLICE
 from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records import arrays
 from ebbtide.tables.application import to_ms

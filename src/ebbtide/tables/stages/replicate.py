@@ -18,8 +18,6 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
 from ebbtide.log.names import TopicName
 from ebbtide.log.replication import (
-    REPLICA_OF,
-    REPLICATION,
     Replication,
     States,
     is_behind,
@@ -28,7 +26,7 @@ from ebbtide.log.replication import (
     state_after,
     state_before,
 )
-from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.log.state import REPLICA_OF, REPLICATION, PartitionState, to_properties
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class

@@ -1,0 +1,177 @@
+"""A topic's state: the properties of an Iceberg table without rows, changed exclusively.
+
+A change is properties and an empty snapshot on the main branch, in one commit of metadata. Every
+catalog refuses such a commit from a base that is not the newest, since it asserts the branch's
+head; a commit of properties alone asserts only the table's id on a REST catalog (docs/adr/0006).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.log.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
+from ebbtide.log.state import PREFIX, check_checksum, state_of, with_checksum
+from ebbtide.tables.commits import Step, commit, conflict_of
+from ebbtide.tables.java import as_dict, iceberg_class, java_class, java_map
+from ebbtide.tables.namespaces import create_namespace
+
+_EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
+_MISSING = (
+    "org.apache.iceberg.exceptions.NoSuchTableException",
+    "org.apache.iceberg.exceptions.NoSuchNamespaceException",
+)
+_SETTINGS = {
+    "format-version": "2",
+    "write.metadata.compression-codec": "gzip",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "5",
+}
+# A catalog of which a commit from a stale base was seen to be refused has this table.
+_PROBED = "exclusive_commits"
+_ANY_STATE = f"{PREFIX}0.probe"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """A topic's state as it was read, to be changed only while it is still so."""
+
+    spark: SparkSession
+    table: Any
+    base: Any  # Iceberg's TableMetadata
+    properties: Mapping[str, str]
+
+    def change_to(self, properties: Mapping[str, str]) -> None:
+        """Make these the state; raises Iceberg's CommitFailedException where it has moved."""
+        state = with_checksum(properties)
+        changed = {n: v for n, v in state.items() if self.properties.get(n) != v}
+        removed = [name for name in self.properties if name not in state]
+        before = self.base.currentSnapshot()
+        builder = iceberg_class(self.spark, "TableMetadata").buildFrom(self.base)
+        builder.setBranchSnapshot(self.table.newAppend().apply(), "main")
+        if before is not None:
+            builder.removeSnapshots(_list_of(self.spark, before))
+        builder.setProperties(java_map(self.spark, changed))
+        if removed:
+            builder.removeProperties(java_map(self.spark, dict.fromkeys(removed, "")).keySet())
+        operations = self.table.operations()
+        operations.commit(self.base, builder.build())
+        if before is not None and before.manifestListLocation() is not None:
+            operations.io().deleteFile(before.manifestListLocation())
+
+
+def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
+    """The topic's state as it is now; None where it has no state table, StateError for an edit."""
+    try:
+        table = _catalog(spark, name).loadTable(_identifier(spark, name))
+    except Py4JJavaError as error:
+        if _is_one_of(error, *_MISSING):
+            return None
+        raise
+    base = table.operations().current()
+    properties = state_of(as_dict(spark, base.properties()))
+    check_checksum(str(name), properties)
+    return HeldState(spark, table, base, properties)
+
+
+def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
+    """Create the topic's state table with this state; one that is there already stays.
+
+    ConfigurationError for a catalog whose commits are not exclusive.
+    """
+    _probe(spark, name.catalog)
+    create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
+    _create(spark, name, with_checksum(properties))
+
+
+def drop_state(spark: SparkSession, name: TopicName) -> None:
+    """Drop the topic's state table, if it has one."""
+    _catalog(spark, name).dropTable(_identifier(spark, name), True)
+
+
+def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> Any:
+    schema = iceberg_class(spark, "SchemaParser").fromJson(
+        '{"type": "struct", "schema-id": 0, "fields": '
+        '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
+    )
+    unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
+    settings = java_map(spark, {**_SETTINGS, **properties})
+    try:
+        catalog = _catalog(spark, name)
+        return catalog.createTable(_identifier(spark, name), schema, unpartitioned, settings)
+    except Py4JJavaError as error:
+        if not _is_one_of(error, _EXISTS):
+            raise
+        return None
+
+
+def _probe(spark: SparkSession, catalog: str) -> None:
+    """ConfigurationError where the catalog takes a commit from a base that is not the newest."""
+    marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
+    if read_state(spark, marker) is not None:
+        return
+    create_namespace(spark, quoted(catalog, OWN_NAMESPACE + STATE_SUFFIX))
+    scratch = TopicName(OWN_NAMESPACE, f"probe_{uuid.uuid4().hex}", catalog)
+    _create(spark, scratch, with_checksum({}))
+    try:
+        _check_exclusive(spark, scratch)
+    finally:
+        drop_state(spark, scratch)
+    commit(Step.PROBE, partial(_create, spark, marker, with_checksum({})))
+
+
+def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
+    for number in range(2):  # a table's first snapshot, and one that has a parent
+        late = _held(spark, scratch)
+        _held(spark, scratch).change_to({_ANY_STATE: str(number)})
+        if not _is_refused(partial(late.change_to, {_ANY_STATE: "late"})):
+            raise ConfigurationError(
+                f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an "
+                "older state of a table, found that it took one: two jobs at a time would undo "
+                "each other's work there; keep the topics in another catalog"
+            )
+
+
+def _held(spark: SparkSession, name: TopicName) -> HeldState:
+    found = read_state(spark, name)
+    assert found is not None
+    return found
+
+
+def _is_refused(action: Callable[[], None]) -> bool:
+    try:
+        action()
+    except Py4JJavaError as error:
+        if conflict_of(error) is None:
+            raise
+        return True
+    return False
+
+
+def _catalog(spark: SparkSession, name: TopicName) -> Any:
+    util = iceberg_class(spark, "spark.Spark3Util")
+    return util.loadIcebergCatalog(spark._jsparkSession, name.catalog)
+
+
+def _identifier(spark: SparkSession, name: TopicName) -> Any:
+    namespaces = iceberg_class(spark, "catalog.Namespace")
+    parser = iceberg_class(spark, "catalog.TableIdentifier")
+    gateway = spark.sparkContext._gateway
+    levels = gateway.new_array(gateway.jvm.String, 1)  # type: ignore[union-attr]
+    levels[0] = name.cluster + STATE_SUFFIX
+    return parser.of(namespaces.of(levels), name.topic)
+
+
+def _list_of(spark: SparkSession, item: Any) -> Any:
+    return java_class(spark, "java.util.Collections").singletonList(item)
+
+
+def _is_one_of(error: Py4JJavaError, *classes: str) -> bool:
+    return error.java_exception.getClass().getName() in classes
