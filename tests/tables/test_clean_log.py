@@ -18,7 +18,7 @@ from tests.tables.logs import Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 
 NIGHT_MS = 1_000 * DAY_MS
-ROUND_STEPS = (Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_BATCHES, Step.ROUND_STATE)
+ROUND_STEPS = tuple(step for step in Step if step.name.startswith("ROUND"))
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
 # Two segments that supersede each other, with a tombstone, and an active one.
 MESSAGES = [

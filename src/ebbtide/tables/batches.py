@@ -23,6 +23,7 @@ from ebbtide.tables.files import (
     read_segment,
     write_rows,
 )
+from ebbtide.tables.holds import Hold
 from ebbtide.tables.tasks import map_segments
 from ebbtide.tables.topics import current_snapshot
 
@@ -91,14 +92,17 @@ def _units_of(
 def prepare_changes(
     spark: SparkSession,
     batches_table: str,
-    snapshot: int,
     changes: pa.Table,
     properties: Mapping[str, str],
+    hold: Hold | None = None,
 ) -> Commit:
     """Write the segments anew that hold the rows which `changes` changes or removes.
 
-    They are read as of `snapshot`; CommitConflictError where another writer rewrote one since.
+    Rows are found by their base offsets, wherever other tools have moved them; SafetyError where
+    one is gone, CommitConflictError where another writer moves files meanwhile.
     """
+    snapshot = current_snapshot(spark, batches_table)
+    assert snapshot is not None
     by_segment = in_segments(changes, "base_offset")
     ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
     units = [
@@ -106,13 +110,23 @@ def prepare_changes(
         for unit in plan_segments(spark, batches_table, snapshot, ends)
         if (unit.partition, unit.segment) in by_segment
     ]
+    _check_found(batches_table, by_segment.keys() - {(u.partition, u.segment) for u in units})
     paths = new_paths(spark, batches_table, units)
     work = [
         (unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, paths, strict=True)
     ]
     replacements = map_segments(spark, _write_changed, work, count_rows(units))
-    return prepare_replacements(spark, batches_table, replacements, properties)
+    return prepare_replacements(spark, batches_table, replacements, properties, hold)
+
+
+def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None:
+    for partition, segment in sorted(missing):
+        raise SafetyError(
+            f"expected {batches_table} to hold rows of partition {partition}, segment {segment}, "
+            "which a round changes, found none: another tool removed them; roll the table back "
+            "to a snapshot before that"
+        )
 
 
 def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
@@ -128,7 +142,14 @@ def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
 def _changed(unit: SegmentFiles, changes: pa.Table) -> pa.Table:
     """The segment's rows after their changes."""
     rows = read_segment(unit, None, "base_offset").table.combine_chunks()
-    at = np.searchsorted(rows["base_offset"].to_numpy(), changes["base_offset"].to_numpy())
+    bases, wanted = rows["base_offset"].to_numpy(), changes["base_offset"].to_numpy()
+    at = np.minimum(np.searchsorted(bases, wanted), len(bases) - 1)
+    if np.any(bases[at] != wanted):
+        raise SafetyError(
+            f"expected the batch at offset {int(wanted[bases[at] != wanted][0])} of partition "
+            f"{unit.partition} among the rows of segment {unit.segment}, found none: another tool "
+            "removed it; roll the batches table back to a snapshot before that"
+        )
     is_changed = np.zeros(rows.num_rows, np.bool_)
     is_changed[at] = True
     mask = pa.array(is_changed)

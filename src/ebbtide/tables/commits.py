@@ -50,6 +50,7 @@ class Step(StrEnum):
     MARK_STATE = "mark_state"
     ROUND_STARTED = "round_started"
     ROUND_RECORDS = "round_records"
+    ROUND_RECORDS_DONE = "round_records_done"
     ROUND_BATCHES = "round_batches"
     ROUND_STATE = "round_state"
     LOG_START_OFFSET = "log_start_offset"
@@ -75,6 +76,7 @@ class Step(StrEnum):
     APPEND_BATCHES = "append_batches"
     APPEND_STATE = "append_state"
     ERASURE_ROWS = "erasure_rows"
+    HOLDS_RELEASED = "holds_released"
     RUN_ROW = "run_row"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ from ebbtide.tables.files import (
     ends_of,
     scan_tasks,
 )
+from ebbtide.tables.holds import Hold, holding
 from ebbtide.tables.java import iceberg_class, items, java_class
 from ebbtide.tables.topics import java_table
 
@@ -59,16 +61,21 @@ def prepare_deletions(
     deletions: Sequence[Deletion],
     properties: Mapping[str, str],
     added: Sequence[Replacement] = (),
+    hold: Hold | None = None,
+    before: int | None = None,
 ) -> Commit:
     """Write the deletions, whose segments lie below each partition's end offset.
 
     `added` are files that hold what some of the deleted rows become. The commit of all is one
-    snapshot; CommitConflictError where a file changed meanwhile.
+    snapshot; CommitConflictError where a file changed meanwhile. With `hold` it is tagged, and so
+    is the snapshot `before`, on which it was planned.
     """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, ends)
     result = _write_vectors(spark, loaded, tasks, deletions)
-    row_delta = loaded.newRowDelta().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    begun = _Begun.of(loaded, hold, before)
+    row_delta = begun.updates.newRowDelta()
+    row_delta = row_delta.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
     for file in items(result.deleteFiles()):
         row_delta = row_delta.addDeletes(file)
@@ -77,7 +84,7 @@ def prepare_deletions(
     for unit, path in added:
         if path is not None:
             row_delta = row_delta.addRows(tasks.with_new_file(unit, path))
-    return _commit_of(row_delta, properties)
+    return begun.commit_of(row_delta, properties)
 
 
 def prepare_replacements(
@@ -85,11 +92,17 @@ def prepare_replacements(
     table: str,
     replacements: Sequence[Replacement],
     properties: Mapping[str, str],
+    hold: Hold | None = None,
 ) -> Commit:
-    """What puts new files in place of old ones; CommitConflictError where one changed meanwhile."""
+    """What puts new files in place of old ones; CommitConflictError where one changed meanwhile.
+
+    With `hold` the new snapshot and the one before it are tagged.
+    """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, ends_of(unit for unit, _ in replacements))
-    overwrite = loaded.newOverwrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
+    overwrite = begun.updates.newOverwrite()
+    overwrite = overwrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
     overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
     for unit, path in replacements:
@@ -97,7 +110,7 @@ def prepare_replacements(
             overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
         if path is not None:
             overwrite = overwrite.addFile(tasks.with_new_file(unit, path))
-    return _commit_of(overwrite, properties)
+    return begun.commit_of(overwrite, properties)
 
 
 def prepare_merge(
@@ -106,6 +119,7 @@ def prepare_merge(
     ends: Mapping[int, int],
     replacements: Sequence[Replacement],
     properties: Mapping[str, str],
+    hold: Hold,
 ) -> Commit:
     """What puts one file in place of several that hold the same rows, and their vectors away.
 
@@ -113,21 +127,34 @@ def prepare_merge(
     """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, ends)
-    rewrite = loaded.newRewrite().validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
+    rewrite = begun.updates.newRewrite()
+    rewrite = rewrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
     for unit, path in replacements:
         for task in map(tasks.unchanged, unit.files):
             for file in (task.file(), *items(task.deletes())):
                 rewrite = rewrite.deleteFile(file)
         if path is not None:
             rewrite = rewrite.addFile(tasks.with_new_file(unit, path))
-    return _commit_of(rewrite, properties)
+    return begun.commit_of(rewrite, properties)
 
 
-def _commit_of(update: Any, properties: Mapping[str, str]) -> Commit:
-    for name, value in properties.items():
-        update = update.set(name, value)
-    commit: Commit = update.commit
-    return commit
+class _Begun(NamedTuple):
+    """Where an update is begun, and what commits it, with tags if it is to be held."""
+
+    updates: Any
+    commit: Callable[[Any], None]
+
+    @classmethod
+    def of(cls, table: Any, hold: Hold | None, before: int | None) -> _Begun:
+        if hold is None or before is None:
+            return cls(table, lambda update: update.commit())
+        return cls(*holding(table, hold, before))
+
+    def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
+        for name, value in properties.items():
+            update = update.set(name, value)
+        return partial(self.commit, update)
 
 
 class _Tasks(NamedTuple):

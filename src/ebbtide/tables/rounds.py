@@ -14,7 +14,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.log.cleaning import MAX_OFFSET
 from ebbtide.log.state import ROUND
 from ebbtide.tables.commits import Step
-from ebbtide.tables.merges import check_no_merge
+from ebbtide.tables.merges import check_no_merge, open_merge
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
 
 
@@ -48,6 +48,7 @@ class CleaningRound:
     records_snapshot: int
     batches_snapshot: int
     partitions: dict[int, PartitionRound]
+    are_records_done: bool = False  # whether its deletions are in the records table
 
     def to_json(self) -> str:
         """The value of the property `ebbtide.round`."""
@@ -72,6 +73,12 @@ def open_round(topic: Topic) -> CleaningRound | None:
     """The round in flight on the topic, if any."""
     text = topic.properties.get(ROUND)
     return None if text is None else CleaningRound.parse(text)
+
+
+def is_open(topic: Topic, work_id: str) -> bool:
+    """Whether a round or merge of this id is in flight."""
+    this_round, merge = open_round(topic), open_merge(topic)
+    return work_id in {work.id for work in (this_round, merge) if work is not None}
 
 
 def start_round(topic: Topic, this_round: CleaningRound) -> None:

@@ -1,17 +1,20 @@
 """clean_log: which logs get a cleaner round now, and the round itself (KIP-534).
 
-Order of a round: written down, records, batches, state. Each step is left out when its commit is
-in the history already, so a killed round ends where an unbroken one would.
+Order of a round: written down, records, that they are done, batches, state. The commits on the
+tables are tagged, and so are the snapshots that they were planned on, until the state has moved: a
+killed round is planned again on what it had read, and a step that was done is left out, so that it
+ends where an unbroken one would, also when other tools have rewritten files or expired snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ebbtide.errors import CommitConflictError
 from ebbtide.frames.headers import Headers, segment_totals, stable_offset
 from ebbtide.frames.rewriting import ORDINARY
 from ebbtide.log.batches import Batch
@@ -24,11 +27,13 @@ from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
+from ebbtide.tables.holds import Hold, held_by, release
 from ebbtide.tables.merges import check_no_merge
 from ebbtide.tables.replicas import held_back_from
 from ebbtide.tables.rounds import (
     CleaningRound,
     PartitionRound,
+    is_open,
     new_round_id,
     open_round,
     start_round,
@@ -46,6 +51,9 @@ from ebbtide.tables.topics import (
     load,
     read_again,
 )
+
+# How often the batches are prepared anew where other tools move them meanwhile.
+COMMIT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +126,26 @@ def _pins(topic: Topic) -> _Pins | None:
 
 
 def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
-    """A round of which nothing is committed yet, as of the newest snapshots.
+    """A round in flight, as of the snapshots before its own commits, else the newest ones.
 
-    Another writer may have moved rows to other files since, and what is below the round's bound
-    is decided, so that the newer rows say the same.
+    Other tools may have moved rows to other files, and what is below the round's bound is decided,
+    so that newer rows say the same.
     """
-    tables = (topic.name.records_table, topic.name.batches_table)
     pins = _pins(topic)
-    if pins is None or any(_is_done(topic, table, in_flight) for table in tables):
+    if pins is None:
         return in_flight
-    return replace(in_flight, records_snapshot=pins.records, batches_snapshot=pins.batches)
+    hold, name = _hold(in_flight), topic.name
+    records = held_by(topic.spark, name.records_table, hold).before
+    if records is None and _are_records_done(topic, in_flight):
+        records = in_flight.records_snapshot
+    batches = held_by(topic.spark, name.batches_table, hold).before
+    if batches is None and _is_done(topic, name.batches_table, in_flight):
+        batches = in_flight.batches_snapshot
+    return replace(
+        in_flight,
+        records_snapshot=pins.records if records is None else records,
+        batches_snapshot=pins.batches if batches is None else batches,
+    )
 
 
 def _offsets_held(state: PartitionState) -> int:
@@ -279,37 +297,72 @@ def execute_clean(plan: CleanPlan) -> Outcome:
     if plan.round is None or plan.effect is None:
         return outcome
     topic, this_round, effect = plan.topic, plan.round, plan.effect
+    tables = (topic.name.records_table, topic.name.batches_table)
     start_round(topic, this_round)
     # All is written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:
-        commits = {s: pool.submit(prepare) for s, prepare in _steps(topic, this_round, effect)}
-    for step, prepared in commits.items():
-        commit(step, prepared.result())
-    compare_and_set(topic, Step.ROUND_STATE, lambda current: _finished(current, this_round, effect))
-    tables = (topic.name.records_table, topic.name.batches_table)
-    found = (find_snapshot(topic.spark, table, ROUND, this_round.id) for table in tables)
-    outcome.snapshot_ids = [snapshot for snapshot in found if snapshot is not None]
+        records = pool.submit(_prepare_records, topic, this_round, effect)
+        batches = pool.submit(_prepare_batches, topic, this_round, effect)
+    if (deletions := records.result()) is not None:
+        commit(Step.ROUND_RECORDS, deletions)
+        done = partial(_records_done, this_round)
+        compare_and_set(topic, Step.ROUND_RECORDS_DONE, done)
+    _commit_batches(topic, this_round, effect, batches.result())
+    held = [held_by(topic.spark, table, _hold(this_round)).own for table in tables]
+    outcome.snapshot_ids = [snapshot for snapshot in held if snapshot is not None]
+    after = compare_and_set(
+        topic, Step.ROUND_STATE, lambda current: _finished(current, this_round, effect)
+    )
+    release(topic.spark, tables, partial(is_open, after))
     return outcome
 
 
-def _steps(
-    topic: Topic, this_round: CleaningRound, effect: RoundEffect
-) -> Iterator[tuple[Step, Callable[[], Commit]]]:
-    """What a round has to commit and has not yet: records first, then batches."""
-    spark, records, batches = topic.spark, topic.name.records_table, topic.name.batches_table
-    if effect.deletions and not _is_done(topic, records, this_round):
-        ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
-        said = _summary(this_round, effect.victims)
-        yield (
-            Step.ROUND_RECORDS,
-            partial(prepare_deletions, spark, records, ends, effect.deletions, said),
-        )
-    if effect.changes.num_rows and not _is_done(topic, batches, this_round):
-        pinned, said = this_round.batches_snapshot, _summary(this_round, len(effect.changes))
-        yield (
-            Step.ROUND_BATCHES,
-            partial(prepare_changes, spark, batches, pinned, effect.changes, said),
-        )
+def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
+    """What deletes the records; None where there is none, or they are deleted already."""
+    if not effect.deletions or _are_records_done(topic, this_round):
+        return None
+    return prepare_deletions(
+        topic.spark,
+        topic.name.records_table,
+        {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()},
+        effect.deletions,
+        _summary(this_round, effect.victims),
+        hold=_hold(this_round),
+        before=this_round.records_snapshot,
+    )
+
+
+def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
+    """What changes the batches, likewise."""
+    table = topic.name.batches_table
+    if not effect.changes.num_rows or _is_done(topic, table, this_round):
+        return None
+    said = _summary(this_round, len(effect.changes))
+    return prepare_changes(topic.spark, table, effect.changes, said, _hold(this_round))
+
+
+def _commit_batches(
+    topic: Topic, this_round: CleaningRound, effect: RoundEffect, prepared: Commit | None
+) -> None:
+    """Commit what was prepared; the same changes again where other tools moved the rows."""
+    for attempt in range(1, COMMIT_ATTEMPTS + 1):
+        if prepared is None:
+            return
+        try:
+            commit(Step.ROUND_BATCHES, prepared)
+            return
+        except CommitConflictError:
+            if attempt == COMMIT_ATTEMPTS:
+                raise
+            prepared = _prepare_batches(topic, this_round, effect)
+
+
+def _records_done(this_round: CleaningRound, current: Topic) -> Changes | None:
+    """The round, with a word that its records are deleted."""
+    found = open_round(current)
+    if found is None or found.id != this_round.id:
+        return None
+    return {ROUND: replace(found, are_records_done=True).to_json()}
 
 
 def finish_round(topic: Topic) -> Topic:
@@ -321,7 +374,20 @@ def finish_round(topic: Topic) -> Topic:
     return load(topic.spark, topic.name)
 
 
+def _hold(this_round: CleaningRound) -> Hold:
+    return Hold("round", this_round.id)
+
+
+def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
+    found = open_round(topic)
+    is_said = found is not None and found.id == this_round.id and found.are_records_done
+    return is_said or _is_done(topic, topic.name.records_table, this_round)
+
+
 def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
+    """Whether the round's commit on the table was made; the history tells of older versions'."""
+    if held_by(topic.spark, table, _hold(this_round)).own is not None:
+        return True
     return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None
 
 

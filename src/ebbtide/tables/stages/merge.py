@@ -23,8 +23,9 @@ from ebbtide.tables.files import (
     read_segment,
     write_rows,
 )
+from ebbtide.tables.holds import Hold, held_by, release
 from ebbtide.tables.merges import Merge, last_merge, open_merge
-from ebbtide.tables.rounds import open_round
+from ebbtide.tables.rounds import is_open, open_round
 from ebbtide.tables.tasks import map_segments
 from ebbtide.tables.topics import (
     Changes,
@@ -67,11 +68,24 @@ def finish_merge(topic: Topic) -> Topic:
         (Step.MERGE_RECORDS, name.records_table, "offset"),
         (Step.MERGE_BATCHES, name.batches_table, "base_offset"),
     ):
-        if find_snapshot(spark, table, MERGE, merge.id) is None:
+        if not _is_done(topic, table, merge):
             prepared = _prepare(topic, table, by, merge)
             if prepared is not None:
                 commit(step, prepared)
-    return compare_and_set(topic, Step.MERGE_STATE, partial(_finished, merge))
+    topic = compare_and_set(topic, Step.MERGE_STATE, partial(_finished, merge))
+    release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
+    return topic
+
+
+def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
+    """Whether the merge's commit on the table was made; the history tells of older versions'."""
+    if held_by(topic.spark, table, _hold(merge)).own is not None:
+        return True
+    return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
+
+
+def _hold(merge: Merge) -> Hold:
+    return Hold("merge", merge.id)
 
 
 def _finished(merge: Merge, current: Topic) -> Changes | None:
@@ -116,7 +130,7 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
         return None
     work = list(zip(units, new_paths(spark, table, units), strict=True))
     written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units))
-    return prepare_merge(spark, table, ends, list(written), {MERGE: merge.id})
+    return prepare_merge(spark, table, ends, list(written), {MERGE: merge.id}, _hold(merge))
 
 
 def _as_one(
