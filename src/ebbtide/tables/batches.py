@@ -13,6 +13,7 @@ from ebbtide.errors import SafetyError
 from ebbtide.frames.changes import CHANGED
 from ebbtide.frames.headers import COLUMNS, Headers, of_partitions
 from ebbtide.records.arrays import Bools
+from ebbtide.tables.columns import together
 from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_replacements
 from ebbtide.tables.files import (
     MAX_OFFSET,
@@ -38,7 +39,7 @@ def read_headers(
         return empty
     units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(empty, MAX_OFFSET))
     tables = [read_segment(unit, ("partition", *COLUMNS), "base_offset").table for unit in units]
-    return empty | (of_partitions(pa.concat_tables(tables)) if tables else {})
+    return empty | (of_partitions(together(tables, units[0].columns)) if tables else {})
 
 
 _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
@@ -51,7 +52,7 @@ def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) ->
     for partition, units in _units_of(spark, batches_table, records).items():
         mine = partitions == partition
         tables = [read_segment(u, ("base_offset", "magic"), "base_offset").table for u in units]
-        headers = pa.concat_tables(tables).sort_by("base_offset")
+        headers = together(tables, units[0].columns).sort_by("base_offset")
         bases = headers["base_offset"].to_numpy()
         batches = records["batch"].to_numpy()[mine]
         at = np.minimum(np.searchsorted(bases, batches), len(bases) - 1)
@@ -154,7 +155,8 @@ def _changed(unit: SegmentFiles, changes: pa.Table) -> pa.Table:
     is_changed[at] = True
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
-        column = pc.replace_with_mask(rows[name], mask, changes[name].combine_chunks())
+        changed = changes[name].combine_chunks().cast(rows[name].type)
+        column = pc.replace_with_mask(rows[name], mask, changed)
         rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
     crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
     rows = rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)

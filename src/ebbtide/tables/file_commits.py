@@ -28,7 +28,7 @@ from ebbtide.tables.files import (
 )
 from ebbtide.tables.holds import Hold, holding
 from ebbtide.tables.java import iceberg_class, items, java_class
-from ebbtide.tables.topics import java_table
+from ebbtide.tables.topics import java_table, own_spec
 
 # Makes what was prepared visible.
 Commit = Callable[[], None]
@@ -162,12 +162,14 @@ class _Tasks(NamedTuple):
 
     parser: Any
     by_path: dict[str, Any]
+    spec: dict[str, Any]  # of new files
 
     @classmethod
     def of(cls, spark: SparkSession, table: Any, ends: Mapping[int, int]) -> _Tasks:
         tasks = scan_tasks(spark, table, table.currentSnapshot().snapshotId(), ends)
         by_path = {str(task.file().location()): task for task in tasks}
-        return cls(iceberg_class(spark, "ScanTaskParser"), by_path)
+        spec = json.loads(iceberg_class(spark, "PartitionSpecParser").toJson(own_spec(table)))
+        return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)
 
     def unchanged(self, file: DataFile) -> Any:
         """The task of a file with the deletions that it was planned with."""
@@ -182,8 +184,13 @@ class _Tasks(NamedTuple):
     def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
         """The file written to `path` for the segment, as Iceberg lists it."""
         task = self._described(self.by_path[unit.files[0].path])
-        place = {**task["data-file"], "partition": [unit.partition, unit.segment]}
+        place = {
+            "spec-id": self.spec["spec-id"],
+            "content": task["data-file"]["content"],
+            "partition": [unit.partition, unit.segment],
+        }
         task["data-file"] = describe_file(place, path)
+        task["spec"] = self.spec
         task["delete-files"] = []
         return self.parser.fromJson(json.dumps(task), True).file()
 

@@ -19,15 +19,15 @@ from py4j.java_gateway import JavaObject
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import ConfigurationError
 from ebbtide.records.files import resolve
+from ebbtide.tables.columns import TableColumn, columns_of, read_file, together
 from ebbtide.tables.java import iceberg_class
 from ebbtide.tables.topics import java_table
 
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
 _MAGIC = bytes.fromhex("d1d33964")
-# Row lineage: what an UPDATE writes beside a table's columns. Rows written anew here count as new.
-_LINEAGE = ("_row_id", "_last_updated_sequence_number")
 
 
 class Vector(NamedTuple):
@@ -52,6 +52,7 @@ class SegmentFiles(NamedTuple):
     partition: int
     segment: int
     files: tuple[DataFile, ...]
+    columns: tuple[TableColumn, ...]
 
     @property
     def record_count(self) -> int:
@@ -105,14 +106,14 @@ def plan_segments(
     spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
 ) -> list[SegmentFiles]:
     """Segments below each partition's end offset, in offset order, as of a snapshot."""
-    parser = iceberg_class(spark, "ScanTaskParser")
+    parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
+    columns = columns_of(spark, loaded)
     found: dict[tuple[int, int], list[DataFile]] = {}
-    for task in scan_tasks(spark, java_table(spark, table), snapshot, ends):
+    for task in scan_tasks(spark, loaded, snapshot, ends):
         described = json.loads(parser.toJson(task))
-        key = tuple(described["data-file"]["partition"])
-        found.setdefault(key, []).append(data_file(described))
+        found.setdefault(segment_of_task(described, columns), []).append(data_file(described))
     return [
-        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])))
+        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns)
         for partition, segment in sorted(found)
     ]
 
@@ -145,9 +146,32 @@ def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list
         tasks.close()
 
 
+def segment_of_task(task: Mapping[str, Any], columns: Sequence[TableColumn]) -> tuple[int, int]:
+    """Partition and segment of a file, also where somebody partitioned the table by more."""
+    ids = {column.name: column.field_id for column in columns}
+    values = {
+        field["source-id"]: value
+        for field, value in zip(task["spec"]["fields"], task["data-file"]["partition"], strict=True)
+        if field["transform"] == "identity"
+    }
+    try:
+        return values[ids["partition"]], values[ids["segment"]]
+    except KeyError:
+        raise ConfigurationError(
+            f"expected {task['data-file']['file-path']} to be of one partition and segment, found "
+            f"it partitioned by {[field['name'] for field in task['spec']['fields']]}; add "
+            "`partition` and `segment` to the table's partition fields again and rewrite its files"
+        ) from None
+
+
 def data_file(task: Mapping[str, Any]) -> DataFile:
     """The file that a scan task, as Iceberg describes it in JSON, reads."""
-    deletes = task["delete-files"]
+    deletes, file_format = task["delete-files"], task["data-file"]["file-format"]
+    if file_format.lower() != "parquet":
+        raise ConfigurationError(
+            f"expected {task['data-file']['file-path']} to be Parquet, found {file_format}; set "
+            "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
+        )
     vector = None
     if deletes:
         (delete,) = deletes
@@ -162,12 +186,14 @@ def read_segment(
 ) -> SegmentRows:
     """The segment's live rows in the order of the column `by`; only `columns`, None for all."""
     tables, files, positions = [], [], []
+    wanted = [column for column in unit.columns if columns is None or column.name in columns]
     for number, file in enumerate(unit.files):
-        table, live = _read_file(file, columns)
+        table, live = _read_file(file, wanted)
         tables.append(table)
         positions.append(live)
         files.append(np.full(len(live), number, np.int32))
-    rows = SegmentRows(pa.concat_tables(tables), np.concatenate(files), np.concatenate(positions))
+    table = together(tables, wanted)
+    rows = SegmentRows(table, np.concatenate(files), np.concatenate(positions))
     order = rows.table[by].to_numpy()
     if np.all(order[1:] > order[:-1]):
         return rows
@@ -175,7 +201,7 @@ def read_segment(
     return SegmentRows(rows.table.take(sorting), rows.files[sorting], rows.positions[sorting])
 
 
-def read_rows(file: DataFile, positions: Offsets) -> pa.Table:
+def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """All columns of the rows at these ascending positions; only row groups that hold any."""
     file_system, path = resolve(file.path)
     tables, start = [], 0
@@ -187,23 +213,16 @@ def read_rows(file: DataFile, positions: Offsets) -> pa.Table:
             if len(within):
                 wanted = np.zeros(end - start, np.bool_)
                 wanted[within - start] = True
-                rows = opened.read_row_group(group, use_threads=False)
-                tables.append(_as_in_table(rows.filter(pa.array(wanted))))
+                rows = read_file(opened, unit.columns, group)
+                tables.append(rows.filter(pa.array(wanted)))
             start = end
-    return pa.concat_tables(tables)
+    return together(tables, unit.columns)
 
 
-def _as_in_table(rows: pa.Table) -> pa.Table:
-    rows = rows.drop_columns([name for name in _LINEAGE if name in rows.column_names])
-    # Writers differ in which columns they know to be never null.
-    return rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
-
-
-def _read_file(file: DataFile, columns: Sequence[str] | None) -> tuple[pa.Table, Offsets]:
+def _read_file(file: DataFile, columns: Sequence[TableColumn]) -> tuple[pa.Table, Offsets]:
     file_system, path = resolve(file.path)
     with file_system.open_input_file(path) as handle:
-        table = pq.ParquetFile(handle).read(columns=columns and list(columns), use_threads=False)
-    table = _as_in_table(table)
+        table = read_file(pq.ParquetFile(handle), columns)
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
         return table, np.arange(table.num_rows, dtype=np.int64)

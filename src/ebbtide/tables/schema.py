@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import (
@@ -20,6 +22,12 @@ from ebbtide.tables.views import create_views
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 
+
+def _names(columns: str) -> list[str]:
+    """The names of the columns of a table's definition."""
+    return re.findall(r"^ {4}`?(\w+)`? [A-Z]", columns, re.MULTILINE)
+
+
 RECORD_COLUMNS = """
     `partition` INT NOT NULL,
     offset BIGINT NOT NULL,
@@ -36,6 +44,8 @@ RECORD_COLUMNS = """
     tombstone_by STRING COMMENT 'null_value, flag, header or predicate; null when not a tombstone',
     size_bytes INT COMMENT 'key, value and headers as v2 encodes them'
 """
+
+RECORD_NAMES = _names(RECORD_COLUMNS)
 
 QUARANTINE_COLUMNS = f"""
     {RECORD_COLUMNS},
@@ -72,6 +82,8 @@ BATCH_COLUMNS = """
     producer_timestamp_ms BIGINT
         COMMENT 'last append of the producer, where no header says it; null: max_timestamp_ms'
 """
+
+BATCH_NAMES = _names(BATCH_COLUMNS)
 
 RUN_COLUMNS = """
     run_id STRING, dag STRING, task STRING, job STRING, topic STRING,

@@ -9,13 +9,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, UnknownTopicError
+from ebbtide.errors import CommitConflictError, ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, is_state, parse_states, settings_of, state_of
 from ebbtide.tables.commits import Step, commit
-from ebbtide.tables.java import as_dict, iceberg_class
+from ebbtide.tables.java import as_dict, iceberg_class, items
 from ebbtide.tables.state_table import HeldState, create_state, read_state
 
 # A property set to None is removed.
@@ -93,6 +93,27 @@ def java_table(spark: SparkSession, table: str) -> Any:
     """Iceberg's own table object, freshly loaded."""
     util = iceberg_class(spark, "spark.Spark3Util")
     return util.loadIcebergTable(spark._jsparkSession, table)
+
+
+def own_spec(table: Any) -> Any:
+    """The partition spec by partition and segment alone, which the table was created with.
+
+    Files may go on being written by it, whatever somebody partitions the table by later.
+    """
+    specs = table.specs()
+    for spec in (specs.get(number) for number in range(specs.size())):
+        fields = [(str(f.name()), f.transform().toString()) for f in items(spec.fields())]
+        if fields == [("partition", "identity"), ("segment", "identity")]:
+            return spec
+    raise ConfigurationError(
+        f"expected {table.name()} to be partitioned by `partition` and segment, found "
+        f"{table.spec()}; restore its partition fields"
+    )
+
+
+def own_spec_id(spark: SparkSession, table: str) -> str:
+    """Its id, as the option `output-spec-id` of Spark's writers takes it."""
+    return str(own_spec(java_table(spark, table)).specId())
 
 
 def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:

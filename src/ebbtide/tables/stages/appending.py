@@ -20,11 +20,11 @@ from ebbtide.log.state import SLICE, to_properties
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.event_time import failing_clearly
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.schema import create_topic
+from ebbtide.tables.schema import BATCH_NAMES, create_topic
 from ebbtide.tables.stages.ingested import Ingested
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog
 from ebbtide.tables.tasks import errors_of_tasks
-from ebbtide.tables.topics import Topic, current_snapshot, load
+from ebbtide.tables.topics import Topic, current_snapshot, load, own_spec_id
 from ebbtide.tables.views import create_views
 
 TOPIC_ID = "kafka.topic.id"
@@ -101,8 +101,10 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
     if event_time is not None:  # else as the records say themselves
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
     # No sort, and no writer is held open for another segment.
+    table = topic.name.records_table
     writer = (
-        rows.writeTo(topic.name.records_table)
+        rows.writeTo(table)
+        .option("output-spec-id", own_spec_id(topic.spark, table))
         .option("use-table-distribution-and-ordering", "false")
         .option("fanout-enabled", "false")
     )
@@ -117,8 +119,10 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
     unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
     if not unwritten.num_rows:
         return []
-    rows = spark.createDataFrame(unwritten.select(spark.table(name.batches_table).columns))
-    commit(Step.INGEST_BATCHES, rows.writeTo(name.batches_table).append)
+    rows = spark.createDataFrame(unwritten.select(BATCH_NAMES))
+    writer = rows.writeTo(name.batches_table)
+    writer = writer.option("output-spec-id", own_spec_id(spark, name.batches_table))
+    commit(Step.INGEST_BATCHES, writer.append)
     return [current_snapshot(spark, name.batches_table) or -1]
 
 

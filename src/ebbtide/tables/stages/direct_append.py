@@ -27,7 +27,14 @@ from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import payload_size, record_size
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.stages.ingested import find_ends
-from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, read_again
+from ebbtide.tables.topics import (
+    Changes,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    own_spec_id,
+    read_again,
+)
 
 Ends = Mapping[int, int]
 Keys = Mapping[int, Sequence[bytes]]  # by partition
@@ -59,8 +66,9 @@ def finish_append(topic: Topic) -> Topic:
 def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]) -> None:
     """Append the rows; CommitConflictError where anybody added some since the pinned snapshot."""
     spark, (step, pinned) = topic.spark, at
-    frame = spark.createDataFrame(rows).select(spark.table(table).columns)
-    writer = frame.writeTo(table).option("use-table-distribution-and-ordering", "false")
+    writer = spark.createDataFrame(rows).writeTo(table)
+    writer = writer.option("use-table-distribution-and-ordering", "false")
+    writer = writer.option("output-spec-id", own_spec_id(spark, table))
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import SafetyError
 from ebbtide.tables.batches import has_old_magic
+from ebbtide.tables.columns import together
 from ebbtide.tables.file_commits import Commit, Replacement, new_paths, prepare_deletions
 from ebbtide.tables.files import (
     Deletion,
@@ -203,10 +204,10 @@ def _write_marked(work: _Work) -> _Written:
         deletions.append(deletion_of(file, positions[mine]))
         mine = mine[becomes[mine] != TO_QUARANTINE]
         if len(mine):
-            tables.append(_marked(read_rows(file, positions[mine]), becomes[mine]))
+            tables.append(_marked(read_rows(work.unit, file, positions[mine]), becomes[mine]))
     if not tables:
         return _Written(deletions, Replacement(work.unit, None))
-    write_rows(work.path, pa.concat_tables(tables))
+    write_rows(work.path, together(tables, work.unit.columns))
     return _Written(deletions, Replacement(work.unit, work.path))
 
 

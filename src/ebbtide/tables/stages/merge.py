@@ -60,10 +60,12 @@ def _started(merge: Merge, current: Topic) -> Changes | None:
 
 def finish_merge(topic: Topic) -> Topic:
     """Finish the merge in flight, if there is one; the topic as it is then."""
+    spark, name = topic.spark, topic.name
     merge = open_merge(topic)
     if merge is None:
+        # What a job held that was killed before it let go.
+        release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
-    spark, name = topic.spark, topic.name
     for step, table, by in (
         (Step.MERGE_RECORDS, name.records_table, "offset"),
         (Step.MERGE_BATCHES, name.batches_table, "base_offset"),
@@ -141,7 +143,7 @@ def _as_one(
     if all(member.segment == group[0] for member in members):
         return None
     files = tuple(file for member in members for file in member.files)
-    return SegmentFiles(partition, group[0], files)
+    return members[0]._replace(segment=group[0], files=files)
 
 
 def _write_as_one(by: str, work: tuple[SegmentFiles, str]) -> Replacement:

@@ -32,7 +32,7 @@ from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.replicas import find_replica, replica_names
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.schema import create_topic
+from ebbtide.tables.schema import BATCH_NAMES, RECORD_NAMES, create_topic
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.truncate import truncate_below_start
 from ebbtide.tables.topics import (
@@ -43,6 +43,7 @@ from ebbtide.tables.topics import (
     find_snapshot,
     java_table,
     load,
+    own_spec_id,
     read_again,
 )
 from ebbtide.tables.views import create_views
@@ -292,6 +293,7 @@ class _Table(NamedTuple):
     snapshot: int | None
     source: str
     pinned: int | None
+    columns: list[str]
     last_offset: str  # the columns that say where a row ends and begins
     first_offset: str
 
@@ -306,6 +308,7 @@ def _tables(source: _Source, name: TopicName) -> tuple[_Table, _Table]:
             current_snapshot(spark, name.records_table),
             primary.records_table,
             source.records_snapshot,
+            RECORD_NAMES,
             "offset",
             "offset",
         ),
@@ -316,6 +319,7 @@ def _tables(source: _Source, name: TopicName) -> tuple[_Table, _Table]:
             current_snapshot(spark, name.batches_table),
             primary.batches_table,
             source.batches_snapshot,
+            BATCH_NAMES,
             "last_offset",
             "base_offset",
         ),
@@ -355,8 +359,10 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
     )
     spark = replica.spark
     rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
-    rows = rows.withColumn("segment", _place(lacking)).select(spark.table(table.name).columns)
+    # Columns that somebody added to the primary's tables are no part of the log.
+    rows = rows.withColumn("segment", _place(lacking)).select(table.columns)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
+    writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
     writer = writer.option("isolation-level", "serializable")
     if table.snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
