@@ -24,13 +24,13 @@ UV := .venv/bin/uv
 WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
-RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties)
+RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
-READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
+READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help setup setup-test machine run test fuzz fuzz-spark check lock sample up bench bench-full clean distclean
+.PHONY: help setup setup-test machine archive run test fuzz fuzz-spark check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -84,7 +84,7 @@ lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt
 
 clean: ## Remove the lake, Airflow's database and logs; environment and jars stay
-	rm -rf $(addprefix $(HOME_DIR)/,airflow lake logs spark-warehouse conf ebbtide.zip) $(DONE)/airflow
+	rm -rf $(addprefix $(HOME_DIR)/,airflow lake logs spark-warehouse conf ebbtide.zip classes.jsa classes.jsa.stamp) $(DONE)/airflow
 
 distclean: ## Remove everything that make made
 	rm -rf $(HOME_DIR) .venv
@@ -111,6 +111,14 @@ $(DONE)/requirements-dev: requirements-dev.txt $(DONE)/requirements
 $(DONE)/jars: $(wildcard conf/ivy/*) $(DONE)/requirements
 	@$(PY) conf/ivy/resolve_jars.py spark $(HOME_DIR)/jars
 	@touch $@
+
+# No template: its dollar signs are the shell's.
+$(HOME_DIR)/conf/spark-env.sh: conf/spark-env.sh $(DONE)/jars
+	@install -D -m 644 $< $@
+
+# Asked each time: no file of ours shows that the JVM changed.
+archive: $(RENDERED)
+	@$(PY) conf/class_archive.py
 
 $(HOME_DIR)/conf/%: conf/% conf/render.py $(DONE)/jars
 	@$(PY) conf/render.py $< $(HOME_DIR)/conf

@@ -1,7 +1,8 @@
 """Fill in the ${...} of a template in conf/ and write it into a directory.
 
 Usage: render.py TEMPLATE TARGET_DIR. Names come from the environment; EBBTIDE_JARS is every jar
-in $EBBTIDE_HOME/jars. A name nobody set is an error, and so is a missing jar directory.
+in $EBBTIDE_HOME/jars, EBBTIDE_CLASS_PATH the same as a class path. A name nobody set is an error,
+and so is a missing jar directory.
 """
 
 import argparse
@@ -32,13 +33,14 @@ def render(template: str, environment: Mapping[str, str]) -> str:
     """The template with every name replaced; KeyError names the one that is missing."""
     names = dict(environment)
     if "${EBBTIDE_JARS}" in template:
-        names["EBBTIDE_JARS"] = ",".join(jars(Path(names["EBBTIDE_HOME"])))
+        found = jars(Path(names["EBBTIDE_HOME"]))
+        names |= {"EBBTIDE_JARS": ",".join(found), "EBBTIDE_CLASS_PATH": ":".join(found)}
     return Template(template).substitute(names)
 
 
 def jars(home: Path) -> list[str]:
     """Paths of the resolved jars, sorted, so that the same jars render the same file."""
-    found = sorted(str(path) for path in (home / "jars").glob("*.jar"))
+    found = sorted(str(path) for path in (home / "jars").resolve().glob("*.jar"))
     if not found:
         raise KeyError(f"EBBTIDE_JARS (no jar in {home / 'jars'}: run `make setup`)")
     return found

@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.slowest_files import slowest_files
 
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
@@ -12,3 +15,12 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 # A busy machine must not fail a test, and a landing must not depend on the examples drawn.
 settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("ebbtide")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the files that took longest, fixtures included."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    phases = [(r.nodeid, r.duration) for r in reports if isinstance(r, pytest.TestReport)]
+    terminalreporter.section("slowest files")
+    for file, seconds in slowest_files(phases):
+        terminalreporter.line(f"{seconds:7.1f} s  {file}")

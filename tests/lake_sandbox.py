@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.names import CATALOG, TopicName
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
-JARS = ROOT / ".ebbtide" / "jars"
+EBBTIDE_HOME = ROOT / ".ebbtide"
+# Made once by `make setup`, and the same for every lake.
+SHARED = ("jars", "classes.jsa", "classes.jsa.stamp")
 MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -31,9 +36,11 @@ class LakeSandbox:
     def __init__(self, home: Path) -> None:
         self.home = home
         (home / "lake").mkdir(parents=True)
-        (home / "jars").symlink_to(JARS)
+        for name in SHARED:
+            (home / name).symlink_to(EBBTIDE_HOME / name)
         for template in ("spark-defaults.conf", "log4j2.properties"):
             self._run("conf/render.py", f"conf/{template}", str(home / "conf"))
+        shutil.copy(ROOT / "conf" / "spark-env.sh", home / "conf")
 
     @cached_property
     def session(self) -> SparkSession:
@@ -144,7 +151,9 @@ def any_session(home: Path) -> SparkSession:
     builder = SparkSession.builder.appName("tests")
     for key, value in read_defaults(home / "conf" / "spark-defaults.conf").items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    # PySpark starts its JVM by spark-submit, which looks there.
+    with patch.dict(os.environ, SPARK_CONF_DIR=str(home / "conf")):
+        return builder.getOrCreate()
 
 
 def state_of(**changes: Any) -> PartitionState:

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 python conf/render.py conf/compose/spark-defaults.conf "$SPARK_CONF_DIR"
-cp conf/log4j2.properties "$SPARK_CONF_DIR/"
+cp conf/log4j2.properties conf/spark-env.sh "$SPARK_CONF_DIR/"
 python - <<'PYTHON'
 import json, os, pathlib
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 EBBTIDE_HOME = ROOT / ".ebbtide"
+SHARED = ("jars", "classes.jsa", "classes.jsa.stamp")
 BENCH = EBBTIDE_HOME / "bench"
 
 
@@ -24,11 +26,12 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def make_home(home: Path) -> None:
-    """The rendered settings, and the jars that they name."""
+    """The rendered settings, the jars that they name, and the archive of their classes."""
     home.mkdir(parents=True, exist_ok=True)
-    jars = home / "jars"
-    if not jars.exists():
-        jars.symlink_to(EBBTIDE_HOME / "jars")
+    for name in SHARED:
+        if not (home / name).is_symlink():
+            (home / name).symlink_to(EBBTIDE_HOME / name)
     for template in ("spark-defaults.conf", "log4j2.properties"):
         command = [sys.executable, "conf/render.py", f"conf/{template}", str(home / "conf")]
         subprocess.run(command, cwd=ROOT, env=environment(home), check=True)
+    shutil.copy(ROOT / "conf" / "spark-env.sh", home / "conf")

@@ -1,0 +1,30 @@
+# shellcheck shell=bash
+# Spark's own scripts read this before they start a JVM; `make setup` copies it to where SPARK_CONF_DIR
+# points. It has the JVM map the classes that a training run archived (conf/class_archive.py) instead of
+# loading them from jars, half of what a job's start costs. Without an archive all works, later.
+#
+# A JVM refuses an archive whose class path holds a directory with files. Spark puts SPARK_CONF_DIR there,
+# so it names none from here on, and what was found in it is passed on by name.
+
+if [ "${1:-}" = org.apache.spark.deploy.SparkSubmit ] && [ -f "$SPARK_CONF_DIR/spark-defaults.conf" ]; then
+    case " $* " in
+    *" --properties-file "*) ;;
+    *) set -- "$1" --properties-file "$SPARK_CONF_DIR/spark-defaults.conf" "${@:2}" ;;
+    esac
+    ebbtide_archive=${SPARK_CONF_DIR%/*}/classes.jsa
+    # Its warnings belong to stderr: a job's plan goes to stdout.
+    ebbtide_options="-Xlog:disable -Xlog:all=warning:stderr"
+    ebbtide_options+=" -Dlog4j2.configurationFile=file://$SPARK_CONF_DIR/log4j2.properties"
+    if [ -n "${EBBTIDE_ARCHIVE_CLASSES_TO:-}" ]; then
+        ebbtide_options+=" -XX:ArchiveClassesAtExit=$EBBTIDE_ARCHIVE_CLASSES_TO"
+    # A JVM dies of an archive cut short, so its length must be the one that was written.
+    elif { read -r ebbtide_bytes _ <"$ebbtide_archive.stamp" &&
+        [ "$(wc -c <"$ebbtide_archive")" = "$ebbtide_bytes" ]; } 2>/dev/null; then
+        ebbtide_options+=" -XX:SharedArchiveFile=$ebbtide_archive"
+    else
+        echo "ebbtide: Spark starts without the archive of its classes, which is slower: none fit to use in" \
+            "$ebbtide_archive; \`make setup\` makes it" >&2
+    fi
+    SPARK_SUBMIT_OPTS="$ebbtide_options ${SPARK_SUBMIT_OPTS:-}"
+    SPARK_CONF_DIR=${SPARK_CONF_DIR%/*}/no-conf
+fi
