@@ -13,7 +13,7 @@ from ebbtide.tables.stages.snapshots import execute_expire_snapshots
 from ebbtide.tables.topics import load
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, expire, ingest, mark
+from tests.tables.nights import DAY_MS, clean, expire, ingest, mark, set_properties
 from tests.tables.other_tools import rewrite_files, tables_of
 from tests.tables.test_delete_records import delete
 
@@ -104,3 +104,20 @@ def test_files_of_another_format_are_refused_with_the_way_out(
     mark(sandbox.session, str(name))
     with pytest.raises(ConfigurationError, match=r"to be Parquet, found orc; set write\.format"):
         clean(sandbox.session, str(name), NIGHT_MS)
+
+
+def test_snapshots_expire_although_files_cannot_be_merged(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = begin(sandbox, cluster, tmp_path)
+    set_properties(sandbox.session, str(name), {"history.expire.max-snapshot-age-ms": "0"})
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)  # merges eight logical segments
+    for table in tables_of(name):
+        sandbox.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='orc')")
+    rewrite_files(sandbox.session, tables_of(name))
+    outcome = execute_expire_snapshots(load(sandbox.session, name))
+    assert isinstance(outcome.error, ConfigurationError)
+    assert outcome.topic["snapshots_expired"] > 0
+    for table in tables_of(name):
+        assert sandbox.session.sql(f"SELECT * FROM {table}.snapshots").count() == 1

@@ -142,7 +142,7 @@ def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes 
                 commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:
             continue
-        return read_again(current)
+        return Topic(spark, name, _merged(current.properties, changes))
     raise CommitConflictError(
         f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
         "found another writer faster each time; run the job again when it is done"

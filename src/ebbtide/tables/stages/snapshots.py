@@ -8,11 +8,14 @@ their age is taken on its clock, not on `--now`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.log.names import CATALOG, quoted
 from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step, commit
@@ -50,18 +53,22 @@ def _outcome(topic: Topic) -> Outcome:
 
 
 def execute_expire_snapshots(topic: Topic) -> Outcome:
-    """Merge small segments, rewrite files too full of deletions, expire the snapshots past age."""
+    """Rewrite files too full of deletions, expire the snapshots past age, merge small segments.
+
+    What hinders the files' rewriting or merging does not keep snapshots from expiring.
+    """
     outcome = _outcome(topic)
     spark, name = topic.spark, topic.name
     before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    merged = merge_segments(topic)
-    rewritten = _rewrite(topic)
+    rewritten, rewrite_error = _tried(_rewrite, topic)
     # Settings are a topic's, and stand on its records table.
     max_age_ms = _max_age_ms(spark, name.records_table)
     expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
     expired += _expire(spark, name.catalog, name.batches_table, max_age_ms)
     if spark.catalog.tableExists(name.quarantine_table):
         expired += _expire(spark, name.catalog, name.quarantine_table, max_age_ms)
+    merged, merge_error = _tried(merge_segments, topic)
+    outcome.error = rewrite_error or merge_error
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
     outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
@@ -77,6 +84,16 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
         "max_snapshot_age_ms": max_age_ms,
     }
     return outcome
+
+
+def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception | None]:
+    """What the work on files counts, and why it failed if it did; a lost race is tried again."""
+    try:
+        return work(topic), None
+    except CommitConflictError:
+        raise
+    except (EbbtideError, Py4JJavaError, OSError, ValueError) as error:
+        return 0, error
 
 
 def expire_run_snapshots(spark: SparkSession) -> None:
