@@ -41,6 +41,10 @@ class UnknownTopicError(EbbtideError):
     """A topic that has no table."""
 
 
+class ForeignChangeError(EbbtideError):
+    """What others did to a topic's tables, so that they are no longer what its state says."""
+
+
 class NotCoveredError(EbbtideError):
     """A case that this version refuses rather than handle wrongly."""
 

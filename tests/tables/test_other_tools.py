@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import ForeignChangeError
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import MERGE, ROUND
+from ebbtide.log.state import MERGE, ROUND, StateError
 from ebbtide.tables.commits import Step
 from ebbtide.tables.merges import open_merge
 from ebbtide.tables.stages.clean import finish_round
@@ -121,3 +122,37 @@ def test_what_a_killed_job_held_is_let_go(
     assert tags(sandbox.session, topic) != set()
     clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
     assert tags(sandbox.session, topic) == set()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
+    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, number: int
+) -> None:
+    spark, table = sandbox.session, tables_of(topic)[number]
+    made = spark.sql(f"SHOW CREATE TABLE {table}").collect()[0][0]
+    spark.sql(f"DROP TABLE {table}")
+    with pytest.raises(ForeignChangeError, match="that somebody dropped it"):
+        ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+    spark.sql(made)
+    with pytest.raises(ForeignChangeError, match="somebody dropped one and created it anew"):
+        clean(spark, str(topic), NIGHT_MS)
+
+
+def test_a_topic_whose_tables_were_dropped_begins_anew(
+    sandbox: LakeSandbox, topic: TopicName, unbroken: View, tmp_path: Path
+) -> None:
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    for table in tables_of(topic):
+        sandbox.session.sql(f"DROP TABLE {table}")
+    ingest(sandbox.session, str(topic), tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, str(topic))
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken
+
+
+def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: TopicName) -> None:
+    sandbox.session.sql(
+        f"ALTER TABLE {topic.state_table} SET TBLPROPERTIES ('ebbtide.state.0.log-end-offset'='9')"
+    )
+    with pytest.raises(StateError, match=r"found that ebbtide\.checksum does not fit it"):
+        clean(sandbox.session, str(topic), NIGHT_MS)

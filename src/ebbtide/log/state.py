@@ -21,8 +21,10 @@ SLICE = "ebbtide.live.slice"
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
+# The ids of the data tables that the state tells of.
+TABLES = "ebbtide.tables"
 # What else than partitions is state; every other property is a setting, on the records table.
-_OF_TOPIC = frozenset({ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM})
+_OF_TOPIC = frozenset({ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES})
 NEVER = -1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,11 +10,16 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, ConfigurationError, UnknownTopicError
+from ebbtide.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    ForeignChangeError,
+    UnknownTopicError,
+)
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState, is_state, parse_states, settings_of, state_of
+from ebbtide.log.state import TABLES, PartitionState, is_state, parse_states, settings_of, state_of
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.java import as_dict, iceberg_class, items
 from ebbtide.tables.state_table import HeldState, create_state, read_state
@@ -59,9 +65,18 @@ class Topic:
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
-    """Whether the topic has its tables."""
+    """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
     tables = (name.records_table, name.batches_table)
-    return all(bool(spark.catalog.tableExists(table)) for table in tables)
+    found = {table: bool(spark.catalog.tableExists(table)) for table in tables}
+    held = read_state(spark, name) if any(found.values()) else None
+    for table, is_there in found.items():
+        if not is_there and held is not None and parse_states(held.properties):
+            raise ForeignChangeError(
+                f"expected {table}, as the state of {name} says, found that somebody dropped it; "
+                "register its last metadata file again, or drop the other table as well to begin "
+                "the topic anew"
+            )
+    return all(found.values())
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
@@ -70,7 +85,25 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
         raise UnknownTopicError(
             f"expected the table {name.records_table}, found none; ingest the topic first"
         )
-    return _read(spark, name, read_state(spark, name))
+    held = read_state(spark, name)
+    if held is not None and TABLES in held.properties:
+        _check_tables(spark, name, held.properties[TABLES])
+    return _read(spark, name, held)
+
+
+def _check_tables(spark: SparkSession, name: TopicName, known: str) -> None:
+    found = _table_ids(spark, name)
+    if known != found:
+        raise ForeignChangeError(
+            f"expected the tables of {name} that its state tells of, {known}, found {found}: "
+            "somebody dropped one and created it anew; put the old one back by registering its "
+            "last metadata file, or drop both to begin the topic anew"
+        )
+
+
+def _table_ids(spark: SparkSession, name: TopicName) -> str:
+    tables = {"records": name.records_table, "batches": name.batches_table}
+    return json.dumps({of: str(java_table(spark, table).uuid()) for of, table in tables.items()})
 
 
 def read_again(topic: Topic) -> Topic:
@@ -133,6 +166,8 @@ def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes 
         if not changes:
             return current
         state = {n: v for n, v in changes.items() if is_state(n)}
+        if state and TABLES not in held.properties:
+            state[TABLES] = _table_ids(spark, name)
         settings = {n: v for n, v in changes.items() if not is_state(n)}
         try:
             if settings:
