@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import execute_clean, plan_clean
-from ebbtide.tables.stages.merge import finish_merge
+from ebbtide.tables.stages.clean import execute_clean, plan_clean, settle
 from ebbtide.tables.topics import load
 
 
@@ -23,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topic = load(session, name)
         if args.plan_only:
             return plan_clean(topic, to_ms(args.now)).outcome()
-        return execute_clean(plan_clean(finish_merge(topic), to_ms(args.now)))
+        return execute_clean(plan_clean(settle(topic), to_ms(args.now)))
 
     return run_topics(spark, args, args.topic, work)
 

@@ -12,11 +12,10 @@ from ebbtide.log.marking import FromOffset
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
+from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean, settle
 from ebbtide.tables.stages.expire import execute_expire, plan_expire
 from ebbtide.tables.stages.ingest import Source, ingest_segments
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
-from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import Changes, compare_and_set, load
 
@@ -59,7 +58,7 @@ def mark(
 
 
 def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:
-    topic = finish_merge(load(spark, TopicName.parse(name)))
+    topic = settle(load(spark, TopicName.parse(name)))
     return execute_clean(plan_clean(topic, now_ms))
 
 

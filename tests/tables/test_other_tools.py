@@ -156,3 +156,21 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
     )
     with pytest.raises(StateError, match=r"found that ebbtide\.checksum does not fit it"):
         clean(sandbox.session, str(topic), NIGHT_MS)
+
+
+@pytest.mark.parametrize("step", [Step.ROUND_BATCHES, Step.ROUND_STATE])
+def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
+    sandbox: LakeSandbox, topic: TopicName, unbroken: View, kill_at: list[Step], step: Step
+) -> None:
+    """Headers come from the records that are left; the next round gives the tombstones' horizon."""
+    spark = sandbox.session
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        clean(spark, str(topic), NIGHT_MS)
+    for table in tables_of(topic):
+        for tag in tags(spark, topic):
+            spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS `{tag}`")
+    rewrite_then_expire(spark, tables_of(topic))
+    clean(spark, str(topic), NIGHT_MS)
+    assert ROUND not in load(spark, topic).properties
+    assert view_of_table(spark, topic, 0) == unbroken

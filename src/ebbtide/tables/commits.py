@@ -76,6 +76,8 @@ class Step(StrEnum):
     APPEND_BATCHES = "append_batches"
     APPEND_STATE = "append_state"
     ERASURE_ROWS = "erasure_rows"
+    HEADERS_REBUILT = "headers_rebuilt"
+    LOST_ROUND_STATE = "lost_round_state"
     HOLDS_RELEASED = "holds_released"
     RUN_ROW = "run_row"
 

@@ -40,6 +40,7 @@ from ebbtide.tables.rounds import (
 )
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.cleaner import RoundEffect, effect_of
+from ebbtide.tables.stages.lost_round import abandon_round
 from ebbtide.tables.stages.merge import finish_merge
 from ebbtide.tables.tasks import is_little, map_segments, start_workers
 from ebbtide.tables.topics import (
@@ -48,6 +49,7 @@ from ebbtide.tables.topics import (
     compare_and_set,
     current_snapshot,
     find_snapshot,
+    java_table,
     load,
     read_again,
 )
@@ -365,9 +367,27 @@ def _records_done(this_round: CleaningRound, current: Topic) -> Changes | None:
     return {ROUND: replace(found, are_records_done=True).to_json()}
 
 
+def settle(topic: Topic) -> Topic:
+    """Finish the merge that a killed run left, and give up a round that cannot be finished."""
+    topic = finish_merge(topic)
+    in_flight = open_round(topic)
+    if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
+        return topic
+    return abandon_round(topic, in_flight)
+
+
+def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
+    """Whether the snapshots are there that the round has to read."""
+    tables = (
+        (topic.name.records_table, this_round.records_snapshot),
+        (topic.name.batches_table, this_round.batches_snapshot),
+    )
+    return all(java_table(topic.spark, table).snapshot(s) is not None for table, s in tables)
+
+
 def finish_round(topic: Topic) -> Topic:
     """Finish the round or the merge that a killed run left; the topic as it is then."""
-    topic = finish_merge(topic)
+    topic = settle(topic)
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))
