@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignChangeError
+from ebbtide.errors import CommitConflictError, ForeignChangeError
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import MERGE, ROUND, StateError
+from ebbtide.tables import tasks
 from ebbtide.tables.commits import Step
+from ebbtide.tables.files import SegmentFiles
 from ebbtide.tables.merges import open_merge
+from ebbtide.tables.stages import cleaner
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.topics import java_table, load
@@ -174,3 +178,34 @@ def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
     clean(spark, str(topic), NIGHT_MS)
     assert ROUND not in load(spark, topic).properties
     assert view_of_table(spark, topic, 0) == unbroken
+
+
+@pytest.mark.parametrize(
+    ("rows_on_driver", "after", "cause"),
+    [(1_000_000, 1, "expired"), (1_000_000, 2, "deleted"), (0, 2, "deleted")],
+)
+def test_files_that_go_while_they_are_read_are_planned_again(
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    unbroken: View,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_on_driver: int,
+    after: int,
+    cause: str,
+) -> None:
+    """On the driver and in tasks; as run_topics tries a lost race again."""
+    monkeypatch.setattr(tasks, "LOCAL_ROWS", rows_on_driver)
+    planned, plan = [], cleaner.plan_segments
+
+    def then_lose_files(*arguments: Any) -> list[SegmentFiles]:
+        found = plan(*arguments)
+        planned.append(found)
+        if len(planned) == after:
+            rewrite_then_expire(sandbox.session, tables_of(topic))
+        return found
+
+    monkeypatch.setattr(cleaner, "plan_segments", then_lose_files)
+    with pytest.raises(CommitConflictError, match=f"{cause} it meanwhile"):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken

@@ -19,7 +19,7 @@ from py4j.java_gateway import JavaObject
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.records.files import resolve
 from ebbtide.tables.columns import TableColumn, columns_of, read_file, together
 from ebbtide.tables.java import iceberg_class
@@ -135,6 +135,11 @@ def scan_tasks(
 
 def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches."""
+    if table.snapshot(snapshot) is None:
+        raise CommitConflictError(
+            f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
+            "that another tool expired it meanwhile; run the job again"
+        )
     tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
     try:
         iterator = tasks.iterator()
@@ -203,9 +208,8 @@ def read_segment(
 
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """All columns of the rows at these ascending positions; only row groups that hold any."""
-    file_system, path = resolve(file.path)
     tables, start = [], 0
-    with file_system.open_input_file(path) as handle:
+    with _open(file.path) as handle:
         opened = pq.ParquetFile(handle)
         for group in range(opened.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
@@ -220,8 +224,7 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
 
 
 def _read_file(file: DataFile, columns: Sequence[TableColumn]) -> tuple[pa.Table, Offsets]:
-    file_system, path = resolve(file.path)
-    with file_system.open_input_file(path) as handle:
+    with _open(file.path) as handle:
         table = read_file(pq.ParquetFile(handle), columns)
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
@@ -230,10 +233,20 @@ def _read_file(file: DataFile, columns: Sequence[TableColumn]) -> tuple[pa.Table
     return table.filter(pa.array(live)), np.flatnonzero(live)
 
 
+def _open(path: str) -> pa.NativeFile:
+    file_system, inner_path = resolve(path)
+    try:
+        return file_system.open_input_file(inner_path)
+    except FileNotFoundError as error:
+        raise CommitConflictError(
+            f"expected {path}, which the table held when the work was planned, found that another "
+            "tool replaced and deleted it meanwhile; run the job again"
+        ) from error
+
+
 def read_vector(vector: Vector) -> Offsets:
     """The positions that a deletion vector names."""
-    file_system, path = resolve(vector.path)
-    with file_system.open_input_file(path) as handle:
+    with _open(vector.path) as handle:
         blob = handle.read_at(vector.size_bytes, vector.position)
     # A length and a magic number before the bitmap, a checksum after it.
     bitmap = BitMap64.deserialize(bytes(blob[8:-4]))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
@@ -70,7 +71,7 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
             tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
         tags.commit()
         transaction.commitTransaction()
-    except Py4JJavaError as error:
+    except (Py4JJavaError, PySparkException) as error:
         table.refresh()
         if table.refs().get(hold.own) is not None or table.snapshot(before) is None:
             raise CommitConflictError(
