@@ -20,11 +20,15 @@ if [ "${1:-}" = org.apache.spark.deploy.SparkSubmit ] && [ -f "$SPARK_CONF_DIR/s
     # A JVM dies of an archive cut short, so its length must be the one that was written.
     elif { read -r ebbtide_bytes _ <"$ebbtide_archive.stamp" &&
         [ "$(wc -c <"$ebbtide_archive")" = "$ebbtide_bytes" ]; } 2>/dev/null; then
+        # Where it was written for, so that JVMs share its pages instead of moving 200 MB each.
+        ebbtide_options+=" -XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
         ebbtide_options+=" -XX:SharedArchiveFile=$ebbtide_archive"
     else
         echo "ebbtide: Spark starts without the archive of its classes, which is slower: none fit to use in" \
             "$ebbtide_archive; \`make setup\` makes it" >&2
     fi
+    # The JVM that puts the driver's command together lives for a moment.
+    SPARK_LAUNCHER_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC ${SPARK_LAUNCHER_OPTS:-}"
     SPARK_SUBMIT_OPTS="$ebbtide_options ${SPARK_SUBMIT_OPTS:-}"
     SPARK_CONF_DIR=${SPARK_CONF_DIR%/*}/no-conf
 fi
