@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EBBTIDE_HOME = ROOT / ".ebbtide"
+RENDER = runpy.run_path(str(ROOT / "conf" / "render.py"))
+PACKAGE = runpy.run_path(str(ROOT / "conf" / "package.py"))
 # Made once by `make setup`, and the same for every lake.
 SHARED = ("jars", "classes.jsa", "classes.jsa.stamp")
 MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -38,8 +39,10 @@ class LakeSandbox:
         (home / "lake").mkdir(parents=True)
         for name in SHARED:
             (home / name).symlink_to(EBBTIDE_HOME / name)
+        (home / "conf").mkdir()
         for template in ("spark-defaults.conf", "log4j2.properties"):
-            self._run("conf/render.py", f"conf/{template}", str(home / "conf"))
+            text = RENDER["render"]((ROOT / "conf" / template).read_text(), self.environment())
+            RENDER["write_private"](home / "conf" / template, text)
         shutil.copy(ROOT / "conf" / "spark-env.sh", home / "conf")
 
     @cached_property
@@ -73,7 +76,7 @@ class LakeSandbox:
 
     def package(self) -> None:
         """Build the zip that spark-submit takes."""
-        self._run("conf/package.py", str(self.home / "ebbtide.zip"))
+        PACKAGE["main"](self.home / "ebbtide.zip")
 
     def environment(self) -> dict[str, str]:
         """What points everything here."""
@@ -131,14 +134,6 @@ class LakeSandbox:
         )
         create_runs(self.session)
         append_run(self.session, attempt, Outcome(**given), error)
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={"EBBTIDE_HOME": str(self.home), "PATH": "/usr/bin"},
-            check=True,
-        )
 
 
 def any_session(home: Path) -> SparkSession:

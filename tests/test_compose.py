@@ -157,6 +157,15 @@ def test_every_command_of_ours_is_there(services: dict[str, Any]) -> None:
     assert (ROOT / services["init"]["command"][0]).stat().st_mode & 0o111
 
 
+def test_the_image_archives_its_classes_and_its_driver_looks_for_them() -> None:
+    dockerfile = (ROOT / "conf" / "compose" / "Dockerfile").read_text()
+    jars, package, archive = map(
+        dockerfile.index, ("resolve_jars.py", "uv pip", "class_archive.py")
+    )
+    assert max(jars, package) < archive
+    assert re.search(r"cp .*conf/spark-env.sh", (ROOT / "conf/compose/init.sh").read_text())
+
+
 def test_the_template_differs_from_the_local_one_only_where_it_must() -> None:
     from ebbtide.tables.reader import read_defaults
 

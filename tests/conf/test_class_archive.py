@@ -113,6 +113,12 @@ def test_without_a_fit_archive_spark_starts_and_says_so_in_one_line(
     assert done.stdout == ""
 
 
+def test_a_conf_that_is_named_with_a_slash_is_the_same(lake: LakeSandbox) -> None:
+    done = submit(lake, "--version", SPARK_CONF_DIR=f"{lake.home}/conf/")
+    assert done.returncode == 0
+    assert "archive" not in done.stderr
+
+
 def test_a_callers_own_properties_file_is_used(lake: LakeSandbox, tmp_path: Path) -> None:
     own = tmp_path / "own.conf"
     own.write_text("spark.driver.memory 333m\n")
