@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.errors import EbbtideError, UnavailableError
+from ebbtide.errors import EbbtideError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.segment import read_records, require_whole, walk_segment
@@ -110,6 +110,11 @@ def _reading(path: str) -> Iterator[None]:
     """A failing disk or object store is no fault of the bytes."""
     try:
         yield
+    except PermissionError as failure:
+        raise SourceError(
+            f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
+            "leave its topic out"
+        ) from failure
     except OSError as failure:
         raise UnavailableError(
             f"{path}: expected a file that can be read, found: {failure}; run again when it can"
