@@ -69,6 +69,22 @@ def test_a_row_holds_every_header_field(tmp_path: Path) -> None:
     }
 
 
+def test_an_offset_beyond_kafkas_largest_is_corrupt(tmp_path: Path) -> None:
+    last = patched(batch_of(0, 1), 0, (2**63 - 2).to_bytes(8, "big"))
+    assert walk_rows(segment(tmp_path, last))[0]["last_offset"] == 2**63 - 1
+    beyond = patched(last, 0, (2**63 - 1).to_bytes(8, "big"))
+    with pytest.raises(
+        CorruptSegmentError, match=rf"offsets of at most {2**63 - 1} at position 0, found"
+    ):
+        walk_rows(segment(tmp_path, beyond))
+
+
+def test_a_name_beyond_kafkas_largest_offset_is_refused() -> None:
+    assert segment_base_offset(f"{2**63 - 1:020}.log") == 2**63 - 1
+    with pytest.raises(SourceError, match="expected a base offset of at most"):
+        segment_base_offset("9" * 20 + ".log")
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_whole_file_is_walked_to_its_end(tmp_path: Path, count: int) -> None:
     path = segment(tmp_path, *(batch_of(offset) for offset in range(count)))

@@ -16,6 +16,7 @@ import pyarrow.fs
 
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.records.files import file_name, join, resolve
+from ebbtide.records.json_text import parse_json
 from ebbtide.records.log_directory import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
@@ -67,7 +68,7 @@ def read_export(uri: str) -> dict[str, Any] | None:
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
-            found = json.loads(stream.read()).get("export")
+            found = parse_json(stream.read()).get("export")
     except (FileNotFoundError, NotADirectoryError, AttributeError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -30,6 +30,7 @@ from ebbtide.records.batch import (
 )
 from ebbtide.records.compression import Codec, DecompressionError, decompress
 from ebbtide.records.files import FileReader, file_name
+from ebbtide.records.json_text import MAX_LONG
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
@@ -85,6 +86,8 @@ def segment_base_offset(path: str) -> int:
     name = file_name(path)
     if not SEGMENT_NAME.fullmatch(name):
         raise SourceError(f"{path}: expected a name of 20 digits and .log, found {name}")
+    if int(name[:20]) > MAX_LONG:
+        raise SourceError(f"{path}: expected a base offset of at most {MAX_LONG}, found {name}")
     return int(name[:20])
 
 
@@ -177,6 +180,10 @@ def _check_v2(path: str, frame: Frame) -> BatchRow:
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         expected = f"0 to {header.last_offset_delta + 1} records, as its offsets allow"
         raise corrupt(path, frame.position, expected, str(header.record_count))
+    if header.base_offset + header.last_offset_delta > MAX_LONG:
+        expected = f"offsets of at most {MAX_LONG}"
+        found = f"{header.base_offset} + {header.last_offset_delta}"
+        raise corrupt(path, frame.position, expected, found)
     return v2_row(frame.position, header, _control_of(path, frame, header))
 
 

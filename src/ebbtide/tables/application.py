@@ -72,10 +72,13 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def parse_now(text: str) -> datetime:
     """An ISO 8601 time with its zone."""
-    now = datetime.fromisoformat(text)
-    if now.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"expected a time with its zone, found {text!r}")
-    return now.astimezone(UTC)
+    try:
+        now = datetime.fromisoformat(text)
+        if now.tzinfo is not None:
+            return now.astimezone(UTC)
+    except (OverflowError, ValueError):
+        pass
+    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with its zone, found {text!r}")
 
 
 def to_ms(moment: datetime) -> int:
