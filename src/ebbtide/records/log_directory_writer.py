@@ -10,12 +10,11 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow.fs
 
 from ebbtide.errors import RequestError, UnavailableError
-from ebbtide.records.files import file_name, join, resolve
+from ebbtide.records.files import file_name, join, resolve, split_query
 from ebbtide.records.json_text import parse_json
 from ebbtide.records.log_directory import (
     HIGH_WATERMARKS,
@@ -108,8 +107,8 @@ def _names(file_system: pyarrow.fs.FileSystem, path: str) -> list[str]:
 
 def unfinished(target: str) -> str:
     """Where the files of a target lie until all are there."""
-    base, mark, query = target.partition("?") if urlsplit(target).scheme else (target, "", "")
-    return base.rstrip("/") + UNFINISHED + mark + query
+    base, query = split_query(target)
+    return base.rstrip("/") + UNFINISHED + query
 
 
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:
