@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ebbtide.log.names import TopicName
+from ebbtide.records.segment import BatchLimits
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables import commits
 from ebbtide.tables.sources import records_frame
@@ -94,7 +95,7 @@ def read(sandbox: LakeSandbox, directory: Path) -> Seconds:
     walk, plan = timed(lambda: plan_ingest(topic, source, {}))
     ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
     append_time = pa.scalar(NOW, pa.timestamp("us", tz="UTC"))
-    frame = records_frame(sandbox.session, ranges, append_time)
+    frame = records_frame(sandbox.session, ranges, append_time, BatchLimits())
     decode, _ = timed(lambda: frame.write.format("noop").mode("overwrite").save())
     return {"walk": walk, "decode": decode, "walk + decode": walk + decode}
 

@@ -7,6 +7,7 @@ that holds other files is refused. docs/restore.md says how a broker takes it ov
 
 from airflow.sdk import Param, chain, dag
 
+from ebbtide.log.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import verdict
 from ebbtide.orchestration.house import HOUSE, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
@@ -32,6 +33,7 @@ JOB = "export_segments"
             "",
             type="string",
             minLength=1,
+            pattern=WITHOUT_CREDENTIALS,
             title="Target",
             description="A directory to be, on a path or URI that every Spark worker writes to.",
         ),

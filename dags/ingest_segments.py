@@ -9,6 +9,7 @@ import os
 
 from airflow.sdk import Param, chain, dag
 
+from ebbtide.log.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
 from ebbtide.orchestration.house import HOUSE, cluster, now, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
@@ -25,6 +26,7 @@ JOB = "ingest_segments"
             os.environ.get("EBBTIDE_INGEST_SOURCE", "sample/log"),
             type="string",
             minLength=1,
+            pattern=WITHOUT_CREDENTIALS,
             title="Source",
             description="A broker's log directory, or a copy of one: a path or a URI Spark reads.",
         ),

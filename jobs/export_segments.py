@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from ebbtide.log.credentials import check_uri
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.application import argument, job_parser, run_topics
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.export import Export, execute_export, plan_export
@@ -17,7 +18,13 @@ from ebbtide.tables.topics import load
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("export_segments", __doc__ or "")
-    parser.add_argument("--target", required=True, metavar="URI", help="a directory to be")
+    parser.add_argument(
+        "--target",
+        required=True,
+        type=argument(check_uri),
+        metavar="URI",
+        help="a directory to be",
+    )
     parser.add_argument(
         "--partition", action="append", default=[], type=int, help="only this; repeat for more"
     )

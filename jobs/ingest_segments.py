@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
+from ebbtide.log.credentials import check_uri
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
@@ -17,7 +18,9 @@ from ebbtide.tables.stages.ingest import Source, ingest_segments
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("ingest_segments", __doc__ or "", has_topics=False)
-    parser.add_argument("--source", required=True, metavar="URI", help="the log directory")
+    parser.add_argument(
+        "--source", required=True, type=argument(check_uri), metavar="URI", help="the log directory"
+    )
     parser.add_argument("--cluster", required=True, help="the namespace the topics go to")
     parser.add_argument(
         "--topic",

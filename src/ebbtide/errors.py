@@ -21,6 +21,10 @@ class CorruptSegmentError(SourceError):
     """Bytes in a segment file that cannot be what Kafka wrote there."""
 
 
+class OversizedBatchError(CorruptSegmentError):
+    """A batch that takes more memory when decompressed than a setting allows."""
+
+
 class ForeignLogError(SourceError):
     """A source that is not the continuation of what the table holds."""
 
@@ -43,6 +47,10 @@ class UnknownTopicError(EbbtideError):
 
 class ForeignChangeError(EbbtideError):
     """What others did to a topic's tables, so that they are no longer what its state says."""
+
+
+class UnreadableTableError(EbbtideError):
+    """A table that the catalog knows and nobody can open."""
 
 
 class NotCoveredError(EbbtideError):

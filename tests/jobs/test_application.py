@@ -1,13 +1,25 @@
 """What all jobs share: exit codes, the rows in `runs`, and a plan that changes nothing."""
 
+import errno
 import json
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import EXIT_FAILED, EXIT_TRANSIENT, exit_code, parse_now, to_ms
+from ebbtide.tables import application
+from ebbtide.tables.application import (
+    EXIT_FAILED,
+    EXIT_TRANSIENT,
+    exit_code,
+    parse_now,
+    run_topics,
+    to_ms,
+)
+from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.topics import current_snapshot
 from tests.jobs.submit import submit
@@ -32,6 +44,43 @@ def test_the_exit_code_says_whether_a_retry_can_help(
     errors: list[EbbtideError | None], code: int
 ) -> None:
     assert exit_code(errors) == code
+
+
+def test_a_full_disk_is_tried_again_and_a_bug_is_not(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake.session, "newSession", lambda: lake.session)
+
+    def work(_: Any, topic: TopicName) -> Outcome:
+        raise {"full": OSError(errno.ENOSPC, "No space left on device")}.get(topic.topic, KeyError)
+
+    topics = [TopicName("log", "full"), TopicName("log", "bug")]
+    now = at(FIRST_MS)
+    args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None, now=now)
+    assert run_topics(lake.session, args, topics[:1], work) == EXIT_TRANSIENT
+    assert run_topics(lake.session, args, topics, work) == EXIT_FAILED
+    rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
+    assert rows["log.full"]["is_transient"] is True
+    assert rows["log.full"]["error_class"] == "UnavailableError"
+    assert rows["log.bug"]["is_transient"] is False
+
+
+def test_a_row_that_cannot_be_written_stops_no_other_topic(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(spark: Any, attempt: Attempt, *rest: Any) -> None:
+        if attempt.topic.topic == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_run(spark, attempt, *rest)
+
+    monkeypatch.setattr(application, "append_run", append)
+    monkeypatch.setattr(lake.session, "newSession", lambda: lake.session)
+    args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None)
+    args.now = at(FIRST_MS)
+    topics = [TopicName("log", "a"), TopicName("log", "b")]
+    assert run_topics(lake.session, args, topics, lambda *_: Outcome()) == EXIT_TRANSIENT
+    assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
+    assert "a_job log.a: UnavailableError: expected the catalog and its" in capsys.readouterr().err
 
 
 def test_now_is_exact_to_the_millisecond() -> None:

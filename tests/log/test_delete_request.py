@@ -47,6 +47,42 @@ def test_a_request_names_topics_partitions_and_offsets() -> None:
     assert request.timeout_ms == 5
 
 
+@pytest.mark.parametrize(
+    "age",
+    ["P", "PT", "P1DT", "P-1D", "-P1D", "P1", "1D", "PT1D", "P1H", "P4294967297D", "P1D ", "p1d"],
+)
+def test_an_age_that_is_no_duration(age: str) -> None:
+    with pytest.raises(
+        RequestError, match=r'^expected an ISO 8601 duration such as "P30D" for age'
+    ):
+        parse(topic("log.a", age=age))
+
+
+@pytest.mark.parametrize("age", ["P0D", "PT0S", "P0Y0M0DT0H", "P0W", "PT0.0S"])
+def test_an_age_of_nothing_would_delete_everything(age: str) -> None:
+    with pytest.raises(
+        RequestError, match=rf"^expected an age above zero in topics\[0\], found '{age}': every"
+    ):
+        parse(topic("log.a", age=age))
+
+
+@pytest.mark.parametrize(
+    ("age", "ms"),
+    [
+        ("P1D", DAY_MS),
+        ("P1W", 7 * DAY_MS),
+        ("PT36H", 1.5 * DAY_MS),
+        ("P1DT12H", 1.5 * DAY_MS),
+        ("PT1M", 60_000),
+        ("P999999D", NOW_MS),
+    ],
+)
+def test_an_age_is_as_long_as_it_says(age: str, ms: int) -> None:
+    selector = parse(topic("log.a", age=age)).topics[TopicName("log", "a")].everywhere
+    assert isinstance(selector, OlderThan)
+    assert selector.at(NOW_MS) == AtTime(NOW_MS - int(ms))
+
+
 def test_without_a_timeout_it_is_the_kips_client_default() -> None:
     assert parse(topic("log.a", P0)).timeout_ms == 30_000
 

@@ -8,8 +8,12 @@ from ebbtide.errors import RequestError
 from ebbtide.log.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
-    "expected a cluster name without a dot, other than 'ebbtide' and not ending in '_batches' or "
-    "'_quarantine', found {!r}; give the cluster another name"
+    "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "
+    "not ending in '_batches' or '_quarantine', found {!r}; give the cluster another name"
+)
+TOPIC = (
+    "expected a topic name that Kafka takes, of up to 249 ASCII letters, digits, ., _ and -, and "
+    "neither . nor .., found {!r}"
 )
 
 
@@ -19,6 +23,8 @@ CLUSTER = (
         pytest.param("log.flights", "log", "flights", id="a cluster and its topic"),
         pytest.param("log.a.b-c_d", "log", "a.b-c_d", id="a topic may hold dots"),
         pytest.param("log..a", "log", ".a", id="split at the first dot"),
+        pytest.param("log....", "log", "...", id="three dots are no path"),
+        pytest.param("log." + "a" * 249, "log", "a" * 249, id="the longest name of Kafka's"),
     ],
 )
 def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> None:
@@ -45,6 +51,20 @@ def test_a_replica_in_another_catalog_names_it() -> None:
         pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
         pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
         pytest.param("log_quarantine.a", CLUSTER.format("log_quarantine"), id="a quarantine"),
+        pytest.param("log/../x.a", CLUSTER.format("log/"), id="a cluster that is a path"),
+        pytest.param("l g.a", CLUSTER.format("l g"), id="a blank in a cluster"),
+        *(
+            pytest.param(f"log.{topic}", TOPIC.format(topic), id=f"{topic[:9]!r} is no topic")
+            for topic in (".", "..", "../x", "/etc", "a/b", "a b", "a\n", "ä", "a`b", "a" * 250)
+        ),
+        pytest.param(
+            "../up:log.t", "expected <cluster>.<topic>, found '../up:log.t'", id="catalog with dots"
+        ),
+        pytest.param(
+            "a/b:log.t",
+            "expected a catalog name of ASCII letters, digits, _ and -, found 'a/b'",
+            id="a catalog that is a path",
+        ),
         *(
             pytest.param(
                 f"log.a__{view}",

@@ -50,8 +50,8 @@ def test_a_replica_has_its_primarys_topic_in_its_own_namespace() -> None:
         (".log", "expected <catalog>.<namespace> or kafka:<connection> for each replica"),
         ("kafka:", "expected <catalog>.<namespace> or kafka:<connection> for each replica"),
         ("other.log,", "expected <catalog>.<namespace> or kafka:<connection> for each replica"),
-        ("other.a.b", "expected a cluster name without a dot"),
-        ("other.log_batches", "expected a cluster name without a dot"),
+        ("other.a.b", "expected a cluster name of up to 249"),
+        ("other.log_batches", "expected a cluster name of up to 249"),
         ("other.log,other.log", "expected each replica once in ebbtide.replicas"),
     ],
 )

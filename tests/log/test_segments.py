@@ -254,6 +254,26 @@ def test_a_group_has_the_time_of_its_last_member() -> None:
     assert [(s.base_offset, s.modified_ms) for s in merged(log, 20, 1000)] == [(0, 3), (20, T0)]
 
 
+class Counted(int):
+    """A size that counts how often one is added to another."""
+
+    additions = 0
+
+    def __add__(self, other: int) -> Counted:
+        Counted.additions += 1
+        return Counted(int(self) + other)
+
+    __radd__ = __add__
+
+
+def test_merging_looks_at_each_segment_once() -> None:
+    count = 10_000
+    log = [segment(base, Counted(1)) for base in range(count)]
+    Counted.additions = 0
+    assert len(merged(log, count, count)) == 1
+    assert Counted.additions <= 2 * count
+
+
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=12),
     limit=st.integers(1, 120),

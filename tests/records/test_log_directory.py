@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.errors import SourceError, UnavailableError
 from ebbtide.records import log_directory
-from ebbtide.records.files import file_name, join, resolve
+from ebbtide.records.files import FileReader, file_name, join, resolve, resolve_location
 from ebbtide.records.log_directory import (
     Manifest,
     ManifestFile,
@@ -117,6 +117,36 @@ def test_a_uri_lists_as_its_path_does(root: Path, uri: str) -> None:
     (found,) = list_log_directory(uri.format(root))
     assert [segment.size_bytes for segment in found.segments] == [3, 0]
     assert found.segments[0].path == f"{uri.format(root).rstrip('/')}/flights-0/{log(0)}"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "100%", "a%20b", "a b", "ä"])
+def test_a_name_may_hold_what_a_uri_reads_otherwise(tmp_path: Path, name: str) -> None:
+    root = tmp_path / name
+    put(root, f"flights-0/{log(0)}", b"abc")
+    for uri in (str(root), root.as_uri()):
+        (found,) = list_log_directory(uri)
+        assert [segment.size_bytes for segment in found.segments] == [3]
+        with FileReader(found.segments[0].path) as reader:
+            assert bytes(reader.read(0, 9)) == b"abc"
+    # As Iceberg and Hadoop write it: with a scheme, and nothing encoded.
+    for location in (str(root), f"file:{root}", f"file://{root}"):
+        assert resolve_location(location)[1] == str(root)
+
+
+def test_a_file_uri_has_neither_query_nor_fragment() -> None:
+    assert resolve("file:///a?b#c%23d")[1] == "/a?b#c#d"
+    assert join("file:///a?b", "c") == "file:///a?b/c"
+    assert file_name("file:///a?b/c#d") == "c#d"
+
+
+def test_a_name_below_a_uri_is_encoded() -> None:
+    assert join("s3://bucket/a?region=x", "b#c", "100%") == "s3://bucket/a/b%23c/100%25?region=x"
+    assert join("/a?b", "b#c", "100%") == "/a?b/b#c/100%"
+
+
+def test_a_fragment_of_a_uri_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"^s3://bucket/a#b: expected a URI without a fragment"):
+        resolve("s3://bucket/a#b")
 
 
 @pytest.mark.parametrize(

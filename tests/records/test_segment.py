@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import CorruptSegmentError, SourceError, UnavailableError
+from ebbtide.errors import CorruptSegmentError, OversizedBatchError, SourceError, UnavailableError
 from ebbtide.records import files
 from ebbtide.records.attributes import CONTROL
 from ebbtide.records.batch import BATCH_SCHEMA, HEADER
+from ebbtide.records.compression import Codec
 from ebbtide.records.segment import (
     TornBatch,
     read_records,
@@ -18,6 +19,7 @@ from ebbtide.records.segment import (
 )
 from ebbtide.records.v2_writer import BatchFields, with_crc, write_batch
 from tests.records.builders import MAX_BATCH_BYTES, T0, batch_of, record, segment, walk_rows
+from tests.records.test_legacy import message_set
 
 ADVICE = "copy the file again from its broker, or leave its topic out"
 
@@ -67,6 +69,64 @@ def test_a_row_holds_every_header_field(tmp_path: Path) -> None:
         "control_key": None,
         "control_value": None,
     }
+
+
+OVERSIZED = (
+    "{}: expected a batch of at most 99 bytes decompressed at position {}, found more; set "
+    "ebbtide.max.decompressed.batch.bytes higher if the batch is meant to be so large, or leave "
+    "its topic out"
+)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_batch_too_large_for_the_memory_is_refused(tmp_path: Path, codec: Codec) -> None:
+    small, large = (
+        write_batch(BatchFields(), [record(offset, value=b"v" * size)], codec)
+        for offset, size in ((0, 50), (1, 100))
+    )
+    path = segment(tmp_path, small, large)
+    with pytest.raises(OversizedBatchError) as error:
+        list(read_records(path, 0, len(small + large), max_decompressed_bytes=99))
+    assert str(error.value) == OVERSIZED.format(path, len(small))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
+def test_a_wrapper_too_large_for_the_memory_is_refused(
+    tmp_path: Path, codec: Codec, magic: int
+) -> None:
+    data = message_set(magic, codec, [(0, T0, b"k", b"v" * 100)], 0)
+    path = segment(tmp_path, data)
+    limits = {"max_batch_bytes": MAX_BATCH_BYTES, "max_decompressed_bytes": 99}
+    with pytest.raises(OversizedBatchError) as error:
+        walk_segment(path, **limits)
+    assert str(error.value) == OVERSIZED.format(path, 0)
+
+
+def test_a_control_record_too_large_for_the_memory_is_refused(tmp_path: Path) -> None:
+    fields = BatchFields(attributes=CONTROL)
+    marker = record(0, key=b"\0\0\0\0", value=b"v" * 100)
+    path = segment(tmp_path, write_batch(fields, [marker], Codec.ZSTD))
+    limits = {"max_batch_bytes": MAX_BATCH_BYTES, "max_decompressed_bytes": 99}
+    with pytest.raises(OversizedBatchError) as error:
+        walk_segment(path, **limits)
+    assert str(error.value) == OVERSIZED.format(path, 0)
+
+
+def test_an_offset_beyond_kafkas_largest_is_corrupt(tmp_path: Path) -> None:
+    last = patched(batch_of(0, 1), 0, (2**63 - 2).to_bytes(8, "big"))
+    assert walk_rows(segment(tmp_path, last))[0]["last_offset"] == 2**63 - 1
+    beyond = patched(last, 0, (2**63 - 1).to_bytes(8, "big"))
+    with pytest.raises(
+        CorruptSegmentError, match=rf"offsets of at most {2**63 - 1} at position 0, found"
+    ):
+        walk_rows(segment(tmp_path, beyond))
+
+
+def test_a_name_beyond_kafkas_largest_offset_is_refused() -> None:
+    assert segment_base_offset(f"{2**63 - 1:020}.log") == 2**63 - 1
+    with pytest.raises(SourceError, match="expected a base offset of at most"):
+        segment_base_offset("9" * 20 + ".log")
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

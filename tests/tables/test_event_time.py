@@ -97,6 +97,42 @@ def test_what_an_expression_says(spark: SparkSession) -> None:
     assert dict(zip(EXPRESSIONS, shown, strict=True)) == EXPRESSIONS
 
 
+OF_THE_RUN = [
+    "TIMESTAMP 'now'",
+    'timestamp /* a */ "now"',
+    "TIMESTAMP r'now'",
+    "TIMESTAMP '\\u006eow'",
+    "TIMESTAMP_LTZ 'today UTC'",
+    "cast(DATE 'yesterday' AS TIMESTAMP)",
+    'cast(" today " AS TIMESTAMP)',
+    "cast(concat('to', 'day') AS TIMESTAMP)",
+    "to_timestamp('no' || 'w')",
+    "to_timestamp(lower('NOW'))",
+    "try_to_timestamp('now')",
+    "('to' || 'morrow') :: timestamp",
+    "cast(cast('now' AS varchar(5)) AS TIMESTAMP)",
+    "coalesce(timestamp, 'now')",
+    "if(timestamp > 'yesterday', timestamp, null)",
+    "cast(to_date(reverse('yadot')) AS TIMESTAMP)",
+]
+# Spark takes none of these words for a time here.
+NOT_OF_THE_RUN = [
+    "if(cast(key AS STRING) = 'now', timestamp, null)",
+    "try_cast(cast(key AS STRING) AS TIMESTAMP)",
+    "try_to_timestamp(cast(key AS STRING))",
+    "coalesce(TIMESTAMP '2020-01-01', timestamp)",
+    "try_to_timestamp('now', 'yyyy')",
+    "try_cast(if(true, 'now', cast(key AS STRING)) AS TIMESTAMP)",
+]
+
+
+def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
+    found = [event_time_of(spark, EventTime("sql", expression)) for expression in NOT_OF_THE_RUN]
+    rows = spark.createDataFrame([(b"now", None, [], None)], COLUMNS)
+    (shown,) = rows.select(*(column for column in found if column is not None)).collect()
+    assert [at and at.year for at in shown] == [None, None, None, 2020, None, None]
+
+
 @pytest.mark.parametrize(
     ("expression", "found"),
     [
@@ -118,8 +154,10 @@ def test_what_an_expression_says(spark: SparkSession) -> None:
         pytest.param(
             "if(current_user() = 'a', timestamp, null)", "the time, the user", id="the user"
         ),
-        pytest.param("TIMESTAMP 'now'", "with 'now', which", id="the clock as text"),
-        pytest.param('cast(" today " AS TIMESTAMP)', "which Spark may", id="the day as text"),
+        *(
+            pytest.param(text, "text that Spark reads as a time of the run", id=text)
+            for text in OF_THE_RUN
+        ),
         pytest.param("(SELECT max(id) FROM range(3))", "a subquery", id="a subquery"),
     ],
 )

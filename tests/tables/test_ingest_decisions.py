@@ -13,7 +13,7 @@ from ebbtide.log.continuation import SourceBatch
 from ebbtide.log.state import PartitionState
 from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.records.log_directory import list_log_directory
-from ebbtide.records.segment import MAX_BATCH_BYTES
+from ebbtide.records.segment import MAX_BATCH_BYTES, BatchLimits
 from ebbtide.tables.sources import (
     LEAST_TASK_BYTES,
     MOST_TASK_BYTES,
@@ -63,7 +63,7 @@ def take(directory: Path, held: HeldLog = NOTHING, rule: GapRule = DELETE) -> So
         for file in unread
         for rows in walk_file(
             FileToWalk(0, file.path, file.base_offset, file.size_bytes, file == unread[-1]),
-            MAX_BATCH_BYTES,
+            BatchLimits(MAX_BATCH_BYTES),
         )
     ]
     walked = pa.Table.from_batches(rows, WALK_SCHEMA)

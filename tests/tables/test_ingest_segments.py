@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CorruptSegmentError, ForeignLogError, RequestError, UnavailableError
+from ebbtide.errors import (
+    CorruptSegmentError,
+    ForeignLogError,
+    RequestError,
+    UnavailableError,
+)
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, to_properties
 from ebbtide.records.attributes import LOG_APPEND_TIME
+from ebbtide.records.compression import Codec
+from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
@@ -243,6 +251,27 @@ def test_damage_stops_its_partition_and_no_other(
     repaired = contents(spark, name)
     assert {p: offsets(repaired, p) for p in (0, 2, 3)} == {p: [*range(11)] for p in (0, 2, 3)}
     assert repaired.states[0].log_end_offset == 11
+
+
+def test_a_batch_that_is_too_large_in_memory_stops_its_partition_and_no_other(
+    spark: SparkSession, name: TopicName, tmp_path: Path
+) -> None:
+    bomb = write_batch(BatchFields(), [Record(1, T0, b"k", bytes(100_000))], Codec.ZSTD)
+    source = write_segments(tmp_path / "source", {0: [batch(0)], 1: [bomb]})
+    write_segments(source, {0: [batch(0, 2, codec=Codec.ZSTD)]}, partition=1)
+    taken = replace(source_of(source, NOW_MS), settings={MAX_DECOMPRESSED: "1000"})
+    outcome = ingest_segments(spark, name, taken)
+    found = contents(spark, name)
+    assert [offsets(found, partition) for partition in (0, 1)] == [[0], [0, 1]]
+    assert isinstance(outcome.error, CorruptSegmentError)
+    assert str(outcome.error).startswith(
+        f"{segment_path(source, 1)}: expected a batch of at most 1000 bytes decompressed at "
+        f"position 0, found more; set {MAX_DECOMPRESSED} higher"
+    )
+
+    compare_and_set(load(spark, name), Step.CONFIGURE_TOPIC, lambda _: {MAX_DECOMPRESSED: None})
+    ingest(spark, str(name), source, NOW_MS)
+    assert offsets(contents(spark, name)) == [0, 1]
 
 
 class TestSlices:

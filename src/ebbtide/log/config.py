@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.replicas import REPLICAS, LiveReplica, Replica, TableReplica, parse_replicas
 from ebbtide.log.upstream import SOURCE, Upstream, parse_upstream
+from ebbtide.records.limits import MAX_DECOMPRESSED, MAX_DECOMPRESSED_BYTES
 
 PREFIX = "kafka."
 MAX_LONG = 2**63 - 1
@@ -66,6 +67,7 @@ class TopicConfig:
     cleans_idle: bool = True
     rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
     merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
+    max_decompressed_batch_bytes: int = MAX_DECOMPRESSED_BYTES  # a larger batch is refused
     max_delete_ratio: float = 0.5  # retention that would remove a larger share of bytes is refused
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
     expires_records: bool = False  # also single records past the event-time limit
@@ -229,6 +231,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "ebbtide.clean.idle": ("cleans_idle", _boolean),
     "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
     "ebbtide.merge.target.bytes": ("merge_target_bytes", _integer(0, MAX_LONG)),
+    MAX_DECOMPRESSED: ("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
     "ebbtide.max.delete.ratio": ("max_delete_ratio", _ratio),
     "ebbtide.retention.combine": (
         "needs_all_time_limits",

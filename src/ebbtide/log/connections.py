@@ -5,9 +5,8 @@ Settings hold secrets, so they travel in the driver's environment and never on a
 
 from __future__ import annotations
 
-import json
-
 from ebbtide.errors import ConfigurationError
+from ebbtide.records.json_text import parse_json
 
 # {connection id: librdkafka's settings}, as JSON.
 CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
@@ -16,8 +15,8 @@ CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
 def parse_connection(connection: str, text: str | None) -> dict[str, str]:
     """librdkafka's settings of one connection; no message repeats a setting's value."""
     try:
-        known = json.loads(text or "{}")
-    except json.JSONDecodeError:
+        known = parse_json(text or "{}")
+    except ValueError:
         raise ConfigurationError(
             f"expected {CONNECTIONS} to hold JSON, found something else; it maps the id of each "
             "Kafka connection to librdkafka's settings"

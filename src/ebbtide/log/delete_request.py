@@ -11,7 +11,7 @@ means them all.
 
 from __future__ import annotations
 
-import json
+import re
 from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -21,11 +21,20 @@ import pendulum
 
 from ebbtide.errors import RequestError
 from ebbtide.log.names import TopicName
+from ebbtide.records.json_text import parse_json
 
 TIMEOUT_MS = 30_000
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 LATEST_MS = MAX_LONG // 1000  # a table's timestamps are microseconds
+# ISO 8601: at least one number, and one after T. The parser takes `PT` for zero, and larger numbers
+# modulo 2**32.
+_NUMBER = r"[0-9]{1,9}"
+_DECIMAL = rf"{_NUMBER}(?:[.,][0-9]{{1,9}})?"
+_DURATION = re.compile(
+    rf"P(?=[0-9T])(?:{_NUMBER}Y)?(?:{_NUMBER}M)?(?:{_DECIMAL}W)?(?:{_DECIMAL}D)?"
+    rf"(?:T(?=[0-9])(?:{_DECIMAL}H)?(?:{_DECIMAL}M)?(?:{_DECIMAL}S)?)?"
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -96,9 +105,14 @@ class DeleteRequest(NamedTuple):
 def parse_request(text: str) -> DeleteRequest:
     """The request; RequestError names the field that is wrong."""
     try:
-        document = json.loads(text, object_pairs_hook=_fields_once)
-    except json.JSONDecodeError as error:
+        return _parse_document(parse_json(text, object_pairs_hook=_fields_once))
+    except ValueError as error:
         raise RequestError(f"expected a request in JSON, found {error}") from None
+    except RecursionError:  # of a message that shows what was found
+        raise RequestError("expected a request in JSON, found one nested too deeply") from None
+
+
+def _parse_document(document: Any) -> DeleteRequest:
     _check_fields(document, {"topics", "timeout_ms"}, "request")
     topics: dict[TopicName, TopicRequest] = {}
     for i, entry in enumerate(_list(document, "topics", "request")):
@@ -165,32 +179,40 @@ def _parse_timestamp(entry: object, where: str) -> Selector:
         return AtTime(_integer(entry, "timestamp", where, 0, LATEST_MS))
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None or moment < _EPOCH:
+        time_ms = _ceil_ms(moment) if moment.tzinfo else -1
+    except (OverflowError, ValueError):
+        time_ms = -1
+    if time_ms < 0:
         raise RequestError(
             "expected ms since the epoch, or ISO 8601 with a zone and not before 1970, for "
             f"timestamp in {where}, found {value!r}"
         )
-    return AtTime(_ceil_ms(moment))
+    return AtTime(time_ms)
 
 
 def _parse_age(entry: object, where: str) -> Selector:
     value = _text(entry, "age", where)
     try:
-        age = pendulum.parse(value)
-    except ValueError:
+        age = pendulum.parse(value) if _DURATION.fullmatch(value) else None
+    except (OverflowError, ValueError):
         age = None
-    if not value.startswith("P") or not isinstance(age, pendulum.Duration):
+    if not isinstance(age, pendulum.Duration):
         raise RequestError(
             f'expected an ISO 8601 duration such as "P30D" for age in {where}, found {value!r}'
+        )
+    if not age:
+        raise RequestError(
+            f"expected an age above zero in {where}, found {value!r}: every record is at least "
+            "that old; to delete all, ask for the offset -1, the high watermark"
         )
     return OlderThan(age)
 
 
 def _parse_groups(entry: object, where: str) -> Selector:
     groups = _list(entry, "groups", where)
-    if not groups or not all(isinstance(group, str) and group for group in groups):
+    if not groups or not all(
+        isinstance(group, str) and group and _is_unicode(group) for group in groups
+    ):
         raise RequestError(
             f"expected the ids of consumer groups for groups in {where}, found {groups!r}"
         )
@@ -249,9 +271,14 @@ def _list(document: object, name: str, where: str) -> list[Any]:
 
 def _text(document: object, name: str, where: str) -> str:
     value = _field(document, name, where)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not _is_unicode(value):
         raise RequestError(f"expected text for {name} in {where}, found {value!r}")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether nothing of it is half a character, as JSON may have it."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _integer(document: object, name: str, where: str, minimum: int, maximum: int) -> int:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from ebbtide.errors import ConfigurationError, ForeignLogError
+from ebbtide.errors import ForeignLogError
 from ebbtide.log.continuation import check_not_appended, check_not_lost
+from ebbtide.log.properties import parse_property
 from ebbtide.log.state import NEVER, SLICE, PartitionState
+from ebbtide.records.json_text import MAX_INT, parse_whole, whole
 
 # Offsets of a slice: some 50 bytes each pass through the driver.
 MAX_OFFSETS = 1_000_000
@@ -103,15 +105,15 @@ class Slice(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """The slice of a property; ConfigurationError where somebody changed it."""
-        try:
-            found = json.loads(text)
-            ranges = {int(p): Range(*map(int, ends)) for p, ends in found["ranges"].items()}
-            return cls(ranges, datetime.fromisoformat(found["now"]))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ConfigurationError(
-                f"expected a slice's clock and ranges in {SLICE}, found {text!r}; "
-                "restore the property from an older table metadata"
-            ) from None
+        return parse_property(SLICE, text, "a slice's clock and ranges", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Self:
+        ranges = {
+            parse_whole(partition, MAX_INT): Range(*map(whole, ends))
+            for partition, ends in values["ranges"].items()
+        }
+        return cls(ranges, datetime.fromisoformat(values["now"]))
 
     def continues(self, states: Mapping[int, PartitionState]) -> bool:
         """Whether it begins where the table ends; else another ingest has gone on since."""

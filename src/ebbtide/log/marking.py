@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ebbtide.errors import RequestError
 from ebbtide.log.state import PartitionState
+from ebbtide.records.json_text import MAX_INT, parse_whole
 
 
 class FromOffset(NamedTuple):
@@ -19,10 +20,10 @@ class FromOffset(NamedTuple):
 def parse_from_offset(text: str) -> FromOffset:
     """OFFSET or PARTITION:OFFSET."""
     partition, colon, offset = text.rpartition(":")
-    numbers = [partition, offset] if colon else [offset]
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise RequestError(f"expected OFFSET or PARTITION:OFFSET, found {text!r}")
-    return FromOffset(int(partition) if colon else None, int(offset))
+    try:
+        return FromOffset(parse_whole(partition, MAX_INT) if colon else None, parse_whole(offset))
+    except ValueError:
+        raise RequestError(f"expected OFFSET or PARTITION:OFFSET, found {text[:100]!r}") from None
 
 
 def ranges_to_mark(

@@ -5,6 +5,7 @@ A replica may lie in another catalog than the lake: then it is `<catalog>:<clust
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,6 +24,10 @@ VIEW_SUFFIXES = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
 OWN_NAMESPACE = "ebbtide"
 # Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+# Kafka's legal names (Topic.validate); they become parts of paths. `.` and `..` are none.
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}", re.ASCII)
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,249}", re.ASCII)  # the same without a dot
 
 
 class TopicName(NamedTuple):
@@ -43,16 +48,24 @@ class TopicName(NamedTuple):
         catalog, colon, cluster = place.rpartition(":")
         if not (cluster and dot and topic) or (colon and not catalog):
             raise RequestError(f"expected <cluster>.<topic>, found {text!r}")
+        if colon:
+            check_catalog(catalog)
         return cls.checked(cluster, topic)._replace(catalog=catalog or CATALOG)
 
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:
         """A name that can be told from a view's and from our own tables."""
-        if "." in cluster or cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES):
+        is_own = cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES)
+        if is_own or not _NAMESPACE.fullmatch(cluster):
             raise RequestError(
-                f"expected a cluster name without a dot, other than {OWN_NAMESPACE!r} and not "
-                f"ending in {' or '.join(map(repr, OWN_SUFFIXES))}, found {cluster!r}; "
-                "give the cluster another name"
+                "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than "
+                f"{OWN_NAMESPACE!r} and not ending in {' or '.join(map(repr, OWN_SUFFIXES))}, "
+                f"found {cluster!r}; give the cluster another name"
+            )
+        if not _TOPIC.fullmatch(topic):
+            raise RequestError(
+                "expected a topic name that Kafka takes, of up to 249 ASCII letters, digits, ., _ "
+                f"and -, and neither . nor .., found {topic!r}"
             )
         if topic.endswith(VIEW_SUFFIXES):
             raise RequestError(
@@ -95,6 +108,14 @@ class TopicName(NamedTuple):
     def table_view(self) -> str:
         """SQL identifier of the view that shows the latest value of each key."""
         return quoted(self.catalog, self.cluster, self.topic + TABLE_SUFFIX)
+
+
+def check_catalog(catalog: str) -> None:
+    """RequestError for a catalog that Spark's settings cannot name."""
+    if not _NAMESPACE.fullmatch(catalog):
+        raise RequestError(
+            f"expected a catalog name of ASCII letters, digits, _ and -, found {catalog!r}"
+        )
 
 
 def quoted(*parts: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.log.names import TopicName
+from ebbtide.log.names import TopicName, check_catalog
 
 REPLICAS = "ebbtide.replicas"
 LIVE_PREFIX = "kafka:"
@@ -49,13 +49,14 @@ def _parse(name: str, text: str) -> Replica:
     if text.startswith(LIVE_PREFIX) and text != LIVE_PREFIX:
         return LiveReplica(text.removeprefix(LIVE_PREFIX))
     catalog, _, cluster = text.partition(".")
-    try:
-        TopicName.checked(cluster, "any")
-    except RequestError as error:
-        raise ConfigurationError(f"{error}, in {name} = {text!r}") from None
     if not (catalog and cluster) or ":" in text:
         raise ConfigurationError(
             f"expected <catalog>.<namespace> or {LIVE_PREFIX}<connection> for each replica in "
             f"{name}, found {text!r}"
         )
+    try:
+        check_catalog(catalog)
+        TopicName.checked(cluster, "any")
+    except RequestError as error:
+        raise ConfigurationError(f"{error}, in {name} = {text!r}") from None
     return TableReplica(catalog, cluster)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from ebbtide.log.properties import checked_fields, parse_property
 from ebbtide.log.replicas import REPLICAS
 from ebbtide.log.segments import segment_of
 from ebbtide.log.state import NEVER, REPLICATION, PartitionState, is_state, parse_states
+from ebbtide.records.json_text import whole
 
 # What a replica decides for itself; every other setting follows the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
@@ -137,4 +140,10 @@ class Replication:
     def of(cls, properties: Mapping[str, str]) -> Replication | None:
         """The one in flight, if any."""
         text = properties.get(REPLICATION)
-        return None if text is None else cls(**json.loads(text))
+        expected = "the id of a replication and what it empties"
+        return None if text is None else parse_property(REPLICATION, text, expected, cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Replication:
+        emptied = [whole(partition) for partition in values["emptied"]]
+        return cls(**checked_fields(cls, values | {"emptied": emptied}))

@@ -118,22 +118,23 @@ def merged(
     last member's time; its sums are not added up.
     """
     below = [s for s in segments if s.base_offset < first_uncleanable_offset]
-    groups: list[list[Segment]] = []
+    heads: list[Segment] = []
+    held_bytes = 0  # by the group that grows
     for i, segment in enumerate(below):
         following = below[i + 1].base_offset if i + 1 < len(below) else first_uncleanable_offset
-        if groups and _fits(groups[-1], segment, following, segment_bytes):
-            groups[-1].append(segment)
+        held_bytes += segment.size_bytes
+        if heads and held_bytes <= segment_bytes and _is_near(heads[-1], segment, following):
+            heads[-1] = heads[-1]._replace(modified_ms=segment.modified_ms)
         else:
-            groups.append([segment])
-    heads = [group[0]._replace(modified_ms=group[-1].modified_ms) for group in groups]
+            heads.append(segment)
+            held_bytes = segment.size_bytes
     return [*heads, *segments[len(below) :]]
 
 
-def _fits(group: list[Segment], segment: Segment, next_base: int, segment_bytes: int) -> bool:
-    is_small = sum(s.size_bytes for s in group) + segment.size_bytes <= segment_bytes
+def _is_near(head: Segment, segment: Segment, next_base: int) -> bool:
+    """Whether the offsets of the group still fit into an index of 32 bits."""
     # Kafka prepends to the group as it grows, so the base it measures from is the first one's.
-    is_near = next_base - 1 - group[0].base_offset <= MAX_INT
-    return is_small and (segment.size_bytes == 0 or is_near)
+    return segment.size_bytes == 0 or next_base - 1 - head.base_offset <= MAX_INT
 
 
 def neighbours_to_merge(

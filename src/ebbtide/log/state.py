@@ -10,6 +10,8 @@ from typing import Any
 
 from ebbtide.errors import ConfigurationError, EbbtideError
 from ebbtide.log.names import quoted_list
+from ebbtide.log.properties import parse_property, unreadable
+from ebbtide.records.json_text import MAX_INT, parse_whole, whole
 
 PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
@@ -160,11 +162,12 @@ def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
 
 def _partition(name: str) -> int:
     partition = name.removeprefix(PREFIX).split(".")[0]
-    if not (partition.isascii() and partition.isdigit()):
+    try:
+        return parse_whole(partition, MAX_INT)
+    except ValueError:
         raise ConfigurationError(
-            f"expected a partition's number after {PREFIX}, found {name}; remove the property"
-        )
-    return int(partition)
+            f"expected a partition's number after {PREFIX}, found {name[:100]}; remove the property"
+        ) from None
 
 
 def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionState:
@@ -185,23 +188,18 @@ def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionStat
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
     try:
-        return int(properties[name])
-    except ValueError:
-        raise _unreadable(properties, name, "an integer") from None
+        return whole(int(properties[name]))
+    except (TypeError, ValueError):
+        raise unreadable(name, properties[name], "an integer") from None
 
 
 def _segments(properties: Mapping[str, str], name: str) -> tuple[tuple[int, int], ...]:
-    try:
-        segments = tuple((int(base), int(ms)) for base, ms in json.loads(properties[name]))
-    except (TypeError, ValueError):
-        segments = ()
+    expected = "one or more [base offset, modified ms]"
+    segments = parse_property(name, properties[name], expected, _pairs)
     if not segments:
-        raise _unreadable(properties, name, "one or more [base offset, modified ms]")
+        raise unreadable(name, properties[name], expected)
     return segments
 
 
-def _unreadable(properties: Mapping[str, str], name: str, expected: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"expected {expected} in {name}, found {properties[name]!r}; "
-        "restore the property from an older table metadata"
-    )
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((whole(base), whole(ms)) for base, ms in values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.log.credentials import redacted
 
 SOURCE = "ebbtide.source"
 _PREFIXES = {"kafka": "kafka:<connection>", "segments": "segments:<URI>"}
@@ -34,8 +35,8 @@ def parse_upstream(name: str, text: str) -> Upstream | None:
     if not text.strip():
         return None
     if kind in _PREFIXES and where:
-        return Upstream(kind, where)
+        return Upstream(kind, redacted(where))
     raise ConfigurationError(
-        f"expected {' or '.join(_PREFIXES.values())} for {name}, found {text!r}; remove it where "
-        "nobody writes the log any more"
+        f"expected {' or '.join(_PREFIXES.values())} for {name}, found {redacted(text)!r}; "
+        "remove it where nobody writes the log any more"
     )

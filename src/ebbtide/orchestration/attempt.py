@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import RequestError
+from ebbtide.log.credentials import check_uri
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,7 +70,10 @@ def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datet
 
 
 def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
-    """Job arguments for Params: true is a bare option, a list repeats it, null and false none."""
+    """Job arguments for Params: true is a bare option, a list repeats it, null and false none.
+
+    RequestError for a URI with credentials, which the log of spark-submit would show.
+    """
     arguments: list[str] = []
     for name, option in options.items():
         value = params.get(name)
@@ -77,7 +81,7 @@ def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> 
             arguments.append(option)
         elif value is not None and value is not False:
             for one in _values(value):
-                arguments += [option, str(one)]
+                arguments += [option, check_uri(str(one))]
     return arguments
 
 

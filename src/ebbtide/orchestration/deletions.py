@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from ebbtide.log.properties import max_snapshot_age_ms
 from ebbtide.tables.reader import Run, Topic
 
 JOB = "expire_snapshots"
-MAX_AGE_PROPERTY = "history.expire.max-snapshot-age-ms"
-# Iceberg's default: five days.
-DEFAULT_MAX_AGE_MS = 5 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
     if not removals:
         return None
     removal = removals[-1]
-    max_age_ms = int(topic.properties.get(MAX_AGE_PROPERTY, DEFAULT_MAX_AGE_MS))
+    max_age_ms = max_snapshot_age_ms(topic.properties)
     due = removal.ended + timedelta(milliseconds=max_age_ms)
     expired = [run for run in runs if run.job == JOB and run.succeeded]
     freed = [run.ended for run in expired if run.started >= due and not _waiting_rows(run)]

@@ -150,7 +150,8 @@ def _by_topic(topic: str | None, offsets: Any) -> Mapping[str, Any]:
 
 
 def _partition(partition: str, offset: Any) -> dict[str, int]:
-    if not partition.isdecimal() or type(offset) is not int or offset < -1:
+    is_number = partition.isdecimal() and len(partition) <= 10
+    if not is_number or type(offset) is not int or offset < -1:
         raise RequestError(
             f"expected a partition's number and an offset of -1 or more, found "
             f"{partition!r}: {offset!r}"

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ebbtide.errors import CorruptSegmentError
+from ebbtide.errors import CorruptSegmentError, OversizedBatchError
 from ebbtide.records.attributes import COMPRESSION_MASK
 from ebbtide.records.compression import decompress
+from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.records.varint import VARINT_BYTES, VARLONG_BYTES, decode_varint
 
 BATCH_SCHEMA = pa.schema(
@@ -129,6 +130,15 @@ def corrupt(path: str, position: int, expected: str, found: str) -> CorruptSegme
     )
 
 
+def oversized(path: str, position: int, max_bytes: int) -> OversizedBatchError:
+    """Return the error for a batch at `position` that decompresses to more than it may."""
+    return OversizedBatchError(
+        f"{path}: expected a batch of at most {max_bytes} bytes decompressed at position "
+        f"{position}, found more; set {MAX_DECOMPRESSED} higher if the batch is meant to be "
+        "so large, or leave its topic out"
+    )
+
+
 def read_header(batch: memoryview) -> BatchHeader:
     """Return the header of a whole v2 batch."""
     return BatchHeader._make(HEADER.unpack_from(batch))
@@ -155,12 +165,12 @@ def v2_row(position: int, header: BatchHeader, control: Control) -> BatchRow:
     )
 
 
-def read_control(header: BatchHeader, batch: memoryview) -> Control:
+def read_control(header: BatchHeader, batch: memoryview, max_bytes: int) -> Control:
     """Return what a control batch says; ValueError or IndexError where it says nothing sound."""
     if not header.record_count:
         return Control()
     codec = header.attributes & COMPRESSION_MASK
-    records = decompress(codec, batch[HEADER.size :], magic=2)
+    records = decompress(codec, batch[HEADER.size :], magic=2, max_bytes=max_bytes)
     _, position = decode_varint(records, 0, VARINT_BYTES)
     _, position = decode_varint(records, position + 1, VARLONG_BYTES)
     _, position = decode_varint(records, position, VARINT_BYTES)

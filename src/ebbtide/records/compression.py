@@ -6,14 +6,18 @@ kafka-python has them too, but importing it loads a whole client into every Spar
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
 
 import lz4.frame
 import snappy
 import xxhash
 import zstandard
+
+from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
 
 Buffer = bytes | memoryview
 
@@ -22,6 +26,10 @@ XERIAL_MARKER = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MARKER + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 BLOCK_LENGTH = struct.Struct(">i")
+
+# How much is handed to a codec at a time, and how much is taken from it.
+INPUT_BYTES = 256 * 1024
+CHUNK_BYTES = 1024 * 1024
 
 
 class Codec(IntEnum):
@@ -38,6 +46,14 @@ class DecompressionError(ValueError):
     """Bytes that are not what their batch's codec writes."""
 
 
+class TooLargeError(DecompressionError):
+    """A batch that takes more memory than it may; no more than that was allocated."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.max_bytes = max_bytes
+
+
 # What the five libraries raise for bytes that are not theirs.
 _REFUSALS = (
     EOFError,
@@ -51,24 +67,51 @@ _REFUSALS = (
 )
 
 
-def decompress(codec: int, data: Buffer, *, magic: int) -> bytes:
-    """Return the records of a batch whose attributes name `codec`."""
+def decompress(
+    codec: int, data: Buffer, *, magic: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> bytes:
+    """Return the records of a batch whose attributes name `codec`; TooLargeError beyond a bound."""
     try:
         match codec:
             case Codec.NONE:
                 return bytes(data)
             case Codec.GZIP:
-                return gzip.decompress(data)
+                return _collect(_gzip_chunks(bytes(data)), max_bytes)
             case Codec.SNAPPY:
-                return _decompress_snappy(bytes(data))
+                return _collect(_snappy_chunks(bytes(data), max_bytes), max_bytes)
             case Codec.LZ4:
-                return _decompress_lz4(bytes(data), magic)
+                return _collect(_lz4_chunks(bytes(data), magic), max_bytes)
             case Codec.ZSTD:
-                return _decompress_zstd(bytes(data))
+                return _collect(_zstd_chunks(bytes(data)), max_bytes)
+    except DecompressionError as refusal:
+        if isinstance(refusal, TooLargeError):
+            raise
+        raise DecompressionError(f"{Codec(codec).name.lower()}: {refusal}") from refusal
     except _REFUSALS as refusal:
         reason = refusal.__cause__ or refusal  # python-snappy's own error has no text
         raise DecompressionError(f"{Codec(codec).name.lower()}: {reason}") from refusal
     raise DecompressionError(f"codec {codec}")
+
+
+def _collect(chunks: Iterator[bytes], max_bytes: int) -> bytes:
+    """All chunks as one; TooLargeError before they are more than `max_bytes`."""
+    first = next(chunks, b"")
+    second = next(chunks, b"")
+    _check_size(len(first) + len(second), max_bytes)
+    if not second:
+        return first
+    whole = io.BytesIO()  # hands on its buffer as it is, where b"".join would hold all twice
+    whole.write(first)
+    whole.write(second)
+    for chunk in chunks:
+        _check_size(whole.tell() + len(chunk), max_bytes)
+        whole.write(chunk)
+    return whole.getvalue()
+
+
+def _check_size(size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise TooLargeError(max_bytes)
 
 
 def compress(codec: int, data: bytes) -> bytes:
@@ -88,19 +131,52 @@ def compress(codec: int, data: bytes) -> bytes:
     raise ValueError(f"codec {codec}")
 
 
-def _decompress_snappy(data: bytes) -> bytes:
+def _gzip_chunks(data: bytes) -> Iterator[bytes]:
+    """What the members hold, one after the other; zeros may follow each."""
+    position = 0
+    while position < len(data):
+        if not data.startswith(b"\x1f\x8b", position):
+            raise gzip.BadGzipFile(f"Not a gzipped file ({data[position : position + 2]!r})")
+        inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        pending = b""
+        while not inflater.eof:
+            if not pending:
+                pending = data[position : position + INPUT_BYTES]
+                position += len(pending)
+            chunk = inflater.decompress(pending, CHUNK_BYTES)
+            if not (chunk or pending or inflater.eof):
+                raise EOFError("the data ends before the end-of-stream marker")
+            pending = inflater.unconsumed_tail
+            if chunk:
+                yield chunk
+        position -= len(inflater.unused_data)
+        while data[position : position + 1] == b"\0":
+            position += 1
+
+
+def _snappy_chunks(data: bytes, max_bytes: int) -> Iterator[bytes]:
     if not data.startswith(XERIAL_MARKER):
-        return bytes(snappy.uncompress(data))
-    blocks = []
+        yield _unsnapped(data, max_bytes)
+        return
     position = len(XERIAL_HEADER)
     while position < len(data):
         (length,) = BLOCK_LENGTH.unpack_from(data, position)
         position += BLOCK_LENGTH.size
         if not 0 < length <= len(data) - position:
             raise DecompressionError(f"a block of {length} bytes with {len(data) - position} left")
-        blocks.append(snappy.uncompress(data[position : position + length]))
+        yield _unsnapped(data[position : position + length], max_bytes)
         position += length
-    return b"".join(blocks)
+
+
+def _unsnapped(block: bytes, max_bytes: int) -> bytes:
+    """What a block holds; its first bytes say how much that is, and so much is allocated."""
+    size_bytes = 0
+    for place, byte in enumerate(block[:5]):
+        size_bytes |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            _check_size(size_bytes, max_bytes)
+            break
+    return bytes(snappy.uncompress(block))
 
 
 def _compress_snappy(data: bytes) -> bytes:
@@ -111,8 +187,20 @@ def _compress_snappy(data: bytes) -> bytes:
     return b"".join(framed)
 
 
-def _decompress_lz4(data: bytes, magic: int) -> bytes:
-    return bytes(lz4.frame.decompress(_with_header_checksum(data) if magic == 0 else data))
+def _lz4_chunks(data: bytes, magic: int) -> Iterator[bytes]:
+    """What the first frame holds; Kafka's reader too stops after it."""
+    frame = _with_header_checksum(data) if magic == 0 else data
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    position = 0
+    while not decompressor.eof:
+        piece = b""
+        if decompressor.needs_input:
+            piece = frame[position : position + INPUT_BYTES]
+            position += len(piece)
+            if not piece:
+                raise EOFError("the frame ends before its end mark")
+        if chunk := bytes(decompressor.decompress(piece, CHUNK_BYTES)):
+            yield chunk
 
 
 def _with_header_checksum(frame: bytes) -> bytes:
@@ -125,6 +213,7 @@ def _with_header_checksum(frame: bytes) -> bytes:
     return frame[:end] + bytes([checksum]) + frame[end + 1 :]
 
 
-def _decompress_zstd(data: bytes) -> bytes:
-    # Kafka's frames do not carry their content's size, so the one-shot call cannot be used.
-    return zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(data)
+def _zstd_chunks(data: bytes) -> Iterator[bytes]:
+    with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+        while chunk := reader.read(CHUNK_BYTES):
+            yield chunk

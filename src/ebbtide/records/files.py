@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.fs
@@ -16,13 +17,23 @@ from ebbtide.errors import SourceError, UnavailableError
 WINDOW_BYTES = 8 * 1024 * 1024
 
 
+# As RFC 3986 has it; what has none is a path.
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
+
+
 def resolve(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Return the file system of a path or URI, and the path inside it."""
-    scheme = urlsplit(uri).scheme
-    if not scheme:
+    """Return the file system of a path or URI, and the path inside it.
+
+    In a path each character stands for itself, and so it does in a `file:` URI but for `%`.
+    """
+    if not has_scheme(uri):
         return pyarrow.fs.LocalFileSystem(), os.path.abspath(uri)
-    if scheme == "file":
-        return pyarrow.fs.LocalFileSystem(), unquote(urlsplit(uri).path)
+    if _is_file(uri):
+        return pyarrow.fs.LocalFileSystem(), unquote(_after_scheme(uri))
+    if "#" in uri:
+        raise SourceError(
+            f"{uri}: expected a URI without a fragment, found one after #; write a # in a name %23"
+        )
     try:
         file_system, path = pyarrow.fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError) as failure:
@@ -32,16 +43,48 @@ def resolve(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
     return file_system, path
 
 
+def resolve_location(location: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """Return the file system and the path of a table's file, in which nothing is encoded.
+
+    Iceberg and Hadoop write `s3://bucket/100%/a#b` for a key of exactly these characters.
+    """
+    if not has_scheme(location):
+        return resolve(location)
+    return resolve(_SCHEME.match(location)[0] + quote(_after_scheme(location)))  # type: ignore[index]
+
+
+def has_scheme(uri: str) -> bool:
+    """Whether it is a URI rather than a path."""
+    return _SCHEME.match(uri) is not None
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """A URI up to its query, and the query with its mark; paths and `file:` URIs have none."""
+    if not has_scheme(uri) or _is_file(uri):
+        return uri, ""
+    base, mark, query = uri.partition("?")
+    return base, mark + query
+
+
+def _is_file(uri: str) -> bool:
+    return uri[:5].lower() == "file:"
+
+
+def _after_scheme(uri: str) -> str:
+    """What follows scheme and authority."""
+    return _SCHEME.sub("", uri, count=1)
+
+
 def join(uri: str, *names: str) -> str:
     """Return the path or URI of what lies at `names` below `uri`; a query stays at the end."""
-    base, mark, query = uri.partition("?") if urlsplit(uri).scheme else (uri, "", "")
-    return "/".join([base.rstrip("/"), *names]) + mark + query
+    base, query = split_query(uri)
+    below = [quote(name) for name in names] if has_scheme(uri) else names
+    return "/".join([base.rstrip("/"), *below]) + query
 
 
 def file_name(uri: str) -> str:
     """Return the last name of a path or URI."""
-    path = urlsplit(uri).path if urlsplit(uri).scheme else uri
-    return path.rstrip("/").rpartition("/")[2]
+    return split_query(uri)[0].rstrip("/").rpartition("/")[2]
 
 
 class FileReader:

@@ -96,7 +96,7 @@ def _read_bytes(body: memoryview, position: int) -> tuple[bytes | None, int]:
     return bytes(body[position : position + length]), position + length
 
 
-def read_legacy_records(wrapper: Message) -> list[LegacyRecord]:
+def read_legacy_records(wrapper: Message, max_bytes: int) -> list[LegacyRecord]:
     """Return the records of a message: itself, or those it wraps."""
     is_append_time = wrapper.magic == 1 and bool(wrapper.attributes & LOG_APPEND_TIME)
     if not wrapper.attributes & COMPRESSION_MASK:
@@ -104,7 +104,7 @@ def read_legacy_records(wrapper: Message) -> list[LegacyRecord]:
         return [
             LegacyRecord(wrapper.offset, wrapper.timestamp_ms, own_ms, wrapper.key, wrapper.value)
         ]
-    inner = _unwrap(wrapper)
+    inner = _unwrap(wrapper, max_bytes)
     shift = _offset_shift(wrapper, inner)
     records = [
         LegacyRecord(
@@ -129,13 +129,14 @@ def _check_offsets(wrapper: Message, records: list[LegacyRecord]) -> None:
             raise MalformedMessageError(f"an offset above {earlier}", f"{later}")
 
 
-def _unwrap(wrapper: Message) -> list[Message]:
+def _unwrap(wrapper: Message, max_bytes: int) -> list[Message]:
     codec = wrapper.attributes & COMPRESSION_MASK
     if codec not in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4):
         raise MalformedMessageError("codec none, gzip, snappy or lz4", f"codec {codec}")
     if wrapper.value is None:
         raise MalformedMessageError("compressed messages", "a null value")
-    messages = list(_read_set(decompress(codec, wrapper.value, magic=wrapper.magic)))
+    data = decompress(codec, wrapper.value, magic=wrapper.magic, max_bytes=max_bytes)
+    messages = list(_read_set(data))
     if not messages:
         raise MalformedMessageError("compressed messages", "none")
     if any(message.attributes & COMPRESSION_MASK for message in messages):
@@ -170,9 +171,11 @@ def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
     return shift
 
 
-def legacy_row(position: int, message: Message, size_bytes: int) -> BatchRow:
+def legacy_row(
+    position: int, message: Message, size_bytes: int, max_decompressed_bytes: int
+) -> BatchRow:
     """Return the row of a message as a batch; magic 0 and 1 know no base timestamp."""
-    records = read_legacy_records(message)
+    records = read_legacy_records(message, max_decompressed_bytes)
     return BatchRow(
         position=position,
         base_offset=records[0].offset,

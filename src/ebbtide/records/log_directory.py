@@ -6,7 +6,6 @@ Source: Kafka's `UnifiedLog.parseTopicPartitionName`, `LocalLog`, `PartitionMeta
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import pyarrow.fs
 
 from ebbtide.errors import SourceError, UnavailableError
 from ebbtide.records.files import join, resolve
-from ebbtide.records.segment import SEGMENT_NAME
+from ebbtide.records.json_text import MALFORMED, MAX_INT, parse_json, parse_whole, whole
+from ebbtide.records.segment import SEGMENT_NAME, segment_base_offset
 
 _Parsed = TypeVar("_Parsed")
 
@@ -106,7 +106,8 @@ def parse_partition_name(name: str) -> tuple[str, int] | None:
     match = PARTITION_NAME.fullmatch(name)
     if match is None or match["topic"] == METADATA_TOPIC:
         return None
-    return match["topic"], int(match["partition"])
+    partition = int(match["partition"])
+    return (match["topic"], partition) if partition <= MAX_INT else None
 
 
 def read_manifest(uri: str) -> Manifest | None:
@@ -116,8 +117,8 @@ def read_manifest(uri: str) -> Manifest | None:
         return None
     where = join(uri, MANIFEST)
     try:
-        return _parse_manifest(json.loads(text))
-    except (AttributeError, KeyError, TypeError, ValueError) as bad:
+        return _parse_manifest(parse_json(text))
+    except MALFORMED as bad:
         raise SourceError(
             f"{where}: expected an object of files (modified_ms, size_bytes each), topics (config "
             f"each) and last_append_ms, found {type(bad).__name__}: {bad}; write it again"
@@ -126,7 +127,7 @@ def read_manifest(uri: str) -> Manifest | None:
 
 def _parse_manifest(fields: Mapping[str, Any]) -> Manifest:
     files = {
-        name: ManifestFile(_whole(file["modified_ms"]), _whole(file["size_bytes"]))
+        name: ManifestFile(whole(file["modified_ms"]), whole(file["size_bytes"]))
         for name, file in fields.get("files", {}).items()
     }
     topic_configs = {
@@ -134,15 +135,7 @@ def _parse_manifest(fields: Mapping[str, Any]) -> Manifest:
         for topic, about in fields.get("topics", {}).items()
     }
     last_append_ms = fields.get("last_append_ms")
-    return Manifest(
-        files, topic_configs, None if last_append_ms is None else _whole(last_append_ms)
-    )
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} where a whole number belongs")
-    return value
+    return Manifest(files, topic_configs, None if last_append_ms is None else whole(last_append_ms))
 
 
 def _list_partitions(uri: str) -> Iterator[tuple[tuple[str, int], str, list[_Entry]]]:
@@ -198,7 +191,7 @@ def _segment(uri: str, entry: _Entry, manifest: Manifest | None) -> SegmentFile:
                 f"{entry.size_bytes}; copy the file again or write the manifest again"
             )
         modified_ms = kept.modified_ms
-    return SegmentFile(path, int(entry.names[-1][:20]), entry.size_bytes, modified_ms)
+    return SegmentFile(path, segment_base_offset(path), entry.size_bytes, modified_ms)
 
 
 def _read_text(uri: str, *names: str) -> str | None:
@@ -252,7 +245,7 @@ def _read_checkpoint(uri: str, name: str) -> dict[tuple[str, int], int] | None:
 
 def _parse_offset(line: str) -> tuple[tuple[str, int], int]:
     topic, partition, offset = line.split(" ")
-    return (topic, int(partition)), int(offset)
+    return (topic, parse_whole(partition, MAX_INT)), parse_whole(offset)
 
 
 def _parse_lines(

@@ -10,12 +10,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow.fs
 
 from ebbtide.errors import RequestError, UnavailableError
-from ebbtide.records.files import file_name, join, resolve
+from ebbtide.records.files import file_name, join, resolve, split_query
+from ebbtide.records.json_text import parse_json
 from ebbtide.records.log_directory import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
@@ -67,7 +67,7 @@ def read_export(uri: str) -> dict[str, Any] | None:
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
-            found = json.loads(stream.read()).get("export")
+            found = parse_json(stream.read()).get("export")
     except (FileNotFoundError, NotADirectoryError, AttributeError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -107,8 +107,8 @@ def _names(file_system: pyarrow.fs.FileSystem, path: str) -> list[str]:
 
 def unfinished(target: str) -> str:
     """Where the files of a target lie until all are there."""
-    base, mark, query = target.partition("?") if urlsplit(target).scheme else (target, "", "")
-    return base.rstrip("/") + UNFINISHED + mark + query
+    base, query = split_query(target)
+    return base.rstrip("/") + UNFINISHED + query
 
 
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:

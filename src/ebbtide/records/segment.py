@@ -23,19 +23,27 @@ from ebbtide.records.batch import (
     BatchRow,
     Control,
     corrupt,
+    oversized,
     read_control,
     read_header,
     to_record_batch,
     v2_row,
 )
-from ebbtide.records.compression import Codec, DecompressionError, decompress
+from ebbtide.records.compression import (
+    Codec,
+    DecompressionError,
+    TooLargeError,
+    decompress,
+)
 from ebbtide.records.files import FileReader, file_name
+from ebbtide.records.json_text import MAX_LONG
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
     read_legacy_records,
     read_message,
 )
+from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
 from ebbtide.records.record_columns import (
     LegacyBatch,
     V2Batch,
@@ -54,6 +62,13 @@ MIN_LENGTHS = {0: 14, 1: 22, 2: HEADER.size - LOG_OVERHEAD_BYTES}
 # Larger chunks are no faster and leave the processor's caches (benchmarks/read_segments.py).
 ROWS_PER_CHUNK = 16_384
 CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class BatchLimits(NamedTuple):
+    """How large a batch of a topic may be, in its file and in memory."""
+
+    file_bytes: int = MAX_BATCH_BYTES
+    decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
 
 class TornBatch(NamedTuple):
@@ -85,10 +100,18 @@ def segment_base_offset(path: str) -> int:
     name = file_name(path)
     if not SEGMENT_NAME.fullmatch(name):
         raise SourceError(f"{path}: expected a name of 20 digits and .log, found {name}")
+    if int(name[:20]) > MAX_LONG:
+        raise SourceError(f"{path}: expected a base offset of at most {MAX_LONG}, found {name}")
     return int(name[:20])
 
 
-def walk_segment(path: str, *, from_position: int = 0, max_batch_bytes: int) -> SegmentWalk:
+def walk_segment(
+    path: str,
+    *,
+    from_position: int = 0,
+    max_batch_bytes: int,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> SegmentWalk:
     """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
     next_offset = segment_base_offset(path)
     rows: list[BatchRow] = []
@@ -100,7 +123,7 @@ def walk_segment(path: str, *, from_position: int = 0, max_batch_bytes: int) -> 
             frame = _read_frame(reader, path, position, max_batch_bytes)
             if isinstance(frame, TornBatch):
                 return SegmentWalk(to_record_batch(rows), position, frame)
-            row = _check_frame(path, frame)
+            row = _check_frame(path, frame, max_decompressed_bytes)
             if row.base_offset < next_offset:
                 expected = f"a base offset of {next_offset} or more"
                 raise corrupt(path, position, expected, str(row.base_offset))
@@ -153,19 +176,21 @@ def _is_zero_to_the_end(reader: FileReader, position: int) -> bool:
     )
 
 
-def _check_frame(path: str, frame: Frame) -> BatchRow:
+def _check_frame(path: str, frame: Frame, max_bytes: int) -> BatchRow:
     try:
         if frame.magic == 2:
-            return _check_v2(path, frame)
+            return _check_v2(path, frame, max_bytes)
         message = read_message(frame.data)
-        return legacy_row(frame.position, message, len(frame.data))
+        return legacy_row(frame.position, message, len(frame.data), max_bytes)
     except MalformedMessageError as bad:
         raise corrupt(path, frame.position, bad.expected, bad.found) from bad
+    except TooLargeError as bad:
+        raise oversized(path, frame.position, bad.max_bytes) from bad
     except DecompressionError as bad:
         raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad
 
 
-def _check_v2(path: str, frame: Frame) -> BatchRow:
+def _check_v2(path: str, frame: Frame, max_bytes: int) -> BatchRow:
     header = read_header(frame.data)
     found_crc = crc32c(frame.data[CRC_COVERS_FROM:])
     if found_crc != header.crc:
@@ -177,14 +202,20 @@ def _check_v2(path: str, frame: Frame) -> BatchRow:
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         expected = f"0 to {header.last_offset_delta + 1} records, as its offsets allow"
         raise corrupt(path, frame.position, expected, str(header.record_count))
-    return v2_row(frame.position, header, _control_of(path, frame, header))
+    if header.base_offset + header.last_offset_delta > MAX_LONG:
+        expected = f"offsets of at most {MAX_LONG}"
+        found = f"{header.base_offset} + {header.last_offset_delta}"
+        raise corrupt(path, frame.position, expected, found)
+    return v2_row(frame.position, header, _control_of(path, frame, header, max_bytes))
 
 
-def _control_of(path: str, frame: Frame, header: BatchHeader) -> Control:
+def _control_of(path: str, frame: Frame, header: BatchHeader, max_bytes: int) -> Control:
     if not header.attributes & CONTROL:
         return Control()
     try:
-        return read_control(header, frame.data)
+        return read_control(header, frame.data, max_bytes)
+    except TooLargeError:
+        raise
     except (IndexError, ValueError) as bad:
         raise corrupt(path, frame.position, "a control record", str(bad)) from bad
 
@@ -196,6 +227,7 @@ def read_records(
     *,
     first_offset: int = 0,
     rows_per_chunk: int = ROWS_PER_CHUNK,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the data records of the batches in a byte range, in offset order, as RECORD_SCHEMA.
 
@@ -204,7 +236,7 @@ def read_records(
     """
     pending: list[V2Batch | LegacyBatch] = []
     rows = size_bytes = 0
-    for batch in _data_batches(path, from_position, to_position):
+    for batch in _data_batches(path, from_position, to_position, max_decompressed_bytes):
         if batch.base_offset < first_offset:
             continue
         is_full = rows >= rows_per_chunk or size_bytes >= CHUNK_BYTES
@@ -224,7 +256,7 @@ def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _data_batches(
-    path: str, from_position: int, to_position: int
+    path: str, from_position: int, to_position: int, max_bytes: int
 ) -> Iterator[V2Batch | LegacyBatch]:
     position = from_position
     with FileReader(path) as reader:
@@ -233,17 +265,17 @@ def _data_batches(
             if isinstance(frame, TornBatch):
                 found = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
                 raise corrupt(path, position, "the batch that was found here before", found)
-            batch = _open_frame(path, frame)
+            batch = _open_frame(path, frame, max_bytes)
             if batch is not None:
                 yield batch
             position += len(frame.data)
 
 
-def _open_frame(path: str, frame: Frame) -> V2Batch | LegacyBatch | None:
+def _open_frame(path: str, frame: Frame, max_bytes: int) -> V2Batch | LegacyBatch | None:
     """Return a data batch with its records decompressed, None for a control or empty batch."""
     try:
         if frame.magic != 2:
-            records = read_legacy_records(read_message(frame.data))
+            records = read_legacy_records(read_message(frame.data), max_bytes)
             return LegacyBatch(records[0].offset, records)
         header = read_header(frame.data)
         if header.attributes & CONTROL or not header.record_count:
@@ -251,9 +283,11 @@ def _open_frame(path: str, frame: Frame) -> V2Batch | LegacyBatch | None:
         codec = header.attributes & COMPRESSION_MASK
         records_data: bytes | memoryview = frame.data[HEADER.size :]
         if codec != Codec.NONE:
-            records_data = decompress(codec, records_data, magic=2)
+            records_data = decompress(codec, records_data, magic=2, max_bytes=max_bytes)
         return V2Batch(frame.position, header, records_data)
     except MalformedMessageError as bad:
         raise corrupt(path, frame.position, bad.expected, bad.found) from bad
+    except TooLargeError as bad:
+        raise oversized(path, frame.position, bad.max_bytes) from bad
     except DecompressionError as bad:
         raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, EbbtideError
+from ebbtide.errors import CommitConflictError, EbbtideError, UnavailableError
 from ebbtide.log.names import TopicName
+from ebbtide.tables.outages import explained
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
 
@@ -71,10 +72,13 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 def parse_now(text: str) -> datetime:
     """An ISO 8601 time with its zone."""
-    now = datetime.fromisoformat(text)
-    if now.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"expected a time with its zone, found {text!r}")
-    return now.astimezone(UTC)
+    try:
+        now = datetime.fromisoformat(text)
+        if now.tzinfo is not None:
+            return now.astimezone(UTC)
+    except (OverflowError, ValueError):
+        pass
+    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with its zone, found {text!r}")
 
 
 def to_ms(moment: datetime) -> int:
@@ -134,12 +138,32 @@ def _run_topic(
     if args.plan_only:
         print(f"{args.job} {topic} would do: {outcome.to_json()}", flush=True)
     else:
-        append_run(session, attempt, outcome, error)
+        error = _written(session, attempt, outcome, error)
     if error is None:
         print(f"{args.job} {topic}: done in {seconds} s", flush=True)
     else:
-        print(f"{args.job} {topic}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"{args.job} {topic}: {_shown(error)}", file=sys.stderr, flush=True)
     return error
+
+
+def _written(
+    session: SparkSession, attempt: Attempt, outcome: Outcome, error: BaseException | None
+) -> BaseException | None:
+    """Write the attempt's row; `error`, or else why the row could not be written."""
+    try:
+        append_run(session, attempt, outcome, error)
+    except Exception as failure:  # the other topics' rows are still to be written
+        lost = explained(failure)
+        if error is None:
+            return lost
+        print(f"{attempt.job} {attempt.topic}: no row in runs: {_shown(lost)}", file=sys.stderr)
+    return error
+
+
+def _shown(error: BaseException) -> str:
+    """What a log says of an error; below it what an outage was found in, with its stack trace."""
+    shown = f"{type(error).__name__}: {error}"
+    return f"{shown}\n{error.__cause__}" if isinstance(error, UnavailableError) else shown
 
 
 def _noted(topic: TopicName, outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,5 +188,5 @@ def _attempt(
             print(f"{job} {topic}: {error} (attempt {attempt})", file=sys.stderr, flush=True)
             time.sleep(attempt)
         except Exception as error:  # one topic's failure is not another's
-            return Outcome(), error
+            return Outcome(), explained(error)
     raise AssertionError("unreachable")

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.tables.commits import Step, commit, snapshot_properties
+from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.topics import java_table
@@ -38,14 +39,16 @@ def segments_filter(spark: SparkSession, segments: Mapping[int, Sequence[int]]) 
     """Iceberg's expression for physical segments, {partition: segments}."""
     expressions = iceberg_class(spark, "expressions.Expressions")
     to_long = java_class(spark, "java.lang.Long")
-    # `in`, `or` and `and` are words of Python, so these Java methods are asked for by name.
-    matches = expressions.alwaysFalse()
-    for partition, bases in segments.items():
-        in_segments = getattr(expressions, "in")("segment", [to_long(b) for b in bases])
-        in_partition = expressions.equal("partition", partition)
-        both = getattr(expressions, "and")(in_partition, in_segments)
-        matches = getattr(expressions, "or")(matches, both)
-    return matches
+    # `in` and `and` are words of Python, so these Java methods are asked for by name.
+    one_of, both = getattr(expressions, "in"), getattr(expressions, "and")
+    in_segments = (
+        both(
+            expressions.equal("partition", partition),
+            one_of("segment", [to_long(base) for base in bases]),
+        )
+        for partition, bases in segments.items()
+    )
+    return any_expression(spark, in_segments)
 
 
 def delete_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -14,17 +15,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.tables.java import java_class
+from ebbtide.tables.java import items, java_class
 
 # What an expression may look at, as the records table has it.
 COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """
 _CATALYST = "org.apache.spark.sql.catalyst."
-# Text that Spark takes for a time of its own as soon as it is cast to one.
-_TIMES_OF_THE_RUN = re.compile(
-    r"""(['"])\s*(now|today|tomorrow|yesterday)(\s+[\w/+:-]+)?\s*\1""", re.IGNORECASE
-)
+# What Spark takes for a time of its own: in `TIMESTAMP 'now'` the parser, in a cast the optimizer.
+_WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday|epoch)\b", re.IGNORECASE)
+_TYPES = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ"})
 # A condition of Spark's whose SQLSTATE is a data exception, or one that the expression raises. Its
 # text holds the record's data, which belongs in no log.
 _DATA_EXCEPTION = re.compile(
@@ -68,8 +68,11 @@ class Expression(NamedTuple):
         current = java_class(spark, _CATALYST + "trees.TreePattern").CURRENT_LIKE()
         if condition.containsPattern(current):
             return "one that asks for the time, the user or the place of the run"
-        if word := _TIMES_OF_THE_RUN.search(self.text):
-            return f"one with {word.group()}, which Spark may read as the time of the run"
+        if _has_literal_of_the_run(spark, self.text) or _casts_words_of_the_run(judged):
+            return (
+                "one with text that Spark reads as a time of the run, as it does now, today, "
+                "tomorrow, yesterday and epoch"
+            )
         return None
 
     def refused(self, found: str) -> ConfigurationError:
@@ -95,6 +98,34 @@ class Expression(NamedTuple):
 
 def _condition(judged: DataFrame) -> Any:
     return judged._jdf.queryExecution().analyzed().condition()
+
+
+def _casts_words_of_the_run(judged: DataFrame) -> bool:
+    """Whether the optimizer would put a time in the place of a cast; it does so by a rule.
+
+    Nobody else does: a cast of a record's text, or of text that only folding makes constant, knows
+    no such words.
+    """
+    spark, analyzed = judged.sparkSession, judged._jdf.queryExecution().analyzed()
+    replaced = java_class(spark, _CATALYST + "optimizer.ReplaceExpressions").apply(analyzed)
+    rule = java_class(spark, _CATALYST + "optimizer.SpecialDatetimeValues")
+    return not rule.apply(replaced).equals(replaced)
+
+
+def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
+    """Whether the parser would put a time in the place of a literal such as `TIMESTAMP 'now'`."""
+    lexer = java_class(spark, _CATALYST + "parser.SqlBaseLexer")
+    characters = java_class(spark, "org.antlr.v4.runtime.CharStreams").fromString(text)
+    stream = java_class(spark, _CATALYST + "parser.UpperCaseCharStream")(characters)
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    strings = (lexer.STRING_LITERAL, lexer.DOUBLEQUOTED_STRING)
+    tokens = [token for token in items(lexer(stream).getAllTokens()) if not token.getChannel()]
+    literals = (
+        token.getText()
+        for before, token in pairwise(tokens)
+        if token.getType() in strings and before.getText().upper().strip("`") in _TYPES
+    )
+    return any(_WORDS.match(parser.parseExpression(text).toString()) for text in literals)
 
 
 def _failure(error: Exception) -> str | None:

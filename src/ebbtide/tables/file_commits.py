@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.records.files import resolve
+from ebbtide.records.files import resolve_location as resolve
 from ebbtide.tables.deletes import segments_filter
 from ebbtide.tables.file_metrics import describe_file
 from ebbtide.tables.files import (

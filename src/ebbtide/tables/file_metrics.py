@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbtide.records.files import resolve
+from ebbtide.records.files import resolve_location as resolve
 
 # How many bytes a bound of a Parquet type takes; other types get none.
 _BOUND_BYTES = {"INT32": 4, "INT64": 8}

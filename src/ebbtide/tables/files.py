@@ -20,8 +20,9 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.records.files import resolve
+from ebbtide.records.files import resolve_location as resolve
 from ebbtide.tables.columns import TableColumn, columns_of, read_file, together
+from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.java import iceberg_class
 from ebbtide.tables.topics import java_table
 
@@ -123,14 +124,12 @@ def scan_tasks(
 ) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
     expressions = iceberg_class(spark, "expressions.Expressions")
-    # `or` and `and` are words of Python, so these Java methods are asked for by name.
-    matches = expressions.alwaysFalse()
-    for partition, end in ends.items():
-        in_partition = expressions.equal("partition", partition)
-        below = expressions.lessThan("segment", end)
-        both = getattr(expressions, "and")(in_partition, below)
-        matches = getattr(expressions, "or")(matches, both)
-    return planned_tasks(table, snapshot, matches)
+    both = getattr(expressions, "and")  # a word of Python, so it is asked for by name
+    below = (
+        both(expressions.equal("partition", partition), expressions.lessThan("segment", end))
+        for partition, end in ends.items()
+    )
+    return planned_tasks(table, snapshot, any_expression(spark, below))
 
 
 def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.log.properties import checked_fields, parse_property
 from ebbtide.log.state import MERGE
+from ebbtide.records.json_text import MAX_INT, parse_whole, whole
 from ebbtide.tables.topics import Topic
 
 
@@ -38,14 +41,24 @@ class Merge:
         """The value of the property `ebbtide.merge`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
+    @classmethod
+    def parse(cls, text: str) -> Merge:
+        """The merge that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(MERGE, text, "a merge's id and its groups by partition", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Merge:
+        groups = {
+            parse_whole(partition, MAX_INT): [[whole(base) for base in group] for group in found]
+            for partition, found in values["groups"].items()
+        }
+        return cls(**checked_fields(cls, values | {"groups": groups}))
+
 
 def last_merge(topic: Topic) -> Merge | None:
     """The merge in flight, or the trace of the last one."""
     text = topic.properties.get(MERGE)
-    if text is None:
-        return None
-    values = json.loads(text)
-    return Merge(values["id"], {int(p): groups for p, groups in values["groups"].items()})
+    return None if text is None else Merge.parse(text)
 
 
 def open_merge(topic: Topic) -> Merge | None:

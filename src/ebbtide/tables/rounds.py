@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.log.cleaning import MAX_OFFSET
+from ebbtide.log.properties import checked_fields, parse_property
 from ebbtide.log.state import ROUND
+from ebbtide.records.json_text import MAX_INT, parse_whole
 from ebbtide.tables.commits import Step
 from ebbtide.tables.merges import check_no_merge, open_merge
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
@@ -56,12 +59,16 @@ class CleaningRound:
 
     @classmethod
     def parse(cls, text: str) -> CleaningRound:
-        """The round that a property holds."""
-        values = json.loads(text)
+        """The round that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(ROUND, text, "a cleaner round", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> CleaningRound:
         partitions = {
-            int(p): PartitionRound(**part) for p, part in values.pop("partitions").items()
+            parse_whole(partition, MAX_INT): PartitionRound(**checked_fields(PartitionRound, part))
+            for partition, part in values["partitions"].items()
         }
-        return cls(**values, partitions=partitions)
+        return cls(**checked_fields(cls, values | {"partitions": partitions}))
 
 
 def new_round_id() -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import SafetyError, UnavailableError
+from ebbtide.errors import RequestError, SafetyError, UnavailableError
 from ebbtide.records.log_directory import SegmentFile
 from ebbtide.records.log_directory_writer import (
     Epochs,
@@ -110,6 +110,11 @@ def _writing(path: str) -> Iterator[None]:
     """A full or failing disk is no fault of the tables."""
     try:
         yield
+    except PermissionError as failure:
+        raise RequestError(
+            f"{path}: expected a file that this user may write, found: {failure}; grant it, or "
+            "export to another place"
+        ) from failure
     except OSError as failure:
         raise UnavailableError(
             f"{path}: expected a file that can be written and tables that can be read, found: "

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.errors import EbbtideError, UnavailableError
+from ebbtide.errors import EbbtideError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
-from ebbtide.records.segment import read_records, require_whole, walk_segment
+from ebbtide.records.segment import BatchLimits, read_records, require_whole, walk_segment
 from ebbtide.tables.tasks import errors_of_tasks
 
 Batches = Iterator[pa.RecordBatch]
@@ -72,11 +72,11 @@ class RecordsToRead(NamedTuple):
     log_append_batches: list[int]  # base offsets of the batches that the broker's clock stamped
 
 
-def walk_files(spark: SparkSession, files: Sequence[FileToWalk], max_batch_bytes: int) -> pa.Table:
+def walk_files(spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits) -> pa.Table:
     """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
 
     def walk(file: FileToWalk) -> Batches:
-        return walk_file(file, max_batch_bytes)
+        return walk_file(file, limits)
 
     if not files:
         return WALK_SCHEMA.empty_table()
@@ -85,11 +85,15 @@ def walk_files(spark: SparkSession, files: Sequence[FileToWalk], max_batch_bytes
         return frame.toArrow()
 
 
-def walk_file(file: FileToWalk, max_batch_bytes: int) -> Batches:
+def walk_file(file: FileToWalk, limits: BatchLimits) -> Batches:
     """The rows of one file: its batches, or one row with what is wrong with it."""
     try:
         with _reading(file.path):
-            found = walk_segment(file.path, max_batch_bytes=max_batch_bytes)
+            found = walk_segment(
+                file.path,
+                max_batch_bytes=limits.file_bytes,
+                max_decompressed_bytes=limits.decompressed_bytes,
+            )
         if not file.is_last:
             require_whole(found, file.path)
     except EbbtideError as error:
@@ -110,6 +114,11 @@ def _reading(path: str) -> Iterator[None]:
     """A failing disk or object store is no fault of the bytes."""
     try:
         yield
+    except PermissionError as failure:
+        raise SourceError(
+            f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
+            "leave its topic out"
+        ) from failure
     except OSError as failure:
         raise UnavailableError(
             f"{path}: expected a file that can be read, found: {failure}; run again when it can"
@@ -142,7 +151,10 @@ def _walk_rows(
 
 
 def records_frame(
-    spark: SparkSession, ranges: Sequence[RecordsToRead], append_time: pa.Scalar
+    spark: SparkSession,
+    ranges: Sequence[RecordsToRead],
+    append_time: pa.Scalar,
+    limits: BatchLimits,
 ) -> DataFrame:
     """The records of the byte ranges, as rows of a records table.
 
@@ -151,7 +163,12 @@ def records_frame(
 
     def read(wanted: RecordsToRead) -> Batches:
         with _reading(wanted.path):
-            for chunk in read_records(wanted.path, wanted.from_position, wanted.to_position):
+            for chunk in read_records(
+                wanted.path,
+                wanted.from_position,
+                wanted.to_position,
+                max_decompressed_bytes=limits.decompressed_bytes,
+            ):
                 yield _to_rows(wanted, chunk, append_time)
 
     sizes = [wanted.to_position - wanted.from_position for wanted in ranges]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
@@ -101,16 +101,20 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
     if event_time is not None:  # else as the records say themselves
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
     # No sort, and no writer is held open for another segment.
-    table = topic.name.records_table
-    writer = (
+    writer = _unsorted(topic, rows, topic.name.records_table)
+    with errors_of_tasks(), failing_clearly(topic.config.event_time):
+        commit(Step.INGEST_RECORDS, writer.append)
+    return current_snapshot(topic.spark, topic.name.records_table) or -1
+
+
+def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
+    """The writer of rows that come segment by segment as they are."""
+    return (
         rows.writeTo(table)
         .option("output-spec-id", own_spec_id(topic.spark, table))
         .option("use-table-distribution-and-ordering", "false")
         .option("fanout-enabled", "false")
     )
-    with errors_of_tasks(), failing_clearly(topic.config.event_time):
-        commit(Step.INGEST_RECORDS, writer.append)
-    return current_snapshot(topic.spark, topic.name.records_table) or -1
 
 
 def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
@@ -119,10 +123,10 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
     unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
     if not unwritten.num_rows:
         return []
-    rows = spark.createDataFrame(unwritten.select(BATCH_NAMES))
-    writer = rows.writeTo(name.batches_table)
-    writer = writer.option("output-spec-id", own_spec_id(spark, name.batches_table))
-    commit(Step.INGEST_BATCHES, writer.append)
+    in_order = [(column, "ascending") for column in ("partition", "segment", "base_offset")]
+    rows = spark.createDataFrame(unwritten.select(BATCH_NAMES).sort_by(in_order)).coalesce(1)
+    # One task and in order: no writer is held open for another segment, and there may be thousands.
+    commit(Step.INGEST_BATCHES, _unsorted(topic, rows, name.batches_table).append)
     return [current_snapshot(spark, name.batches_table) or -1]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.config import parse_config, settings
+from ebbtide.log.credentials import check_uri
 from ebbtide.log.names import quoted_list
 from ebbtide.log.state import PREFIX, ROUND
+from ebbtide.log.upstream import SOURCE
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of
 from ebbtide.tables.runs import Outcome
@@ -89,6 +91,8 @@ def check_names(changes: Changes) -> None:
     """ConfigurationError for a name that no topic may be given."""
     known = {*settings(), *ICEBERG_SETTINGS}
     for name, value in changes.items():
+        if name == SOURCE and value is not None:
+            check_uri(value.partition(":")[2])
         is_kafka = name.startswith("kafka.")  # parse_config tells these apart
         if name.startswith(PREFIX) or name == ROUND or not (is_kafka or name in known):
             raise ConfigurationError(

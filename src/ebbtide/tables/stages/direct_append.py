@@ -20,9 +20,11 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
 from ebbtide.log.erasure import RUN_ID, Erasure, sliced
+from ebbtide.log.properties import parse_property
 from ebbtide.log.state import APPEND, NEVER, PartitionState, to_properties
 from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
+from ebbtide.records.json_text import whole
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import payload_size, record_size
 from ebbtide.tables.commits import Step, commit
@@ -59,8 +61,14 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
 def finish_append(topic: Topic) -> Topic:
     """Finish the append that a killed run left; the topic as it is then."""
     ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
-    begun = set(json.loads(topic.properties.get(APPEND, "[]"))) | _beyond(topic, ends)
+    begun = _begun(topic) | _beyond(topic, ends)
     return _finish(topic, {p: ends[p] for p in sorted(begun)}) if begun else topic
+
+
+def _begun(topic: Topic) -> set[int]:
+    """The partitions that the append in flight writes to."""
+    text = topic.properties.get(APPEND, "[]")
+    return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
 
 
 def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.log.erasure import Erasure, Way, check_is_compacted, produced_headers, way_of
 from ebbtide.log.names import TopicName
+from ebbtide.log.properties import max_snapshot_age_ms
 from ebbtide.log.state import REPLICA_OF
 from ebbtide.tables.erasures import (
     LOGGED,
@@ -44,7 +45,6 @@ from ebbtide.tables.stages.erased_keys import (
 )
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.stages.snapshots import DEFAULT_MAX_AGE_MS, MAX_AGE
 from ebbtide.tables.topics import Topic, java_table, load, read_again
 
 POLL_S = 1.0
@@ -267,7 +267,7 @@ class _Clock:
     def of(cls, topic: Topic) -> _Clock:
         snapshot = java_table(topic.spark, topic.name.records_table).currentSnapshot()
         changed_ms = 0 if snapshot is None else int(snapshot.timestampMillis())
-        return cls(changed_ms, int(topic.properties.get(MAX_AGE, DEFAULT_MAX_AGE_MS)))
+        return cls(changed_ms, max_snapshot_age_ms(topic.properties))
 
 
 def _reported(row: KeyRow, left: LeftOfKey, clock: _Clock) -> KeyRow:

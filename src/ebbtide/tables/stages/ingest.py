@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 
 from ebbtide.errors import CorruptSegmentError, ForeignLogError, UnavailableError
+from ebbtide.log.config import TopicConfig
 from ebbtide.log.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.state import PartitionState
 from ebbtide.log.upstream import SOURCE, Upstream
@@ -28,7 +29,7 @@ from ebbtide.records.log_directory import (
     list_log_directory,
     read_manifest,
 )
-from ebbtide.records.segment import MAX_BATCH_BYTES
+from ebbtide.records.segment import MAX_BATCH_BYTES, BatchLimits
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of, failing_clearly
@@ -205,8 +206,7 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
         for file in unread[p]
     ]
     begun = {p: state.log_end_offset for p, state in states.items()}
-    most = max(MAX_BATCH_BYTES, config.max_message_bytes)
-    walked, left = _walk_slice(topic.spark, files, begun, most)
+    walked, left = _walk_slice(topic.spark, files, begun, batch_limits(config))
     held = find_ends(topic, directories)
     check_no_live_slice(topic, held)
     rule = GapRule(config.is_compacted, source.accept_gap)
@@ -221,11 +221,18 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
 
 
+def batch_limits(config: TopicConfig) -> BatchLimits:
+    """How large a batch may be by the topic's settings."""
+    return BatchLimits(
+        max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
+    )
+
+
 def _walk_slice(
     spark: SparkSession,
     files: Sequence[FileToWalk],
     log_end_offsets: Mapping[int, int],
-    max_batch_bytes: int,
+    limits: BatchLimits,
 ) -> tuple[pa.Table, list[FileToWalk]]:
     """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
 
@@ -243,7 +250,7 @@ def _walk_slice(
         count = max(1, sum(end <= budget_bytes for end in ends))
         some, left = [*held, *left[:count]], left[count:]
         held = []
-        tables.append(walk_files(spark, some, max_batch_bytes))
+        tables.append(walk_files(spark, some, limits))
         rows += tables[-1].num_rows
         walked_bytes += sum(file.size_bytes for file in some)
         budget_bytes = (MAX_BATCHES - rows) * walked_bytes // max(rows, 1)
@@ -272,7 +279,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
     if ranges:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
-        rows = records_frame(topic.spark, ranges, append_time)
+        rows = records_frame(topic.spark, ranges, append_time, batch_limits(topic.config))
         outcome.snapshot_ids.append(append_records(topic, rows, plan.event_time))
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)

@@ -17,6 +17,7 @@ from ebbtide.log.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.tables.batches import read_headers
+from ebbtide.tables.conditions import any_of
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog, first_offsets
 from ebbtide.tables.topics import Topic, exists
 
@@ -59,11 +60,6 @@ def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, di
     batches = topic.spark.table(topic.name.batches_table).where(is_last)
     rows = batches.select("partition", *columns).collect()
     return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
-
-
-def any_of(conditions: Iterable[str]) -> str:
-    """A condition that holds where one of them does."""
-    return " OR ".join(f"({condition})" for condition in conditions)
 
 
 @dataclass(slots=True)

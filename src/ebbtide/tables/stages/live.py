@@ -43,6 +43,7 @@ from ebbtide.log.upstream import SOURCE, Upstream
 from ebbtide.records import arrays
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
+from ebbtide.tables.conditions import any_of
 from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.java_client import java_options
 from ebbtide.tables.kafka_source import live_records, reading, source_frame
@@ -64,7 +65,7 @@ from ebbtide.tables.stages.appending import (
     state_changes,
     with_origin,
 )
-from ebbtide.tables.stages.ingested import any_of, find_ends, read_ingested
+from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, exists
 

@@ -28,6 +28,7 @@ from ebbtide.log.replication import (
 )
 from ebbtide.log.state import REPLICA_OF, REPLICATION, PartitionState, to_properties
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
 from ebbtide.tables.replicas import find_replica, replica_names
@@ -332,15 +333,16 @@ def _remove_leftovers(replica: Topic, replication: Replication) -> None:
     to_long = java_class(replica.spark, "java.lang.Long")
     name = replica.name
     for table, last in ((name.records_table, "offset"), (name.batches_table, "last_offset")):
-        matches = expressions.alwaysFalse()
+        left_over = []
         for partition, state in replica.partitions.items():
             first = 0 if partition in replication.emptied else state.log_end_offset
             in_partition = expressions.equal("partition", partition)
-            # `and` and `or` are words of Python, so these Java methods are asked for by name.
-            both = getattr(expressions, "and")(
-                in_partition, expressions.greaterThanOrEqual(last, to_long(first))
+            # `and` is a word of Python, so this Java method is asked for by name.
+            both = getattr(expressions, "and")
+            left_over.append(
+                both(in_partition, expressions.greaterThanOrEqual(last, to_long(first)))
             )
-            matches = getattr(expressions, "or")(matches, both)
+        matches = any_expression(replica.spark, left_over)
         loaded = java_table(replica.spark, table)
         snapshot = loaded.currentSnapshot()
         if snapshot is not None and planned_tasks(loaded, snapshot.snapshotId(), matches):

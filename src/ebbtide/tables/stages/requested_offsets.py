@@ -14,6 +14,7 @@ from ebbtide.errors import RequestError
 from ebbtide.log.delete_records import HIGH_WATERMARK
 from ebbtide.log.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.replicas import REPLICAS
+from ebbtide.tables.conditions import any_column
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.topics import Topic
@@ -159,10 +160,9 @@ def _markers(topic: Topic) -> DataFrame:
 
 
 def _any_of(partitions: Mapping[int, Any], condition: Callable[[int], Column]) -> Column:
-    found = F.lit(False)
-    for partition in partitions:
-        found = found | ((F.col("partition") == partition) & condition(partition))
-    return found
+    return any_column(
+        (F.col("partition") == partition) & condition(partition) for partition in partitions
+    )
 
 
 def _timestamp(timestamp_ms: int) -> Column:

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.log.names import CATALOG, quoted
+from ebbtide.log.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.runs import Outcome
@@ -24,8 +25,6 @@ from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.topics import Topic, java_table
 
-MAX_AGE = "history.expire.max-snapshot-age-ms"
-DEFAULT_MAX_AGE_MS = 5 * 24 * 60 * 60 * 1000
 FILES_A_RUN = 1000
 
 
@@ -171,8 +170,8 @@ def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> i
 
 
 def _max_age_ms(spark: SparkSession, table: str) -> int:
-    properties = java_table(spark, table).properties()
-    return int(properties.get(MAX_AGE) or DEFAULT_MAX_AGE_MS)
+    text = java_table(spark, table).properties().get(MAX_SNAPSHOT_AGE)
+    return max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
 
 
 def _snapshots(spark: SparkSession, table: str) -> int:

@@ -1,0 +1,173 @@
+"""Which failures pass by themselves: a lock, a full disk, a service that does not answer.
+
+Judged by the classes in the chain of causes, of Java and of Python; a message says too little.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from ebbtide.errors import EbbtideError, UnavailableError
+
+_PASSING = frozenset(
+    {
+        "java.io.IOException",
+        "java.net.SocketException",
+        "java.net.SocketTimeoutException",
+        "java.net.UnknownHostException",
+        "java.nio.file.FileSystemException",
+        "java.sql.SQLRecoverableException",
+        "java.sql.SQLTransientException",
+        "java.util.concurrent.TimeoutException",
+        "org.apache.iceberg.exceptions.RuntimeIOException",
+        "org.apache.iceberg.exceptions.ServiceFailureException",
+        "org.apache.iceberg.exceptions.ServiceUnavailableException",
+        "org.apache.iceberg.exceptions.CommitStateUnknownException",
+        "software.amazon.awssdk.core.exception.RetryableException",
+        "software.amazon.awssdk.core.exception.ApiCallTimeoutException",
+    }
+)
+# Kinds of the above that are the same again the next time.
+_LASTING = frozenset(
+    {
+        "com.fasterxml.jackson.core.JacksonException",
+        "java.io.CharConversionException",
+        "java.io.EOFException",
+        "java.io.FileNotFoundException",
+        "java.io.ObjectStreamException",
+        "java.net.MalformedURLException",
+        "java.nio.charset.CharacterCodingException",
+        "java.nio.file.AccessDeniedException",
+        "java.nio.file.FileAlreadyExistsException",
+        "java.nio.file.NoSuchFileException",
+        "java.nio.file.NotDirectoryException",
+        "java.security.AccessControlException",
+        "java.util.zip.ZipException",
+        "org.apache.hadoop.fs.FileAlreadyExistsException",
+        "org.apache.hadoop.fs.PathIOException",
+        "org.apache.hadoop.fs.UnsupportedFileSystemException",
+        "org.apache.hadoop.security.AccessControlException",
+        "org.apache.iceberg.exceptions.ForbiddenException",
+        "org.apache.iceberg.exceptions.NotAuthorizedException",
+        "org.apache.iceberg.exceptions.NotFoundException",
+    }
+)
+_SQL = "java.sql.SQLException"
+_SQLITE = "org.sqlite.SQLiteException"
+# SQLite's result codes: busy, locked, disk I/O error, disk full.
+_SQLITE_CODES = frozenset({5, 6, 10, 13})
+# SQLSTATE: connection lost, serialization and deadlock, too few resources, server going or coming.
+_SQL_STATES = re.compile(r"08(?!P01)|40001|40P01|53|57P0[123]")
+_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in """
+    EAGAIN EBUSY ECONNABORTED ECONNREFUSED ECONNRESET EDQUOT EHOSTDOWN EHOSTUNREACH EINTR EIO EMFILE
+    ENETDOWN ENETRESET ENETUNREACH ENFILE ENOBUFS ENOLCK ENOSPC EPIPE ESTALE ETIMEDOUT
+    """.split()
+)
+# In a Python worker: Spark hands on the text of the error only.
+_IN_A_WORKER = re.compile(r"^(?:\w+\.)*\w*Error: (?:.*?)\[Errno (\d+)\].*$", re.MULTILINE)
+# An object store's error has no number in Python.
+_OF_A_STORE = re.compile(
+    r"AWS Error (?:NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING"
+    r"|REQUEST_TIMEOUT|UNKNOWN)"
+)
+
+
+class _Thrown(NamedTuple):
+    """One Java exception; `classes` are its own and those it extends."""
+
+    classes: tuple[str, ...]
+    message: str
+    sql_code: int = 0
+    sql_state: str = ""
+
+
+def explained(error: BaseException) -> BaseException:
+    """The error as the outcome of a job: UnavailableError for an outage, else itself."""
+    found = None if isinstance(error, EbbtideError) else outage_of(error)
+    if found is None:
+        return error
+    outage = UnavailableError(
+        f"expected the catalog and its storage to answer, found {found}; run again once they do"
+    )
+    outage.__cause__ = error
+    return outage
+
+
+def outage_of(error: BaseException) -> str | None:
+    """What passes by itself among an error's causes, in one line; None for any other error."""
+    chain = list(_chain(error))
+    thrown = [each for link in chain for each in _thrown(link)]
+    if any(_LASTING.intersection(each.classes) for each in thrown):
+        return None
+    passing = [f"{each.classes[0]}: {each.message}" for each in thrown if _is_passing(each)]
+    passing += [said for link in chain if (said := _of_python(link))]
+    return _first_line(passing[-1]) if passing else None
+
+
+def _is_passing(thrown: _Thrown) -> bool:
+    if _SQLITE in thrown.classes:
+        return thrown.sql_code in _SQLITE_CODES
+    if _PASSING.intersection(thrown.classes):
+        return True
+    return _SQL in thrown.classes and bool(_SQL_STATES.match(thrown.sql_state))
+
+
+def _of_python(error: BaseException) -> str | None:
+    if isinstance(error, OSError):
+        is_passing = error.errno in _ERRNOS or isinstance(error, TimeoutError | ConnectionError)
+        is_passing = is_passing or (error.errno is None and bool(_OF_A_STORE.search(str(error))))
+        return f"{type(error).__name__}: {error}" if is_passing else None
+    if not isinstance(error, Py4JError | CapturedException):
+        return None
+    found = [match for match in _IN_A_WORKER.finditer(str(error)) if int(match[1]) in _ERRNOS]
+    return found[-1].group() if found else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes in Python, outermost first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _thrown(error: BaseException) -> Iterator[_Thrown]:
+    """What Java threw behind an error of Python's, with its causes and what these suppressed."""
+    first = error.java_exception if isinstance(error, Py4JJavaError) else None
+    if isinstance(error, CapturedException):
+        first = error._origin
+    waiting = [first]
+    for _ in range(100):  # a chain may be a circle
+        if not waiting:
+            return
+        java = waiting.pop(0)
+        if java is None:
+            continue
+        yield _described(java)
+        waiting += [*java.getSuppressed(), java.getCause()]
+
+
+def _described(java: Any) -> _Thrown:
+    classes = []
+    kind = java.getClass()
+    while kind is not None:
+        classes.append(kind.getName())
+        kind = kind.getSuperclass()
+    message = str(java.getMessage() or "no message")
+    if _SQL not in classes:
+        return _Thrown(tuple(classes), message)
+    return _Thrown(tuple(classes), message, java.getErrorCode(), java.getSQLState() or "")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")

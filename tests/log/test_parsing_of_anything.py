@@ -1,0 +1,227 @@
+"""Whatever stands in a request or in a property: it is parsed, or refused by an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
+from ebbtide.log import config
+from ebbtide.log.connections import parse_connection
+from ebbtide.log.delete_request import OlderThan, parse_request
+from ebbtide.log.live import SLICE, Slice
+from ebbtide.log.marking import parse_from_offset
+from ebbtide.log.names import TopicName
+from ebbtide.log.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
+from ebbtide.log.replication import REPLICATION, Replication
+from ebbtide.log.state import MERGE, ROUND, parse_states
+from ebbtide.tables.merges import Merge
+from ebbtide.tables.rounds import CleaningRound
+
+# 10,000 inputs a test, of ten from one draw: drawn piece by piece they take Hypothesis minutes.
+EXAMPLES = settings(max_examples=1_000)
+SEEDS = st.randoms(use_true_random=True)
+INPUTS_A_DRAW = 10
+LIMIT = 2**63
+# Where numbers, nesting and text come to an end of what something can hold.
+EDGES: list[Any] = [
+    None, True, False, 0, -1, 1, LIMIT - 1, LIMIT, -LIMIT, -LIMIT - 1, 10**40, 1e308, float("inf"),
+    float("nan"), 0.5, "", " ", "P", "PT", "P1D", "P99999999999999999D", "P1M", "PT0S", "-P1D", "T",
+    "9999-12-31T23:59:59.999999-23:59", "0001-01-01T00:00:00+23:59", "2026-01-01T00:00:00Z", "2026",
+    "\ud800", "\0", "log.a", "log..", "../x", "a:b.c", "0", "00", "١", "-0", "1_0", "nan", "1e400",
+    [], {}, [[]], {"": {}}, [0, 0], [[0, 0]], [[0, 1], [5, 2]], {"0": [0, 5]}, {"0": [[1, 2]]},
+]  # fmt: skip
+NUMBER = "1" * 5_000
+WRONG = ["", "{", "nul", "\ufeff{}", NUMBER, '{"a":1,"a":2}', "NaN", '"', "'"]
+WRONG += ["[" * 100_000, '{"a":' * 100_000, "[" * 990 + "]" * 990]
+WRONG += ['{"topics":' * 900 + "1" + "}" * 900]
+KEYS = ["0", "1", "x", "-1", "", NUMBER]
+
+
+def some(random: Random, names: str, value: Callable[[Random], Any] | None = None) -> Any:
+    """An object of some of these fields, each of them an edge."""
+    chosen = random.sample(names.split(), random.randint(0, 3))
+    return {name: (value or edge)(random) for name in chosen}
+
+
+def seldom(random: Random, names: str) -> Any:
+    return some(random, names) if random.random() < 0.3 else {}
+
+
+def edge(random: Random) -> Any:
+    return random.choice(EDGES)
+
+
+def text_of(random: Random, document: Callable[[Random], Any]) -> str:
+    how = random.random()
+    if how < 0.1:
+        return random.choice(WRONG)
+    return json.dumps(edge(random) if how < 0.2 else document(random))
+
+
+def text(random: Random) -> str:
+    found = random.choice([*WRONG, *EDGES])
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+SELECTOR = "offset timestamp age groups connection"
+
+
+def request(random: Random) -> Any:
+    return {"topics": [topic(random)]} | seldom(random, "timeout_ms a b")
+
+
+def topic(random: Random) -> Any:
+    named = {"topic": "log.a"} if random.random() < 0.8 else some(random, "topic partitions x")
+    if random.random() < 0.5:
+        return named | some(random, SELECTOR)
+    partitions = [
+        {"partition": number} | some(random, "partition " + SELECTOR)
+        for number in range(random.randint(0, 2))
+    ]
+    return named | {"partitions": partitions}
+
+
+@EXAMPLES
+@given(random=SEEDS)
+def test_requests(random: Random) -> None:
+    for _ in range(INPUTS_A_DRAW):
+        check_request(random)
+
+
+def check_request(random: Random) -> None:
+    try:
+        found = parse_request(text_of(random, request))
+    except RequestError as error:
+        str(error).encode()  # a log can be written
+        return
+    for asked in found.topics.values():
+        for selector in asked.of([0]).values():
+            if isinstance(selector, OlderThan):
+                assert selector.at(1_800_000_000_000).timestamp_ms >= 0
+
+
+PART = "log_start_offset first_segment_offset first_dirty_offset first_uncleanable_offset"
+ROUND_NUMBERS = (
+    "now_ms delete_retention_ms producer_id_expiration_ms segment_bytes records_snapshot "
+    "batches_snapshot"
+)
+
+
+def cleaner_round(random: Random) -> Any:
+    parts = {
+        random.choice(KEYS): dict.fromkeys(PART.split(), 1)
+        | {"is_idle": True}
+        | some(random, PART + " is_idle held_back_from other")
+    }
+    whole = dict.fromkeys(ROUND_NUMBERS.split(), 1) | {"id": "x", "partitions": parts}
+    return whole | seldom(random, ROUND_NUMBERS + " id partitions other")
+
+
+def merge(random: Random) -> Any:
+    return {"id": "x", "groups": {random.choice(KEYS): edge(random)}} | seldom(
+        random, "id groups other"
+    )
+
+
+def live_slice(random: Random) -> Any:
+    whole = {"now": "2026-01-01T00:00:00+00:00", "ranges": {random.choice(KEYS): edge(random)}}
+    return whole | seldom(random, "now ranges other")
+
+
+def replication(random: Random) -> Any:
+    whole = {"id": "x", "emptied": [0], "taken_over": False}
+    return whole | some(random, "id emptied taken_over other")
+
+
+@pytest.mark.parametrize(
+    ("name", "parse", "document"),
+    [
+        (ROUND, CleaningRound.parse, cleaner_round),
+        (MERGE, Merge.parse, merge),
+        (SLICE, Slice.parse, live_slice),
+        (REPLICATION, lambda text: Replication.of({REPLICATION: text}), replication),
+    ],
+    ids=["round", "merge", "slice", "replication"],
+)
+def test_properties_in_json(
+    name: str, parse: Callable[[str], Any], document: Callable[[Random], Any]
+) -> None:
+    taken: list[Any] = []
+    refused: list[str] = []
+
+    @EXAMPLES
+    @given(random=SEEDS)
+    def run(random: Random) -> None:
+        for _ in range(INPUTS_A_DRAW):
+            try:
+                taken.append(parse(text_of(random, document)))
+            except ConfigurationError as error:
+                refused.append(str(error))
+
+    run()
+    assert len(taken) > 20
+    assert all(name in message and len(message) < 500 for message in refused)
+    if name != SLICE:
+        assert all(parse(found.to_json()) == found for found in taken)
+
+
+STATE = (
+    "log-start-offset log-end-offset first-dirty-offset first-unmarked-offset cleaned-at-ms "
+    "cleaned-end-offset next-clean-ms"
+)
+
+
+@EXAMPLES
+@given(random=SEEDS)
+def test_states(random: Random) -> None:
+    for _ in range(INPUTS_A_DRAW):
+        check_state(random)
+
+
+def check_state(random: Random) -> None:
+    key = "ebbtide.state.0."
+    properties = {key + name: "1" for name in STATE.split()} | {key + "segments": "[[0,0]]"}
+    changed = some(random, STATE + " max-event-time-ms expired-end-offset segments", text)
+    properties |= {key + name: value for name, value in changed.items()}
+    if random.random() < 0.1:
+        properties[f"ebbtide.state.{random.choice(KEYS)}.a"] = "1"
+    with contextlib.suppress(ConfigurationError):
+        for state in parse_states(properties).values():
+            numbers = [number for segment in state.segments for number in segment]
+            assert all(-LIMIT <= number < LIMIT for number in [*numbers, state.log_end_offset])
+
+
+@EXAMPLES
+@given(random=SEEDS)
+def test_settings(random: Random) -> None:
+    for _ in range(INPUTS_A_DRAW):
+        check_settings(random)
+
+
+def check_settings(random: Random) -> None:
+    names = random.sample([*config.settings(), "kafka.other", MAX_SNAPSHOT_AGE], 2)
+    properties = {name: text(random) for name in names}
+    for parse in (config.parse_config, max_snapshot_age_ms):
+        with contextlib.suppress(ConfigurationError):
+            parse(properties)
+
+
+@EXAMPLES
+@given(random=SEEDS)
+@pytest.mark.parametrize(
+    "parse",
+    [TopicName.parse, parse_from_offset, lambda text: parse_connection("any", text)],
+    ids=["name", "offset", "connections"],
+)
+def test_arguments(parse: Callable[[str], Any], random: Random) -> None:
+    for _ in range(INPUTS_A_DRAW):
+        with contextlib.suppress(EbbtideError):
+            parse(random.choice(["", "1:", ":", "0:", f"{NUMBER}:"]) + text(random))
