@@ -1,10 +1,13 @@
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ebbtide.orchestration import quickstart
 from ebbtide.orchestration.quickstart import (
     Progress,
     StepError,
@@ -15,6 +18,33 @@ from ebbtide.orchestration.quickstart import (
     lines_of,
     nights_after,
 )
+from ebbtide.orchestration.settings import Paths
+
+
+def test_the_demonstration_names_its_topics_and_touches_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "sample" / "log"
+    source.mkdir(parents=True)
+    manifest = {"last_append_ms": 4_000_000_000_000, "topics": {"flights": 0, "audit": 0}}
+    (source / "ebbtide-manifest.json").write_text(json.dumps(manifest))
+    commands: list[Sequence[str]] = []
+
+    def lines_of(command: Sequence[str], *_: Any, **__: Any) -> list[str]:
+        commands.append(command)
+        return []
+
+    monkeypatch.setattr(quickstart, "lines_of", lines_of)
+    monkeypatch.setattr(quickstart, "report_of", lambda run_id: run_id)
+    quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
+    ingested, *nights = commands
+    topics = ["demo.audit", "demo.flights"]
+    given = zip(ingested, ingested[1:], strict=False)
+    assert [value for option, value in given if option == "--topic"] == topics
+    assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
+    said = capsys.readouterr().out
+    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in said
+    assert "its guards are off" in said
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def cluster(variable: str) -> Param:
 def topic() -> Param:
     """One topic, which has to be given."""
     return Param(
-        "log.flights",
+        "demo.flights",
         type="string",
         pattern=TOPIC_PATTERN,
         title="Topic",
