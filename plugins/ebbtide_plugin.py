@@ -1,14 +1,16 @@
-"""Puts ebbtide's page into Airflow's navigation; everything else is in the package."""
+"""Makes ebbtide's page and timetable known to Airflow; everything else is in the package."""
 
 from airflow.plugins_manager import AirflowPlugin
 
 from ebbtide.orchestration.page import serve
+from ebbtide.orchestration.timetable import NextTickTimetable
 
 
 class EbbtidePlugin(AirflowPlugin):
-    """Registers the page."""
+    """Registers the page, and the timetable that the DAGs' schedules are kept as."""
 
     name = "ebbtide"
+    timetables = [NextTickTimetable]  # noqa: RUF012
     fastapi_apps = [{"app": serve, "url_prefix": "/ebbtide", "name": "ebbtide"}]  # noqa: RUF012
     external_views = [  # noqa: RUF012
         {

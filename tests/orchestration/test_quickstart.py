@@ -2,6 +2,7 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
     quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
     ingested, *nights = commands
     topics = ["demo.audit", "demo.flights"]
-    given = zip(ingested, ingested[1:], strict=False)
+    given = pairwise(ingested)
     assert [value for option, value in given if option == "--topic"] == topics
     assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
     said = capsys.readouterr().out
