@@ -91,6 +91,7 @@ def erase_keys() -> None:
             options={name: "--" + name.replace("_", "-") for name in OPTIONS},
             hidden={"keys": KEYS},
             is_live=True,
+            pool="default_pool",  # it waits for an ingest, which may need the only Spark slot
         ),
         verdict([JOB]),
     )

@@ -1,16 +1,18 @@
-"""Makes ebbtide's page and timetable known to Airflow; everything else is in the package."""
+"""Makes ebbtide's page, timetable and pool known to Airflow; the rest is in the package."""
 
 from airflow.plugins_manager import AirflowPlugin
 
 from ebbtide.orchestration.page import serve
+from ebbtide.orchestration.pool import PoolListener
 from ebbtide.orchestration.timetable import NextTickTimetable
 
 
 class EbbtidePlugin(AirflowPlugin):
-    """Registers the page, and the timetable that the DAGs' schedules are kept as."""
+    """Registers the page, the DAGs' timetable, and what makes a missing pool."""
 
     name = "ebbtide"
     timetables = [NextTickTimetable]  # noqa: RUF012
+    listeners = [PoolListener()]  # noqa: RUF012
     fastapi_apps = [{"app": serve, "url_prefix": "/ebbtide", "name": "ebbtide"}]  # noqa: RUF012
     external_views = [  # noqa: RUF012
         {

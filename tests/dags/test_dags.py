@@ -112,6 +112,20 @@ def test_unpausing_starts_no_run_of_the_past(
     assert info.run_after == pendulum.parse(first_run)
 
 
+def test_every_job_takes_a_spark_slot_but_the_one_that_waits_for_another(
+    dags: dict[str, Any],
+) -> None:
+    pools = {
+        f"{dag_id}.{task.task_id}": task.pool
+        for dag_id, dag in dags.items()
+        for task in dag.tasks
+        if task.task_type == "EbbtideJobOperator"
+    }
+    assert pools.pop("erase_keys.erase_keys") == "default_pool"
+    assert len(pools) == 12
+    assert set(pools.values()) == {"ebbtide_spark"}
+
+
 def test_the_night_in_order(dags: dict[str, Any]) -> None:
     dag = dags["nightly_retention"]
     order = [task.task_id for task in dag.topological_sort()]

@@ -15,6 +15,7 @@ from ebbtide.orchestration.attempt import attempt_of
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
+from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.orchestration.stages import LowWatermark, grouped
 from ebbtide.tables.reader import Lake, newest, open_lake
 
@@ -30,6 +31,7 @@ def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
         task_id=job,
         job=job,
         trigger_rule=rule,
+        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
         map_index_template="{{ task.label }}",
         **kwargs,
     ).expand(topics=groups)

@@ -32,6 +32,7 @@ from ebbtide.orchestration.kafka_connections import (
     set_in_environment,
 )
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
+from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.orchestration.settings import paths
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.tables.reader import Lake, Run, newest, open_lake
@@ -75,7 +76,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         is_live: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=f"ebbtide {job}", **kwargs)
+        super().__init__(name=f"ebbtide {job}", **{"pool": SPARK_POOL, **kwargs})
         self.job = job
         self.topics = topics
         self.after = after
