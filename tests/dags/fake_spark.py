@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ebbtide.errors import EbbtideError
@@ -84,13 +85,14 @@ class FakeSpark:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--request-file", dest="request", type=lambda file: Path(file).read_text())
     repeated = ("--topic", "--set", "--unset", "--partition", "--accept-plan", "--from-offset")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task"):
         parser.add_argument(option)
     for option in (
-        *("--source", "--cluster", "--request", "--target"),
+        *("--source", "--cluster", "--target"),
         *("--connection", "--topics-pattern", "--isolation"),
     ):
         parser.add_argument(option)

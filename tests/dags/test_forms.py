@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,21 @@ def test_delete_records_makes_a_request(
     }
 
 
+def test_a_request_of_many_partitions_is_no_argument(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    """Linux refuses an argument of more than 128 KiB: Argument list too long."""
+    lake.topic("log.a")
+    offsets = {str(partition): 1_000_000 for partition in range(3_500)}
+    run = run_dag("delete_records", topic="log.a", offsets=offsets)
+    assert run.state == "success"
+    (submitted,) = spark_submit.submitted
+    assert len(json.loads(submitted.options.request)["topics"][0]["partitions"]) == 3_500
+    assert max(map(len, submitted.command)) < 1_000
+    file = submitted.command[submitted.command.index("--request-file") + 1]
+    assert not Path(file).exists()
+
+
 @pytest.mark.parametrize(
     "form",
     [
@@ -164,7 +180,7 @@ def test_a_connections_secret_reaches_the_driver_and_nothing_else(
     seen = [*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
     assert "kafka:9092" not in str(seen)
     assert SECRET not in str(seen)
-    assert "--request" in submitted.command
+    assert "--request-file" in submitted.command
     assert "log.a" in xcoms(run)
     assert "groups" in rendered(run)
 

@@ -15,6 +15,7 @@ import json
 from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pendulum
@@ -91,6 +92,15 @@ class DeleteRequest(NamedTuple):
 
     topics: Mapping[TopicName, TopicRequest]
     timeout_ms: int = TIMEOUT_MS
+
+
+def read_request(path: str) -> DeleteRequest:
+    """The request in a file."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a request in the file {path}, found {error}") from None
+    return parse_request(text)
 
 
 def parse_request(text: str) -> DeleteRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,6 @@ from ebbtide.errors import RequestError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-# An environment holds no longer value.
-MAX_HIDDEN_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +62,6 @@ def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datet
             f"{now.isoformat(timespec='seconds')}: leave `now` empty or choose an earlier time"
         )
     return now.astimezone(UTC)
-
-
-def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
-    """Job arguments for Params: true is a bare option, a list repeats it, null and false none."""
-    arguments: list[str] = []
-    for name, option in options.items():
-        value = params.get(name)
-        if value is True:
-            arguments.append(option)
-        elif value is not None and value is not False:
-            for one in _values(value):
-                arguments += [option, str(one)]
-    return arguments
-
-
-def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, str]:
-    """Variables for Params that no command line may show, one line for each of a list."""
-    values = {
-        variable: "\n".join(map(str, _values(params[name])))
-        for name, variable in hidden.items()
-        if params.get(name)
-    }
-    for name, variable in hidden.items():
-        size_bytes = len(values.get(variable, "").encode())
-        if size_bytes > MAX_HIDDEN_BYTES:
-            raise RequestError(
-                f"expected at most {MAX_HIDDEN_BYTES:,} bytes in {name}, found {size_bytes:,}; "
-                "put them into a file"
-            )
-    return values
-
-
-def _values(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else [value]
 
 
 def _parsed(text: str) -> datetime:

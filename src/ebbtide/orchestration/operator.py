@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -19,11 +20,12 @@ from airflow.sdk.exceptions import (
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_request import parse_request
-from ebbtide.orchestration.attempt import (
-    Attempt,
-    attempt_of,
+from ebbtide.orchestration.attempt import Attempt, attempt_of
+from ebbtide.orchestration.driver_input import (
+    check_arguments,
     hidden_of_params,
     options_of_params,
+    request_file,
 )
 from ebbtide.orchestration.kafka_connections import (
     connections_needed,
@@ -164,13 +166,16 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _submit(self, context: Context, attempt: Attempt, topics: list[str] | None) -> str | None:
         """Run the job; what spark-submit said last if it failed, else None."""
         self._require_spark_connection()
-        connections = self._prepare(context, attempt, topics)
+        request = self._request(context, topics or ())
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
         try:
             hidden = hidden_of_params(context["params"], self.hidden or {})
-            with in_environment(connections), set_in_environment(hidden):
-                super().execute(context)
+            with request_file(request) as file:
+                connections = self._prepare(context, attempt, topics, request, file)
+                check_arguments(self.application_args or ())
+                with in_environment(connections), set_in_environment(hidden):
+                    super().execute(context)
         except AirflowException as error:
             if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
                 raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
@@ -180,18 +185,24 @@ class EbbtideJobOperator(SparkSubmitOperator):
             self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
         return None
 
-    def _prepare(self, context: Context, attempt: Attempt, topics: list[str] | None) -> set[str]:
+    def _prepare(
+        self,
+        context: Context,
+        attempt: Attempt,
+        topics: list[str] | None,
+        request: Mapping[str, Any] | None = None,
+        file: Path | None = None,
+    ) -> set[str]:
         """Fill in what spark-submit gets: here and not in Jinja, which does not render twice.
 
-        Returns the Kafka connections that its driver will ask for.
+        `file` holds the request. Returns the Kafka connections that its driver will ask for.
         """
-        request = self._request(context, topics or ())
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
         self.py_files = str(where.package_zip)
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
-        if request is not None:
-            what = ["--request", json.dumps(request)]
+        if file is not None:
+            what = ["--request-file", str(file)]
         options = options_of_params(context["params"], self.options or {})
         self.application_args = [*options, *what, *attempt.options()]
         if self.is_live and context["params"].get("from_source", True):
