@@ -89,6 +89,7 @@ def test_a_topic_with_its_runs(signed_in: Get, lake: LakeSandbox) -> None:
                     "log_end_offset": 100,
                     "size_bytes": 100,
                     "next_horizon_ms": 1_790_000_000_000,
+                    "waits_for_round": False,
                 }
             ],
             "last_run": {
