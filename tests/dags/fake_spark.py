@@ -58,6 +58,7 @@ class FakeSpark:
         if job in self.refuses:
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: {EXIT_REFUSED}.")
         if options.plan_only:
+            Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
             return
         errors = [self._attempt(job, topic, options) for topic in topics]
         if any(errors):
@@ -89,7 +90,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     repeated = ("--topic", "--set", "--unset", "--partition", "--accept-plan", "--from-offset")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
-    for option in ("--now", "--run-id", "--dag", "--task"):
+    for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):
         parser.add_argument(option)
     for option in (
         *("--source", "--cluster", "--target"),

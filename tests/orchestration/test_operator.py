@@ -12,7 +12,12 @@ import pytest
 
 from ebbtide.errors import RequestError
 from ebbtide.orchestration.attempt import run_now
-from ebbtide.orchestration.driver_input import check_arguments, options_of_params, request_file
+from ebbtide.orchestration.driver_input import (
+    DriverFiles,
+    check_arguments,
+    driver_files,
+    options_of_params,
+)
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from tests.dags.runs import dag_bag
 
@@ -137,8 +142,8 @@ def command_of(dag_id: str, task_id: str) -> str:
     context = context_of(task, **PARAMS[dag_id])
     topics = None if task.topics is None else [*task.topics]
     request = task._request(context, topics or ())
-    file = Path("/tmp/ebbtide-x/request.json") if request else None
-    task._prepare(context, attempt_of(context), topics, request, file)
+    files = DriverFiles(Path("/tmp/ebbtide-x"))
+    task._prepare(context, attempt_of(context), topics, request, files)
     command = task._get_hook()._build_spark_submit_command(task.application)
     return " \\\n  ".join(lines_of(command)) + "\n"
 
@@ -270,8 +275,8 @@ def test_a_param_as_an_option(value: Any, arguments: list[str]) -> None:
 
 
 def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> None:
-    with request_file(REQUEST) as file:
-        assert file is not None
+    with driver_files(REQUEST) as files:
+        file = files.request
         assert json.loads(file.read_text()) == REQUEST
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not file.parent.exists()

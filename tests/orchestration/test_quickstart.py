@@ -20,6 +20,7 @@ from ebbtide.orchestration.quickstart import (
     nights_after,
 )
 from ebbtide.orchestration.settings import Paths
+from ebbtide.orchestration.task_logs import TaskLogs
 
 
 def test_the_demonstration_names_its_topics_and_touches_no_other(
@@ -98,6 +99,29 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
         "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
         "night 1 Airflow, end 0.0 s",
     ]
+
+
+def test_what_a_task_says_is_where_airflow_looks_for_its_log(tmp_path: Path) -> None:
+    logs = TaskLogs("night", tmp_path)
+    for line in [
+        "before any task\n",
+        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "ebbtide: 2 topics: demo.audit, demo.flights\n",
+        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "between tasks\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "first try\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "second try\n",
+    ]:
+        logs.see(line, "manual__1")
+    run = tmp_path / "dag_id=night" / "run_id=manual__1"
+    grouped = (run / "task_id=group_topics" / "attempt=1.log").read_text()
+    assert "ebbtide: 2 topics: demo.audit, demo.flights\n" in grouped
+    assert "between" not in grouped
+    cleaned = run / "task_id=clean_log" / "map_index=0"
+    assert "first try\n" in (cleaned / "attempt=1.log").read_text()
+    assert "first" not in (cleaned / "attempt=2.log").read_text()
 
 
 def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
-from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size
 from ebbtide.tables.reader import open_lake
+from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 
 CLEANED = partition_result(
@@ -63,6 +63,16 @@ def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})
     assert "nothing to do: no record, segment or file was touched" in rendered()
+
+
+def test_settings_that_were_changed_are_listed(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    changes = {"kafka.retention.ms": [None, "5"], "kafka.cleanup.policy": ["compact", "delete"]}
+    lake.run("log.a", "configure_topic", partitions={}, topic={"changes": changes})
+    report = rendered()
+    assert "log.a: kafka.retention.ms: not set -> 5\n" in f"{report}\n"
+    assert "log.a: kafka.cleanup.policy: compact -> delete" in report
+    assert "nothing to do" not in report
 
 
 def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:

@@ -103,6 +103,11 @@ def read_request(path: str) -> DeleteRequest:
     return parse_request(text)
 
 
+def parse_request_object(request: Mapping[str, Any]) -> DeleteRequest:
+    """The request, given as the object that its JSON is."""
+    return parse_request(json.dumps(request))
+
+
 def parse_request(text: str) -> DeleteRequest:
     """The request; RequestError names the field that is wrong."""
     try:

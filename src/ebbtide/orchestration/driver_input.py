@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,17 +45,36 @@ def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> di
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """Files that this user's driver alone can read and write, as long as the job runs."""
+
+    directory: Path
+
+    @property
+    def request(self) -> Path:
+        """The DeleteRecords request, where there is one."""
+        return self.directory / "request.json"
+
+    @property
+    def plan(self) -> Path:
+        """Where a job that only plans writes its plan."""
+        return self.directory / "plan.txt"
+
+    def read_plan(self) -> str:
+        """The plan, if the job wrote one."""
+        return self.plan.read_text() if self.plan.exists() else ""
+
+
 @contextmanager
-def request_file(request: Mapping[str, Any] | None) -> Iterator[Path | None]:
-    """A file of the request that only this user can read, until the job has ended."""
-    if request is None:
-        yield None
-        return
+def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
+    """A directory of this user's own, with the request in it, removed afterwards."""
     with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
-        file = Path(directory) / "request.json"
-        file.touch(mode=0o600)
-        file.write_text(json.dumps(request))
-        yield file
+        files = DriverFiles(Path(directory))
+        if request is not None:
+            files.request.touch(mode=0o600)
+            files.request.write_text(json.dumps(request))
+        yield files
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -21,11 +20,13 @@ from airflow.sdk.exceptions import (
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_request import parse_request
 from ebbtide.orchestration.attempt import Attempt, attempt_of
+from ebbtide.orchestration.causes import explained
 from ebbtide.orchestration.driver_input import (
+    DriverFiles,
     check_arguments,
+    driver_files,
     hidden_of_params,
     options_of_params,
-    request_file,
 )
 from ebbtide.orchestration.kafka_connections import (
     connections_needed,
@@ -35,6 +36,7 @@ from ebbtide.orchestration.kafka_connections import (
 )
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.orchestration.preflight import check_form, check_request
 from ebbtide.orchestration.settings import paths
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.tables.reader import Lake, Run, newest, open_lake
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 LABELLED_TOPICS = 3
+PLAN = "plan"  # the key of the XCom
 # Exit codes of every job.
 BAD_ARGUMENTS = 2
 TRY_AGAIN = 75
@@ -98,16 +101,13 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
         """Run what is left to do of this task in this DAG run, and answer for all of it."""
-        try:
+        with explained(context):
             return self._execute(context, attempt_of(context))
-        except EbbtideError as error:
-            if error.transient:
-                raise
-            raise AirflowFailException(f"{self.job}: {error}") from error
 
     def _execute(self, context: Context, attempt: Attempt) -> list[LowWatermark]:
         topics = self._healthy(context, attempt)
         with open_lake() as lake:
+            self._check(lake, context, topics)
             before = attempts(lake, attempt)
             left = None if topics is None else unfinished(topics, before, attempt.is_retry)
             answers = self._answer_from_state(lake, left or [], attempt)
@@ -121,6 +121,13 @@ class EbbtideJobOperator(SparkSubmitOperator):
         with open_lake() as lake:
             outcome = Outcome.of(topics, answers, attempts(lake, attempt), problem)
         return self._settle(context, outcome)
+
+    def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
+        """Refuse what the lake's state tells to be wrong, before Spark is started for it."""
+        if topics is not None and len(topics) == 1:  # of more, one must not stop the others
+            check_form(lake, self.job, topics, context["params"])
+        if self.request is not None:
+            check_request(lake, self.request)
 
     def _healthy(self, context: Context, attempt: Attempt) -> list[str] | None:
         """The topics that the stage before handed on; None when the job chooses itself."""
@@ -171,11 +178,12 @@ class EbbtideJobOperator(SparkSubmitOperator):
         started = time.monotonic()
         try:
             hidden = hidden_of_params(context["params"], self.hidden or {})
-            with request_file(request) as file:
-                connections = self._prepare(context, attempt, topics, request, file)
+            with driver_files(request) as files:
+                connections = self._prepare(context, attempt, topics, request, files)
                 check_arguments(self.application_args or ())
                 with in_environment(connections), set_in_environment(hidden):
                     super().execute(context)
+                self._show_plan(context, files.read_plan())
         except AirflowException as error:
             if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
                 raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
@@ -190,20 +198,22 @@ class EbbtideJobOperator(SparkSubmitOperator):
         context: Context,
         attempt: Attempt,
         topics: list[str] | None,
-        request: Mapping[str, Any] | None = None,
-        file: Path | None = None,
+        request: Mapping[str, Any] | None,
+        files: DriverFiles,
     ) -> set[str]:
         """Fill in what spark-submit gets: here and not in Jinja, which does not render twice.
 
-        `file` holds the request. Returns the Kafka connections that its driver will ask for.
+        Returns the Kafka connections that its driver will ask for.
         """
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
         self.py_files = str(where.package_zip)
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
-        if file is not None:
-            what = ["--request-file", str(file)]
+        if request is not None:
+            what = ["--request-file", str(files.request)]
         options = options_of_params(context["params"], self.options or {})
+        if context["params"].get("plan_only"):
+            options += ["--plan-file", str(files.plan)]
         self.application_args = [*options, *what, *attempt.options()]
         if self.is_live and context["params"].get("from_source", True):
             with open_lake() as lake:
@@ -263,6 +273,12 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return []
         can_retry = re.search(rf"Error code is: {TRY_AGAIN}\b", problem)
         raise (AirflowException if can_retry else AirflowFailException)(problem)
+
+    def _show_plan(self, context: Context, plan: str) -> None:
+        """Hand the plan on to verdict; spark-submit's output has it among much else."""
+        if plan:
+            print(plan, flush=True)
+            context["ti"].xcom_push(key=PLAN, value=plan)
 
 
 def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:

@@ -21,8 +21,9 @@ from typing import Any
 
 from ebbtide.orchestration.report import render_run
 from ebbtide.orchestration.settings import Paths, paths
-from ebbtide.orchestration.text import aligned, seconds, size
+from ebbtide.orchestration.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.tables.reader import open_lake
+from ebbtide.text import aligned, seconds, size
 
 CLUSTER = "demo"
 # For topics that can be made again: what a night removes may be any share, and leaves the disk.
@@ -31,8 +32,6 @@ DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
 LAST_LINES = 25
 
-STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+)")
-ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
 STARTED = re.compile(r"ebbtide: \S+: started for (.*?)(?: +\[airflow|$)")
 NO_SPARK = re.compile(r"ebbtide: \S+: Spark is not started")
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
@@ -175,9 +174,10 @@ def run_night(
     }
     command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
     log = where.logs / f"night-{number}.log"
-    watch = Watch(f"night {number}", progress)
+    watch, task_logs = Watch(f"night {number}", progress), TaskLogs(DAG, log_folder())
     for line in lines_of(command, log, on_failure=cause_in):
         watch.see(line)
+        task_logs.see(line, watch.run_id)
     watch.finish()
     return watch.run_id
 
@@ -247,7 +247,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def cause_in(text: str) -> str:
     """What verdict said, if it came that far."""
-    found = re.findall(r"^.*? failed (?:in|before) .*$", text, flags=re.MULTILINE)
+    found = re.findall(r"^.*? failed(?: in \S+)?: .*$", text, flags=re.MULTILINE)
     return "\n".join(dict.fromkeys(line.strip() for line in found))
 
 

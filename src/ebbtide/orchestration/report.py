@@ -15,8 +15,17 @@ from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size, without_empty
 from ebbtide.tables.reader import Lake, Run, open_lake
+from ebbtide.text import (
+    WIDTH,
+    aligned,
+    changes_in_words,
+    moment,
+    number,
+    seconds,
+    size,
+    without_empty,
+)
 
 PARTITION_HEADER = (
     "topic",
@@ -83,6 +92,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             "",
             topic_table(runs),
             "",
+            *(f"{run.topic}: {line}" for run in runs for line in changes_in_words(_changes(run))),
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
             *(fill(line, WIDTH) for line in promises(found)),
             *(fill(line, WIDTH) for line in notes(runs)),
@@ -116,8 +126,20 @@ def notes(runs: Iterable[Run]) -> list[str]:
 
 
 def changed(run: Run) -> bool:
-    """Whether an attempt committed or removed anything."""
-    return bool(run.snapshot_ids or run.rows_removed or run.files_removed or run.bytes_removed)
+    """Whether an attempt committed, set or removed anything."""
+    return bool(
+        run.snapshot_ids
+        or run.rows_removed
+        or run.files_removed
+        or run.bytes_removed
+        or any(before != after for before, after in _changes(run).values())
+    )
+
+
+def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
+    """The settings that a run changed, as (before, after); rows of before hold the latter only."""
+    changes: Mapping[str, Any] = run.topic_result.get("changes", {})
+    return {name: of for name, of in changes.items() if isinstance(of, list)}
 
 
 def failed(runs: Iterable[Run]) -> list[Run]:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.log.names import TopicName
+from ebbtide.tables.plans import render_plan
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
 
@@ -54,6 +55,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
     parser.add_argument(
         "--plan-only", action="store_true", help="print what would be done, and change nothing"
     )
+    parser.add_argument("--plan-file", metavar="PATH", help="a file that the plans are added to")
     return parser
 
 
@@ -132,7 +134,7 @@ def _run_topic(
     for where, numbers in _noted(topic, outcome):
         print(f"{args.job} {where}: {numbers['note']}", flush=True)
     if args.plan_only:
-        print(f"{args.job} {topic} would do: {outcome.to_json()}", flush=True)
+        _show_plan(args, topic, outcome, error)
     else:
         append_run(session, attempt, outcome, error)
     if error is None:
@@ -140,6 +142,19 @@ def _run_topic(
     else:
         print(f"{args.job} {topic}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return error
+
+
+def _show_plan(
+    args: argparse.Namespace, topic: TopicName, outcome: Outcome, error: BaseException | None
+) -> None:
+    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
+    if error is not None and not outcome.partitions:
+        return
+    plan = render_plan(args.job, str(topic), outcome)
+    print(plan, flush=True)
+    if args.plan_file:
+        with open(args.plan_file, "a") as file:
+            file.write(f"{plan}\n\n")
 
 
 def _noted(topic: TopicName, outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

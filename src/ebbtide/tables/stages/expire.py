@@ -90,11 +90,15 @@ class ExpirePlan:
     def _numbers(self, partition: int, expiry: Expiry) -> dict[str, Any]:
         by = Counter(str(rule) for _, rule in expiry.removed)
         records = self._records(partition)
-        numbers = {
+        numbers: dict[str, Any] = {
             "log_start_offset": expiry.log_start_offset,
             "low_watermark": self.topic.low_watermark(expiry.log_start_offset),
             "log_end_offset": self.topic.partitions[partition].log_end_offset,
             "segments_expired": len(expiry.removed),
+            "records_in_segments": sum(segment.record_count for segment, _ in expiry.removed),
+            "newest_record_ms": max(
+                (segment.largest_timestamp_ms for segment, _ in expiry.removed), default=None
+            ),
             "bytes_removed": sum(segment.size_bytes for segment, _ in expiry.removed),
             "by": {str(rule): by.get(str(rule), 0) for rule in Rule},
             "records_expired": records.rows,
