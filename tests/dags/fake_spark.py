@@ -76,6 +76,7 @@ class FakeSpark:
             dag=options.dag,
             task=options.task,
             now=datetime.fromisoformat(options.now),
+            started=datetime.now(UTC),
             ended=datetime.now(UTC),
             error=error,
             partitions={} if error else {0: result},

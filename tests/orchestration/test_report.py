@@ -24,9 +24,14 @@ CLEANED = partition_result(
     next_horizon_ms=1_790_000_000_000,
 )
 EXPIRED = partition_result(
-    segments_expired=2, records_removed=10_000, bytes_removed=100_000, log_start_offset=7
+    segments_expired=2,
+    records_before=60_000,
+    records_after=50_000,
+    bytes_before=600_000,
+    bytes_after=500_000,
+    log_start_offset=7,
 )
-FREED = {"bytes_freed": 2_500_000, "bytes_kept": 1_500, "files_removed": 4}
+FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500}
 NIGHT = Path(__file__).parent / "night.txt"
 
 
@@ -50,13 +55,23 @@ def test_a_night(lake: LakeSandbox) -> None:
     assert max(map(len, NIGHT.read_text().splitlines())) <= WIDTH
 
 
-def test_numbers_no_job_says_are_read_from_the_lake(lake: LakeSandbox) -> None:
+def test_numbers_are_those_that_a_job_of_the_run_counted(lake: LakeSandbox) -> None:
+    """Not those of the lake at this moment, with what was removed added to them."""
     lake.topic("log.audit", {0: state_of()}, {"kafka.cleanup.policy": "delete"})
     lake.records("log.audit", [(0, offset) for offset in range(5)])
-    lake.batches("log.audit", [(0, 4, 0, 0)])
     lake.run("log.audit", "expire_segments", partitions={0: EXPIRED}, snapshot_ids=[1])
     (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
-    assert line.split() == ["log.audit", "0", "10,005", "5", "100,100", "100", "2", "7", "0"]
+    expected = ["log.audit", "0", "60,000", "50,000", "600,000", "500,000", "2", "7", "0"]
+    assert line.split() == expected
+
+
+def test_a_job_that_counted_only_what_it_removed_has_no_before(lake: LakeSandbox) -> None:
+    lake.topic("log.audit", {0: state_of()}, {"kafka.cleanup.policy": "delete"})
+    lake.records("log.audit", [(0, offset) for offset in range(5)])
+    deleted = {0: partition_result(log_start_offset=273, records_removed=273)}
+    lake.run("log.audit", "delete_records", partitions=deleted, rows_removed=273)
+    (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
+    assert line.split() == ["log.audit", "0", "273", "273", "0"]
 
 
 def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:

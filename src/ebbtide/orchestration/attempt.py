@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import RequestError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+# How far the clocks of Airflow and of Spark's driver may be apart.
+CLOCK_SLACK = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Attempt:
     task: str
     now: datetime
     is_retry: bool
+    since: datetime  # no attempt of the DAG run started before
 
     @property
     def now_ms(self) -> int:
@@ -46,7 +50,17 @@ def attempt_of(context: Context) -> Attempt:
         task=ti.task_id,
         now=now,
         is_retry=ti.try_number > first_try,
+        since=began(dag_run),
     )
+
+
+def began(dag_run: Any) -> datetime:
+    """A time before any job of the DAG run started, by whatever clock Spark's driver has.
+
+    Clearing a run sets its start anew, but not when it was due.
+    """
+    known: list[datetime | None] = [dag_run.run_after, getattr(dag_run, "start_date", None)]
+    return min(time for time in known if time is not None) - CLOCK_SLACK
 
 
 def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.names import TopicName
-from ebbtide.orchestration.attempt import attempt_of
+from ebbtide.orchestration.attempt import attempt_of, began
 from ebbtide.orchestration.causes import causes_of, explained
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
@@ -108,7 +108,8 @@ def verdict(stages: Sequence[str], groups: str | None = None) -> None:
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
     causes = causes_of(context)
     with open_lake() as lake:
-        runs = [run for run in lake.runs(run_id=run_id, dag=dag) if run.task in stages]
+        found = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
+        runs = [run for run in found if run.task in stages]
         lines = _failed_topics(context, stages, groups, runs, causes)
         lines = lines or _failed_tasks(context, causes)
         for line in lines:

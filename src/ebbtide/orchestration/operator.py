@@ -139,7 +139,9 @@ class EbbtideJobOperator(SparkSubmitOperator):
             succeeded = {
                 topic
                 for (topic, _), run in newest(
-                    lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=self.after)
+                    lake.runs(
+                        attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=self.after
+                    )
                 ).items()
                 if run.succeeded
             }
@@ -283,5 +285,5 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
 def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:
     """The newest attempt by topic of this task in this DAG run."""
-    runs = lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
+    runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
     return {run.topic: run for run in runs}

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ebbtide.orchestration.report import render_run
+from ebbtide.orchestration.report import find_run, render_run
 from ebbtide.orchestration.settings import Paths, paths
 from ebbtide.orchestration.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.tables.reader import open_lake
@@ -265,7 +265,7 @@ def last_lines(text: str) -> str:
 def report_of(run_id: str) -> str:
     """The report of the newest run."""
     with open_lake() as lake:
-        return render_run(lake, run_id, lake.runs(run_id=run_id))
+        return render_run(lake, run_id, find_run(lake, run_id))
 
 
 def print_times(progress: Progress, total: float) -> None:

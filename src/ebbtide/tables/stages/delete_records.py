@@ -95,6 +95,8 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
     outcome.snapshot_ids = snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.bytes_removed = truncation.bytes
+    for partition, numbers in outcome.partitions.items():
+        numbers["records_removed"] = truncation.rows[partition]
     return outcome
 
 

@@ -56,6 +56,8 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     merged = merge_segments(topic)
     rewritten = _rewrite(topic)
+    # Nothing is freed before snapshots expire, so what came by then was written.
+    full = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     # Settings are a topic's, and stand on its records table.
     max_age_ms = _max_age_ms(spark, name.records_table)
     expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
@@ -63,10 +65,12 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     if spark.catalog.tableExists(name.quarantine_table):
         expired += _expire(spark, name.catalog, name.quarantine_table, max_age_ms)
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
-    outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
-    outcome.bytes_removed = max(0, freed)
+    written = max(0, sum(d.bytes for d in full) - sum(d.bytes for d in before))
+    freed = max(0, sum(d.bytes for d in full) - sum(d.bytes for d in after))
+    outcome.files_removed = max(0, sum(d.files for d in full) - sum(d.files for d in after))
+    outcome.bytes_removed = freed
     outcome.topic |= {
+        "bytes_written": written,
         "bytes_freed": freed,
         "bytes_kept": sum(disk.bytes for disk in after),
         "files_removed": outcome.files_removed,
