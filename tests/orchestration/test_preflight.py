@@ -54,6 +54,7 @@ def request(**topics: dict[int, int]) -> dict[str, Any]:
             {"set": ["kafka.max.compaction.lag.ms=5", "kafka.min.compaction.lag.ms=6"]},
             "found 6 > 5$",
         ),
+        ("erase_keys", "log.deleted", {}, "to hold compact, found delete: "),
         ("export_segments", "log.deleted", {"partitions": [1, 7]}, "0, 1, found 7$"),
         ("mark_tombstones", "log.deleted", {"from_offset": ["0:3"]}, "found 3"),
     ],

@@ -9,6 +9,7 @@ from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.log.changes import check_changes, parse_changes
 from ebbtide.log.delete_records import ErrorCode, answer_partition, way_out
 from ebbtide.log.delete_request import AtOffset, TopicRequest, parse_request_object
+from ebbtide.log.erasure import check_is_compacted
 from ebbtide.log.marking import offsets_to_mark_again_from, parse_from_offset
 from ebbtide.log.names import TopicName
 from ebbtide.tables.reader import Lake, Topic
@@ -21,6 +22,8 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
         if job == "configure_topic":
             changes = parse_changes(params.get("set") or (), params.get("unset") or ())
             check_changes(topic.properties, changes)
+        elif job == "erase_keys":
+            check_is_compacted(name, topic.config)
         elif job == "export_segments":
             _check_partitions(topic, params.get("partitions") or ())
         elif job == "mark_tombstones" and params.get("from_offset"):
