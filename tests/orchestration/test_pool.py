@@ -1,11 +1,9 @@
 """The pool of Spark slots in Airflow's database."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.orchestration.pool import PoolListener, make_pool, slots
+from ebbtide.orchestration.pool import make_pool, slots
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 
 
@@ -44,10 +42,13 @@ def test_a_pool_that_is_there_keeps_its_slots(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("pools")
-@pytest.mark.parametrize(("job_type", "is_made"), [("SchedulerJob", True), ("TriggererJob", False)])
-def test_a_scheduler_that_starts_makes_it(job_type: str, is_made: bool) -> None:
-    PoolListener().on_starting(SimpleNamespace(job_type=job_type))
-    assert ("ebbtide_spark" in found()) == is_made
+def test_a_component_that_starts_makes_it() -> None:
+    """By the plugin, as Airflow finds it in its plugins folder."""
+    from airflow.jobs.job import Job
+
+    assert "ebbtide_spark" not in found()
+    Job()  # what each component makes of itself first
+    assert "ebbtide_spark" in found()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two"])

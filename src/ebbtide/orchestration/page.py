@@ -91,7 +91,7 @@ def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, A
                 "log_end_offset": state.log_end_offset,
                 "size_bytes": sizes.get(partition, 0),
                 "next_horizon_ms": state.next_horizon_ms,
-                "waits_for_round": state.next_clean_ms == 0,
+                "waits_for_round": topic.config.is_compacted and state.next_clean_ms == 0,
             }
             for partition, state in topic.partitions.items()
         ],

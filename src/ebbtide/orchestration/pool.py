@@ -8,6 +8,7 @@ it is, with the slots somebody gave it in Airflow's UI.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from airflow.listeners import hookimpl
@@ -48,12 +49,14 @@ def slots() -> int:
 
 
 class PoolListener:
-    """Makes the pool when a scheduler starts."""
+    """Makes the pool when a scheduler starts, or another of Airflow's components."""
 
     @hookimpl
     def on_starting(self, component: Any) -> None:
-        """Airflow calls this once for each of its components."""
-        if getattr(component, "job_type", None) == "SchedulerJob":
+        """Airflow calls this for each component, before `component` knows which one it is."""
+        from sqlalchemy.exc import IntegrityError
+
+        with suppress(IntegrityError):  # another component, starting too, was faster
             make_pool()
 
 
