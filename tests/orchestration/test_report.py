@@ -158,9 +158,10 @@ def test_a_run_without_rows_had_nothing_to_do(lake: LakeSandbox) -> None:
 
 def test_an_old_run_shows_nothing_of_today(lake: LakeSandbox) -> None:
     lake.topic("log.a")
-    lake.run("log.a", "expire_segments", partitions={0: EXPIRED})
+    lake.run("log.a", "expire_segments", partitions={0: EXPIRED}, rows_removed=3)
+    assert "3 records left the table" in rendered()
     lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
-    assert "records" not in rendered()
+    assert "left the table" not in rendered()
 
 
 def test_the_newest_run_is_the_default(
