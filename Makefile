@@ -129,7 +129,7 @@ $(HOME_DIR)/ebbtide.zip: $(shell find src/ebbtide -name '*.py') conf/package.py 
 $(DONE)/airflow: $(DONE)/requirements $(HOME_DIR)/conf/airflow.env
 	@echo "setup: making Airflow's database"
 	@mkdir -p $(HOME_DIR)/logs
-	@$(WITH_ENV) airflow db migrate >$(HOME_DIR)/logs/airflow-db.log 2>&1 || { tail -5 $(HOME_DIR)/logs/airflow-db.log >&2; exit 1; }
+	@$(WITH_ENV) { airflow db migrate && $(PY) -m ebbtide.orchestration.pool; } >$(HOME_DIR)/logs/airflow-db.log 2>&1 || { tail -5 $(HOME_DIR)/logs/airflow-db.log >&2; exit 1; }
 	@touch $@
 
 $(DONE):

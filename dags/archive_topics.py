@@ -12,14 +12,14 @@ import os
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, cluster, now, topics
+from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_topic"
 
 
 @dag(
-    schedule=os.environ.get("EBBTIDE_ARCHIVE_SCHEDULE"),
+    schedule=schedule("EBBTIDE_ARCHIVE_SCHEDULE"),
     doc_md=__doc__,
     **HOUSE,
     params={

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.sdk import Param, chain, dag, get_current_context, task
 
+from ebbtide.orchestration.causes import explained
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
 from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN, optional
 from ebbtide.orchestration.operator import EbbtideJobOperator
@@ -22,7 +23,9 @@ CHOICE = "Up to where: exactly one of these"
 @task(retries=0)
 def build_request() -> dict[str, Any]:
     """The request as the job takes it."""
-    return delete_request(get_current_context()["params"])
+    context = get_current_context()
+    with explained(context):
+        return delete_request(context["params"])
 
 
 @dag(
@@ -40,7 +43,7 @@ def build_request() -> dict[str, Any]:
             "object",
             "Offsets",
             'By partition, {"0": 1200, "1": -1}, where -1 is the high watermark; or by topic, '
-            '{"log.flights": {"0": 1200}}, when no topic is given.',
+            '{"demo.audit": {"0": 1200}}, when no topic is given.',
             section=CHOICE,
         ),
         "timestamp": optional(

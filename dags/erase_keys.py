@@ -1,9 +1,10 @@
 """Erase keys of a compacted topic: each gets a tombstone, which supersedes all records before it.
 
 Where somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the
-next ingest, for which the run waits; only one without a writer gets them appended to its tables.
-A cleaner round follows if Kafka's cleaner would begin one. What became of each key, and from when
-it is out of the table and off the disk, is in `lake.ebbtide.erasures`. See docs/erase_keys.md.
+next ingest, for which the run waits: trigger `archive_topics` unless it is scheduled. Only a topic
+without a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin.
+What became of each key, and from when it is out of the table and off the disk, is in
+`lake.ebbtide.erasures`. See docs/erase_keys.md.
 """
 
 from airflow.sdk import Param, chain, dag
@@ -16,8 +17,7 @@ from ebbtide.orchestration.operator import EbbtideJobOperator
 JOB = "erase_keys"
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
-OPTIONS = ("requested_by", "reason", "keys_file", "encoding", "connection", "append")
-OPTIONS += ("timeout_ms", "plan_only")
+OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms plan_only".split()
 
 
 @dag(
@@ -91,6 +91,7 @@ def erase_keys() -> None:
             options={name: "--" + name.replace("_", "-") for name in OPTIONS},
             hidden={"keys": KEYS},
             is_live=True,
+            pool="default_pool",  # it waits for an ingest, which may need the only Spark slot
         ),
         verdict([JOB]),
     )

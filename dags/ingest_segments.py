@@ -11,14 +11,14 @@ from airflow.sdk import Param, chain, dag
 
 from ebbtide.log.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, cluster, now, topics
+from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_segments"
 
 
 @dag(
-    schedule=os.environ.get("EBBTIDE_INGEST_SCHEDULE"),
+    schedule=schedule("EBBTIDE_INGEST_SCHEDULE"),
     doc_md=__doc__,
     **HOUSE,
     params={

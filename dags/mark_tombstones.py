@@ -26,7 +26,7 @@ JOB = "mark_tombstones"
     doc_md=__doc__,
     params={
         "topic": Param(
-            "log.flights",
+            "demo.flights",
             type="string",
             pattern=r"^[^.]+\..+$",
             title="Topic",

@@ -7,18 +7,16 @@ Topics without replicas, and those whose replicas hold everything, start no Spar
 EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
 """
 
-import os
-
 from airflow.sdk import chain, dag
 
 from ebbtide.orchestration.handover import GROUP_TOPICS, group_topics, stage, verdict
-from ebbtide.orchestration.house import HOUSE, topics, topics_per_application
+from ebbtide.orchestration.house import HOUSE, schedule, topics, topics_per_application
 
 JOB = "replicate_log"
 
 
 @dag(
-    schedule=os.environ.get("EBBTIDE_REPLICATE_SCHEDULE"),
+    schedule=schedule("EBBTIDE_REPLICATE_SCHEDULE"),
     doc_md=__doc__,
     **HOUSE,
     params={

@@ -7,26 +7,28 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import ConfigurationError
+from ebbtide.log.changes import parse_changes
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, run_topics, to_ms
+from ebbtide.tables.application import job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.configure import execute_configure, parse_setting, plan_configure
+from ebbtide.tables.stages.configure import execute_configure, plan_configure
 from ebbtide.tables.stages.source_settings import changes_from_source
 from ebbtide.tables.topics import load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("configure_topic", __doc__ or "")
-    parser.add_argument(
-        "--set", action="append", default=[], type=argument(parse_setting), metavar="NAME=VALUE"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--unset", action="append", default=[], metavar="NAME")
     parser.add_argument(
         "--from-source", action="store_true", help="take over what the topic's brokers have"
     )
     args = parser.parse_args(argv)
-    changes: dict[str, str | None] = dict.fromkeys(args.unset)
-    changes |= dict(args.set)
+    try:
+        changes = parse_changes(args.set, args.unset)
+    except ConfigurationError as error:
+        parser.error(str(error))
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> Outcome:

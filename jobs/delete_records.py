@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.delete_request import parse_request
+from ebbtide.log.delete_request import parse_request, read_request
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
@@ -16,12 +16,19 @@ from ebbtide.tables.stages.answer_request import answer_request
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = job_parser("delete_records", __doc__ or "", has_topics=False)
-    parser.add_argument(
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
         "--request",
-        required=True,
         type=argument(parse_request),
         metavar="JSON",
         help="topics, and up to where: by offset, timestamp, age or consumer groups",
+    )
+    given.add_argument(
+        "--request-file",
+        dest="request",
+        type=argument(read_request),
+        metavar="PATH",
+        help="the same in a file that the driver reads",
     )
     args = parser.parse_args(argv)
     request, now_ms = args.request, to_ms(args.now)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import job_parser, run_topics
+from ebbtide.tables.run_files import compact_runs
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.snapshots import (
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     code = run_topics(spark, args, args.topic, work)
     if not args.plan_only:
+        compact_runs(spark, datetime.now(UTC))
         expire_run_snapshots(spark)
     return code
 

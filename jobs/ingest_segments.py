@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
+from ebbtide.log.changes import parse_setting
 from ebbtide.log.credentials import check_uri
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import argument, job_parser, refuse, run_topics
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.configure import parse_setting
 from ebbtide.tables.stages.ingest import Source, ingest_segments
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What must be there before any other service starts: configuration, login, Airflow's tables.
+# What must be there before any other service starts: configuration, login, Airflow's tables,
+# and the pool of Spark slots.
 set -euo pipefail
 
 python conf/render.py conf/compose/spark-defaults.conf "$SPARK_CONF_DIR"
@@ -11,4 +12,5 @@ logins = pathlib.Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_F
 logins.write_text(json.dumps({"admin": os.environ["AIRFLOW_ADMIN_PASSWORD"]}))
 logins.chmod(0o600)
 PYTHON
-exec airflow db migrate
+airflow db migrate
+exec python -m ebbtide.orchestration.pool

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ebbtide.errors import EbbtideError
@@ -57,6 +58,7 @@ class FakeSpark:
         if job in self.refuses:
             raise AirflowException(f"Cannot execute: {command[0]}. Error code is: {EXIT_REFUSED}.")
         if options.plan_only:
+            Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
             return
         errors = [self._attempt(job, topic, options) for topic in topics]
         if any(errors):
@@ -74,6 +76,7 @@ class FakeSpark:
             dag=options.dag,
             task=options.task,
             now=datetime.fromisoformat(options.now),
+            started=datetime.now(UTC),
             ended=datetime.now(UTC),
             error=error,
             partitions={} if error else {0: result},
@@ -84,13 +87,14 @@ class FakeSpark:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--request-file", dest="request", type=lambda file: Path(file).read_text())
     repeated = ("--topic", "--set", "--unset", "--partition", "--accept-plan", "--from-offset")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
-    for option in ("--now", "--run-id", "--dag", "--task"):
+    for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):
         parser.add_argument(option)
     for option in (
-        *("--source", "--cluster", "--request", "--target"),
+        *("--source", "--cluster", "--target"),
         *("--connection", "--topics-pattern", "--isolation"),
     ):
         parser.add_argument(option)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,22 +56,74 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
         assert param.description.endswith("."), name
 
 
+@pytest.mark.parametrize("dag_id", [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"])
+def test_only_the_night_has_a_schedule_unless_one_is_set(dags: dict[str, Any], dag_id: str) -> None:
+    if dag_id == "nightly_retention":
+        assert dags[dag_id].timetable.summary == "0 2 * * *"
+    else:
+        assert dags[dag_id].schedule is None
+
+
+SCHEDULES = {
+    "nightly_retention": "EBBTIDE_NIGHTLY_SCHEDULE",
+    "ingest_segments": "EBBTIDE_INGEST_SCHEDULE",
+    "archive_topics": "EBBTIDE_ARCHIVE_SCHEDULE",
+    "replicate_log": "EBBTIDE_REPLICATE_SCHEDULE",
+}
+
+
+@pytest.fixture(scope="module")
+def scheduled() -> Iterator[dict[str, Any]]:
+    """The DAGs with 2 o'clock as every schedule, as the scheduler reads them back."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in SCHEDULES.values():
+            patch.setenv(variable, "0 2 * * *")
+        yield {dag_id: dag_bag().dags[dag_id] for dag_id in SCHEDULES}
+
+
+@pytest.mark.parametrize("dag_id", SCHEDULES)
 @pytest.mark.parametrize(
-    ("dag_id", "schedule"),
+    ("unpaused", "last_run", "first_run"),
     [
-        ("archive_topics", None),
-        ("configure_topic", None),
-        ("delete_records", None),
-        ("erase_keys", None),
-        ("export_segments", None),
-        ("ingest_segments", None),
-        ("mark_tombstones", None),
-        ("nightly_retention", "0 2 * * *"),
-        ("replicate_log", None),
+        ("2026-03-05T12:00", None, "2026-03-06T02:00"),
+        ("2026-03-05T02:06", None, "2026-03-06T02:00"),
+        ("2026-03-05T02:04", None, "2026-03-05T02:00"),  # only just: a busy scheduler may be late
+        ("2026-03-05T12:00", "2026-02-01T02:00", "2026-03-06T02:00"),
+        ("2026-03-05T02:04", "2026-03-05T02:00", "2026-03-06T02:00"),
     ],
 )
-def test_schedules(dags: dict[str, Any], dag_id: str, schedule: str | None) -> None:
-    assert dags[dag_id].schedule == schedule
+def test_unpausing_starts_no_run_of_the_past(
+    scheduled: dict[str, Any],
+    dag_id: str,
+    unpaused: str,
+    last_run: str | None,
+    first_run: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import pendulum
+    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow.timetables.base import DagRunInfo
+
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(scheduled[dag_id]))
+    last = None if last_run is None else DagRunInfo.exact(pendulum.parse(last_run))
+    for module in ("airflow.timetables.trigger", "ebbtide.orchestration.timetable"):
+        monkeypatch.setattr(f"{module}.utcnow", lambda: pendulum.parse(unpaused))
+    info = dag.next_dagrun_info(last_automated_run_info=last)
+    assert info.run_after == pendulum.parse(first_run)
+
+
+def test_every_job_takes_a_spark_slot_but_the_one_that_waits_for_another(
+    dags: dict[str, Any],
+) -> None:
+    pools = {
+        f"{dag_id}.{task.task_id}": task.pool
+        for dag_id, dag in dags.items()
+        for task in dag.tasks
+        if task.task_type == "EbbtideJobOperator"
+    }
+    assert pools.pop("erase_keys.erase_keys") == "default_pool"
+    assert len(pools) == 12
+    assert set(pools.values()) == {"ebbtide_spark"}
 
 
 def test_the_night_in_order(dags: dict[str, Any]) -> None:

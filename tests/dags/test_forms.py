@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from ebbtide.log.erasure import KEYS
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox
+
+DELETED = {"kafka.cleanup.policy": "delete"}
 
 
 def test_ingest_passes_its_form_on(spark_submit: FakeSpark) -> None:
@@ -65,21 +68,55 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
     assert not submitted.options.plan_only
 
 
-def test_a_plan_changes_nothing_and_leaves_no_row(
-    lake: LakeSandbox, spark_submit: FakeSpark
+def test_a_plan_changes_nothing_and_verdict_shows_it(
+    lake: LakeSandbox, spark_submit: FakeSpark, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lake.topic("log.a")
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "success"
+    said = capfd.readouterr().out
+    assert said.count("configure_topic log.a: a plan") == 2  # the task's log, and verdict's
+    assert "nothing to do" not in said
     assert spark_submit.submitted[0].options.plan_only
 
 
 def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a")
     spark_submit.dies_in["configure_topic"] = 3
-    run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=soon"])
+    run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "cause"),
+    [
+        pytest.param(
+            {"topic": "log.b", "set": ["kafka.retention.ms=5"]},
+            "UnknownTopicError: expected a table for topic log.b, found none; the lake holds log.a",
+            id="topic",
+        ),
+        pytest.param(
+            {"topic": "log.a", "set": ["kafka.retention.ms=soon", "kafka.segment.ms=0"]},
+            "expected an integer in [1, 9223372036854775807] for kafka.segment.ms, found '0'",
+            id="settings",
+        ),
+    ],
+)
+def test_what_the_state_shows_to_be_wrong_starts_no_spark(
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    capfd: pytest.CaptureFixture[str],
+    form: dict[str, Any],
+    cause: str,
+) -> None:
+    lake.topic("log.a")
+    run = run_dag("configure_topic", **form)
+    assert run.state == "failed"
+    assert spark_submit.submitted == []
+    failed = [line for line in capfd.readouterr().out.splitlines() if "FAILED" in line]
+    assert [cause in line for line in failed] == [True, True]
+    assert failed[1].startswith("FAILED configure_topic failed: ")
 
 
 def test_a_refused_configuration_is_not_tried_again(
@@ -111,7 +148,7 @@ def test_a_refused_configuration_is_not_tried_again(
 def test_delete_records_makes_a_request(
     lake: LakeSandbox, spark_submit: FakeSpark, form: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    lake.topic("log.a")
+    lake.topic("log.a", config=DELETED)
     run = run_dag("delete_records", **form)
     assert run.state == "success"
     (submitted,) = spark_submit.submitted
@@ -119,6 +156,21 @@ def test_delete_records_makes_a_request(
         "topics": [{"topic": "log.a", **asked}],
         "timeout_ms": 30_000,
     }
+
+
+def test_a_request_of_many_partitions_is_no_argument(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    """Linux refuses an argument of more than 128 KiB: Argument list too long."""
+    lake.topic("log.a", config=DELETED)
+    offsets = {str(partition): 7 for partition in range(3_500)}
+    run = run_dag("delete_records", topic="log.a", offsets=offsets)
+    assert run.state == "success"
+    (submitted,) = spark_submit.submitted
+    assert len(json.loads(submitted.options.request)["topics"][0]["partitions"]) == 3_500
+    assert max(map(len, submitted.command)) < 1_000
+    file = submitted.command[submitted.command.index("--request-file") + 1]
+    assert not Path(file).exists()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +181,15 @@ def test_delete_records_makes_a_request(
         pytest.param({"topic": "log.a", "offsets": {"0": 1}, "groups": ["g"]}, id="two things"),
     ],
 )
-def test_a_malformed_request_reaches_no_spark(
-    spark_submit: FakeSpark, form: dict[str, Any]
+def test_a_malformed_request_reaches_no_spark_and_is_blamed(
+    spark_submit: FakeSpark, capfd: pytest.CaptureFixture[str], form: dict[str, Any]
 ) -> None:
     run = run_dag("delete_records", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
+    said = capfd.readouterr().out
+    assert "FAILED build_request failed: RequestError: expected " in said
+    assert "delete_records failed" not in said
 
 
 SECRET = "hush-hush"
@@ -164,7 +219,7 @@ def test_a_connections_secret_reaches_the_driver_and_nothing_else(
     seen = [*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
     assert "kafka:9092" not in str(seen)
     assert SECRET not in str(seen)
-    assert "--request" in submitted.command
+    assert "--request-file" in submitted.command
     assert "log.a" in xcoms(run)
     assert "groups" in rendered(run)
 
@@ -178,7 +233,7 @@ def test_a_connection_that_airflow_does_not_have_is_left_to_the_job(
 ) -> None:
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_ASKED", json.dumps(connection))
-    lake.topic("log.a")
+    lake.topic("log.a", config=DELETED)
     run_dag("delete_records", topic="log.a", groups=["g"], connection="asked")
     (submitted,) = spark_submit.submitted
     assert submitted.connections is None

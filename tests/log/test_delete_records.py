@@ -10,10 +10,14 @@ from ebbtide.log.delete_records import (
     Answer,
     ErrorCode,
     answer,
+    answer_partition,
     refused,
     topic_error,
+    way_out,
 )
+from tests.lake_sandbox import ROOT, state_of
 
+DOCUMENTATION = (ROOT / "docs" / "delete_records.md").read_text()
 OUT_OF_RANGE = Answer(5, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
@@ -93,3 +97,44 @@ def test_the_codes_are_kafkas() -> None:
         "TOPIC_AUTHORIZATION_FAILED": 29,
         "POLICY_VIOLATION": 44,
     }
+
+
+@pytest.mark.parametrize("error", [error for error in ErrorCode if error is not ErrorCode.NONE])
+def test_every_refusal_says_why_and_what_to_do(error: ErrorCode) -> None:
+    assert way_out(error, {0: state_of()}, 0)
+    assert f"`{error.name}`" in DOCUMENTATION
+
+
+@pytest.mark.parametrize(
+    ("policy", "partition", "offset", "note"),
+    [
+        pytest.param("delete", 0, 7, "", id="granted"),
+        pytest.param(
+            "delete",
+            0,
+            101,
+            "the log holds 5 to 100; ask for an offset from 0 to 100, or for -1, its end",
+            id="out of range",
+        ),
+        pytest.param(
+            "delete",
+            7,
+            0,
+            "the lake has no such partition of that topic; it has 0, 1",
+            id="no such partition",
+        ),
+        pytest.param(
+            "compact",
+            0,
+            7,
+            "cleanup.policy is compact alone, and Kafka refuses that too; set "
+            "kafka.cleanup.policy=compact,delete with configure_topic, or erase keys with "
+            "erase_keys",
+            id="compact alone",
+        ),
+    ],
+)
+def test_an_answer_has_the_way_out(policy: str, partition: int, offset: int, note: str) -> None:
+    states = {0: state_of(log_start_offset=5), 1: state_of()}
+    config = TopicConfig(cleanup_policy=frozenset({policy}))
+    assert answer_partition("t", config, states, partition, offset).note == note

@@ -23,6 +23,7 @@ STATE = PartitionState(
     next_clean_ms=4_000,
     expired_end_offset=30,
     first_appended_offset=35,
+    horizon_ms=4_500,
 )
 PROPERTIES = {
     "ebbtide.state.3.log-start-offset": "5",
@@ -35,6 +36,7 @@ PROPERTIES = {
     "ebbtide.state.3.next-clean-ms": "4000",
     "ebbtide.state.3.expired-end-offset": "30",
     "ebbtide.state.3.first-appended-offset": "35",
+    "ebbtide.state.3.horizon-ms": "4500",
     "ebbtide.state.3.segments": "[[0,1000],[20,2000]]",
 }
 
@@ -47,6 +49,21 @@ def test_a_state_is_these_properties() -> None:
 def test_other_properties_are_no_state() -> None:
     others = {"kafka.cleanup.policy": "compact", "ebbtide.round": "{}", "ebbtide.enabled": "true"}
     assert parse_states(others) == {}
+
+
+@pytest.mark.parametrize(
+    ("next_clean_ms", "horizon_ms", "next_horizon_ms"),
+    [
+        pytest.param(NEVER, NEVER, None, id="nothing waits"),
+        pytest.param(7, NEVER, 7, id="a state of before the horizon was kept"),
+        pytest.param(7, 7, 7, id="what waits has a date"),
+        pytest.param(0, NEVER, None, id="what waits has none"),
+        pytest.param(0, 7, 7, id="something waits without a date, something else with one"),
+    ],
+)
+def test_the_next_horizon(next_clean_ms: int, horizon_ms: int, next_horizon_ms: int | None) -> None:
+    state = replace(STATE, next_clean_ms=next_clean_ms, horizon_ms=horizon_ms)
+    assert state.next_horizon_ms == next_horizon_ms
 
 
 def test_the_last_segment_is_active() -> None:
@@ -66,6 +83,7 @@ STATES = st.builds(
     cleaned_end_offset=NUMBERS,
     next_clean_ms=NUMBERS,
     expired_end_offset=NUMBERS,
+    horizon_ms=NUMBERS,
 )
 
 
@@ -85,6 +103,7 @@ ADDED = {
     "ebbtide.state.3.max-event-time-ms": None,
     "ebbtide.state.3.expired-end-offset": NEVER,
     "ebbtide.state.3.first-appended-offset": NEVER,
+    "ebbtide.state.3.horizon-ms": NEVER,
 }
 
 

@@ -10,6 +10,12 @@ from tests.lake_sandbox import MIDNIGHT
 OUT = "3 records left the table on 2026-01-02 00:00 UTC"
 DUE = "they leave the disk with the first expire_snapshots after 2026-01-07 00:00 UTC"
 
+WAIT = (
+    "2 deleted rows wait in files that are rewritten once 30% of their rows are deleted "
+    "(ebbtide.rewrite.deleted.share; 0 means at the first), and in active segments, once these "
+    "are closed"
+)
+
 
 def run_of(job: str, days: int, rows_removed: int = 0, **topic_result: Any) -> Run:
     when = MIDNIGHT + timedelta(days=days)
@@ -46,8 +52,13 @@ CLEANED = run_of("clean_log", 0, rows_removed=3)
         ),
         pytest.param(
             [CLEANED, run_of("expire_snapshots", 5, deleted_rows_in_files=2)],
-            f"{OUT}; {DUE} that rewrites their files (2 deleted rows wait).",
+            f"{OUT}; no snapshot shows them any more, but {WAIT}.",
             id="snapshots are gone, rows wait in their files",
+        ),
+        pytest.param(
+            [CLEANED, run_of("expire_snapshots", 4, deleted_rows_in_files=2)],
+            f"{OUT}; {DUE}, except that {WAIT}.",
+            id="both are still to come",
         ),
         pytest.param(
             [CLEANED, run_of("expire_snapshots", 5), run_of("expire_snapshots", 6)],

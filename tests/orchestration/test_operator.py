@@ -1,5 +1,6 @@
 """The operator up to spark-submit: arguments, golden commands, the connection, the clock."""
 
+import json
 import os
 import shlex
 from datetime import UTC, datetime
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.orchestration.attempt import options_of_params, run_now
+from ebbtide.orchestration.attempt import run_now
+from ebbtide.orchestration.driver_input import (
+    DriverFiles,
+    check_arguments,
+    driver_files,
+    options_of_params,
+)
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from tests.dags.runs import dag_bag
 
@@ -133,7 +140,10 @@ def command_of(dag_id: str, task_id: str) -> str:
 
     task = operator_of(dag_id, task_id)
     context = context_of(task, **PARAMS[dag_id])
-    task._prepare(context, attempt_of(context), None if task.topics is None else [*task.topics])
+    topics = None if task.topics is None else [*task.topics]
+    request = task._request(context, topics or ())
+    files = DriverFiles(Path("/tmp/ebbtide-x"))
+    task._prepare(context, attempt_of(context), topics, request, files)
     command = task._get_hook()._build_spark_submit_command(task.application)
     return " \\\n  ".join(lines_of(command)) + "\n"
 
@@ -262,6 +272,35 @@ def test_a_now_that_is_refused(now: str, message: str) -> None:
 )
 def test_a_param_as_an_option(value: Any, arguments: list[str]) -> None:
     assert options_of_params({"x": value}, {"x": "--x"}) == arguments
+
+
+def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> None:
+    with driver_files(REQUEST) as files:
+        file = files.request
+        assert json.loads(file.read_text()) == REQUEST
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not file.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--set", "a" * 100_001],
+            "^expected at most 100,000 bytes in --set, found 100,001; make it shorter$",
+        ),
+        (
+            ["--topic", "a" * 99_992] * 11,
+            "^expected at most 1,000,000 bytes of arguments, found 1,100,011 in 22; "
+            "name fewer topics a run$",
+        ),
+    ],
+)
+def test_arguments_that_no_command_line_holds_are_refused(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_arguments(arguments)
 
 
 def test_only_a_later_try_is_a_retry() -> None:

@@ -1,10 +1,14 @@
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ebbtide.orchestration import quickstart
 from ebbtide.orchestration.quickstart import (
     Progress,
     StepError,
@@ -15,6 +19,34 @@ from ebbtide.orchestration.quickstart import (
     lines_of,
     nights_after,
 )
+from ebbtide.orchestration.settings import Paths
+from ebbtide.orchestration.task_logs import TaskLogs
+
+
+def test_the_demonstration_names_its_topics_and_touches_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "sample" / "log"
+    source.mkdir(parents=True)
+    manifest = {"last_append_ms": 4_000_000_000_000, "topics": {"flights": 0, "audit": 0}}
+    (source / "ebbtide-manifest.json").write_text(json.dumps(manifest))
+    commands: list[Sequence[str]] = []
+
+    def lines_of(command: Sequence[str], *_: Any, **__: Any) -> list[str]:
+        commands.append(command)
+        return []
+
+    monkeypatch.setattr(quickstart, "lines_of", lines_of)
+    monkeypatch.setattr(quickstart, "report_of", lambda run_id: run_id)
+    quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
+    ingested, *nights = commands
+    topics = ["demo.audit", "demo.flights"]
+    given = pairwise(ingested)
+    assert [value for option, value in given if option == "--topic"] == topics
+    assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
+    said = capsys.readouterr().out
+    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in said
+    assert "its guards are off" in said
 
 
 @pytest.mark.parametrize(
@@ -67,6 +99,29 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
         "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
         "night 1 Airflow, end 0.0 s",
     ]
+
+
+def test_what_a_task_says_is_where_airflow_looks_for_its_log(tmp_path: Path) -> None:
+    logs = TaskLogs("night", tmp_path)
+    for line in [
+        "before any task\n",
+        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "ebbtide: 2 topics: demo.audit, demo.flights\n",
+        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "between tasks\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "first try\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "second try\n",
+    ]:
+        logs.see(line, "manual__1")
+    run = tmp_path / "dag_id=night" / "run_id=manual__1"
+    grouped = (run / "task_id=group_topics" / "attempt=1.log").read_text()
+    assert "ebbtide: 2 topics: demo.audit, demo.flights\n" in grouped
+    assert "between" not in grouped
+    cleaned = run / "task_id=clean_log" / "map_index=0"
+    assert "first try\n" in (cleaned / "attempt=1.log").read_text()
+    assert "first" not in (cleaned / "attempt=2.log").read_text()
 
 
 def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:

@@ -47,11 +47,16 @@ def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name:
         opened.topic(name)
 
 
-def test_batch_bytes_start_at_the_log_start(lake: LakeSandbox) -> None:
-    lake.topic("log.t", {0: state_of(log_start_offset=5), 1: state_of()})
-    lake.batches("log.t", [(0, offset, 0, 18) for offset in range(4, 8)] + [(1, 0, 0x3F, 1)])
+def test_bytes_of_files_are_those_of_both_tables_by_partition(lake: LakeSandbox) -> None:
+    lake.topic("log.t", {0: state_of(), 1: state_of()})
+    lake.records("log.t", [(0, 1), (1, 1)])
+    lake.batches("log.t", [(1, 1, 0, 1)])
+    expected = {0: 0, 1: 0}
+    for table in ("lake.log.t", "lake.log_batches.t"):
+        for row in lake.session.table(f"{table}.files").collect():
+            expected[row["partition"]["partition"]] += row["file_size_in_bytes"]
     with open_lake() as opened:
-        assert opened.batch_bytes(opened.topic("log.t")) == {0: 300, 1: 100}
+        assert opened.file_bytes("log.t") == expected
 
 
 def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:

@@ -7,8 +7,8 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
-from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size
 from ebbtide.tables.reader import open_lake
+from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 
 CLEANED = partition_result(
@@ -24,9 +24,14 @@ CLEANED = partition_result(
     next_horizon_ms=1_790_000_000_000,
 )
 EXPIRED = partition_result(
-    segments_expired=2, records_removed=10_000, bytes_removed=100_000, log_start_offset=7
+    segments_expired=2,
+    records_before=60_000,
+    records_after=50_000,
+    bytes_before=600_000,
+    bytes_after=500_000,
+    log_start_offset=7,
 )
-FREED = {"bytes_freed": 2_500_000, "bytes_kept": 1_500, "files_removed": 4}
+FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500}
 NIGHT = Path(__file__).parent / "night.txt"
 
 
@@ -50,19 +55,39 @@ def test_a_night(lake: LakeSandbox) -> None:
     assert max(map(len, NIGHT.read_text().splitlines())) <= WIDTH
 
 
-def test_numbers_no_job_says_are_read_from_the_lake(lake: LakeSandbox) -> None:
+def test_numbers_are_those_that_a_job_of_the_run_counted(lake: LakeSandbox) -> None:
+    """Not those of the lake at this moment, with what was removed added to them."""
     lake.topic("log.audit", {0: state_of()}, {"kafka.cleanup.policy": "delete"})
     lake.records("log.audit", [(0, offset) for offset in range(5)])
-    lake.batches("log.audit", [(0, 4, 0, 0)])
     lake.run("log.audit", "expire_segments", partitions={0: EXPIRED}, snapshot_ids=[1])
     (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
-    assert line.split() == ["log.audit", "0", "10,005", "5", "100,100", "100", "2", "7", "0"]
+    expected = ["log.audit", "0", "60,000", "50,000", "600,000", "500,000", "2", "7", "0"]
+    assert line.split() == expected
+
+
+def test_a_job_that_counted_only_what_it_removed_has_no_before(lake: LakeSandbox) -> None:
+    lake.topic("log.audit", {0: state_of()}, {"kafka.cleanup.policy": "delete"})
+    lake.records("log.audit", [(0, offset) for offset in range(5)])
+    deleted = {0: partition_result(log_start_offset=273, records_removed=273)}
+    lake.run("log.audit", "delete_records", partitions=deleted, rows_removed=273)
+    (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
+    assert line.split() == ["log.audit", "0", "273", "273", "0"]
 
 
 def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})
     assert "nothing to do: no record, segment or file was touched" in rendered()
+
+
+def test_settings_that_were_changed_are_listed(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    changes = {"kafka.retention.ms": [None, "5"], "kafka.cleanup.policy": ["compact", "delete"]}
+    lake.run("log.a", "configure_topic", partitions={}, topic={"changes": changes})
+    report = rendered()
+    assert "log.a: kafka.retention.ms: not set -> 5\n" in f"{report}\n"
+    assert "log.a: kafka.cleanup.policy: compact -> delete" in report
+    assert "nothing to do" not in report
 
 
 def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:
@@ -133,9 +158,10 @@ def test_a_run_without_rows_had_nothing_to_do(lake: LakeSandbox) -> None:
 
 def test_an_old_run_shows_nothing_of_today(lake: LakeSandbox) -> None:
     lake.topic("log.a")
-    lake.run("log.a", "expire_segments", partitions={0: EXPIRED})
+    lake.run("log.a", "expire_segments", partitions={0: EXPIRED}, rows_removed=3)
+    assert "3 records left the table" in rendered()
     lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
-    assert "records" not in rendered()
+    assert "left the table" not in rendered()
 
 
 def test_the_newest_run_is_the_default(

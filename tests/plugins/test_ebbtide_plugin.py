@@ -1,14 +1,14 @@
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import ConfigurationError, RequestError
 from tests.airflow_env import ROOT
-from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
+from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 
 Get = Callable[[str], Any]
 
@@ -54,7 +54,7 @@ def test_the_page_needs_nothing_from_elsewhere(signed_in: Get) -> None:
 
 
 def test_an_empty_lake_has_no_topic(signed_in: Get, lake: LakeSandbox) -> None:
-    assert signed_in("/ebbtide/api/topics").json() == {"topics": [], "problem": None}
+    assert signed_in("/ebbtide/api/topics").json() == {"topics": [], "total": 0, "problem": None}
 
 
 def test_a_lake_that_is_not_configured_says_so(
@@ -63,50 +63,68 @@ def test_a_lake_that_is_not_configured_says_so(
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     assert signed_in("/ebbtide/api/topics").json() == {
         "topics": [],
+        "total": 0,
         "problem": "expected SPARK_CONF_DIR to name the rendered conf, found it unset",
     }
 
 
-def test_a_topic_with_its_runs(signed_in: Get, lake: LakeSandbox) -> None:
+def test_a_topic_with_its_last_night_and_what_failed_since(
+    signed_in: Get, lake: LakeSandbox
+) -> None:
+    night = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2)
     state = state_of(log_start_offset=5, next_clean_ms=1_790_000_000_000)
     lake.topic("log.a", {0: state}, {"kafka.cleanup.policy": "compact"})
-    lake.batches("log.a", [(0, 4, 0, 1), (0, 6, 0, 1)])
+    lake.records("log.a", [(0, 7)])
     result = {0: partition_result(log_start_offset=5, low_watermark=4)}
-    lake.run("log.a", "clean_log", partitions=result, rows_removed=3)
-    later = MIDNIGHT + timedelta(days=1)
-    lake.run("log.a", "clean_log", run_id="run-2", now=later, error=ConfigurationError("no"))
-    assert signed_in("/ebbtide/api/topics").json()["topics"] == [
-        {
-            "name": "log.a",
-            "problem": None,
-            "cleanup_policy": "compact",
-            "is_enabled": True,
-            "partitions": [
-                {
-                    "partition": 0,
-                    "log_start_offset": 5,
-                    "low_watermark": 4,
-                    "log_end_offset": 100,
-                    "size_bytes": 100,
-                    "next_horizon_ms": 1_790_000_000_000,
-                }
-            ],
-            "last_run": {
-                "run_id": "run-2",
-                "dag": "nightly_retention",
-                "job": "clean_log",
-                "status": "failed",
-                "error": "ConfigurationError: no",
-                "ended_ms": int(later.timestamp() * 1000),
-                "now_ms": int(later.timestamp() * 1000),
-                "rows_removed": 0,
-            },
-            "deletion": (
-                "3 records left the table on 2026-01-02 00:00 UTC; they leave the disk with the "
-                "first expire_snapshots after 2026-01-07 00:00 UTC."
-            ),
-        }
-    ]
+    lake.run("log.a", "clean_log", now=night, partitions=result, rows_removed=3)
+    lake.run("log.a", "expire_segments", now=night, error=ConfigurationError("no"))
+    later = night + timedelta(hours=1)
+    refused = RequestError("expected x, found y")
+    lake.run("log.a", "delete_records", dag="delete_records", now=later, error=refused)
+    lake.run("log.a", "export_segments", dag="export_segments", now=later + timedelta(hours=1))
+    (topic,) = signed_in("/ebbtide/api/topics").json()["topics"]
+    (partition,) = topic.pop("partitions")
+    assert partition.pop("size_bytes") > 0
+    assert partition == {
+        "partition": 0,
+        "log_start_offset": 5,
+        "low_watermark": 4,
+        "log_end_offset": 100,
+        "next_horizon_ms": 1_790_000_000_000,
+        "waits_for_round": False,
+    }
+    ms = int(night.timestamp() * 1000)
+    assert topic.pop("deletion").startswith("3 records left the table on ")
+    assert topic == {
+        "name": "log.a",
+        "problem": None,
+        "cleanup_policy": "compact",
+        "is_enabled": True,
+        "last_night": {
+            "run_id": "run-1",
+            "status": "failed",
+            "errors": ["expire_segments: ConfigurationError: no"],
+            "ended_ms": ms,
+            "now_ms": ms,
+            "rows_removed": 3,
+        },
+        "failures": [
+            {
+                "run_id": "run-1",
+                "dag": "delete_records",
+                "job": "delete_records",
+                "error": "RequestError: expected x, found y",
+                "ended_ms": ms + 3_600_000,
+            }
+        ],
+    }
+
+
+def test_many_topics_come_by_the_page(signed_in: Get, lake: LakeSandbox) -> None:
+    for name in ("log.a", "log.b", "log.c"):
+        lake.topic(name)
+    found = signed_in("/ebbtide/api/topics?offset=1&limit=1").json()
+    assert ([topic["name"] for topic in found["topics"]], found["total"]) == (["log.b"], 3)
 
 
 def test_a_topic_that_cannot_be_read_hides_no_other(signed_in: Get, lake: LakeSandbox) -> None:

@@ -46,6 +46,7 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert outcome.partitions[0]["superseded"] == 2
     assert outcome.partitions[0]["tombstones_kept"] == 1
     assert outcome.partitions[0]["next_horizon_ms"] == NIGHT_MS + DAY_MS
+    assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
 
 
 @pytest.mark.parametrize("sent", [0, 1, 2, 4])

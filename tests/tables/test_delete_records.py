@@ -58,6 +58,12 @@ def test_only_the_straddling_segment_gets_a_deletion_vector(
     assert summaries[-1]["added-position-deletes"] == "1"
 
 
+def test_records_of_whole_segments_and_of_the_one_astride_are_counted_once(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    assert delete(sandbox, name, {0: 5}).rows_removed == 5
+
+
 def test_minus_one_is_the_high_watermark_and_lower_offsets_change_nothing(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:

@@ -94,7 +94,10 @@ def test_a_topic_without_tables_is_unknown_in_every_partition_named(sandbox: Lak
     assert outcome.topic["error_code"] == 3
     whole = ask(sandbox.session, nowhere, age="P1D")
     assert (whole.partitions, whole.topic["error_code"]) == ({}, 3)
-    assert str(whole.error) == "every partition: UNKNOWN_TOPIC_OR_PARTITION"
+    assert str(whole.error) == (
+        "every partition: UNKNOWN_TOPIC_OR_PARTITION: the lake has no such partition of that "
+        "topic; Browse > Retention lists the topics there are"
+    )
 
 
 def test_groups_need_to_know_their_cluster(

@@ -101,17 +101,23 @@ class TopicConfig:
 
 
 def parse_config(properties: Mapping[str, str]) -> TopicConfig:
-    """The settings among a table's properties; ConfigurationError names what is wrong."""
+    """The settings among a table's properties; ConfigurationError names all that is wrong."""
     values: dict[str, Any] = {}
+    problems = []
     for name, text in properties.items():
-        if name in _SETTINGS:
-            field, parse = _SETTINGS[name]
-            values[field] = parse(name, text)
-        elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _WITHOUT_EFFECT:
-            raise ConfigurationError(
-                f"expected a topic configuration that Kafka knows, found {name}; "
-                f"known here: {', '.join(sorted(_SETTINGS))}"
-            )
+        try:
+            if name in _SETTINGS:
+                field, parse = _SETTINGS[name]
+                values[field] = parse(name, text)
+            elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _WITHOUT_EFFECT:
+                raise ConfigurationError(
+                    f"expected a topic configuration that Kafka knows, found {name}; "
+                    f"known here: {', '.join(sorted(_SETTINGS))}"
+                )
+        except ConfigurationError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise ConfigurationError("; ".join(problems))
     config = TopicConfig(**values)
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise ConfigurationError(

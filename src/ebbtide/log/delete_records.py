@@ -5,10 +5,12 @@ Kafka: Partition.deleteRecordsOnLeader, ReplicaManager.deleteRecords, Errors (KI
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 from ebbtide.log.config import COMPACT, DELETE, TopicConfig
+from ebbtide.log.state import PartitionState
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1
@@ -64,3 +66,60 @@ def answer(requested_offset: int, *, log_start_offset: int, high_watermark: int)
         return refused(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset)
     moved = max(log_start_offset, offset)
     return Answer(moved, moved)
+
+
+# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's own.
+WAYS_OUT = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: "the broker gave no known code; its own log says more",
+    ErrorCode.OFFSET_OUT_OF_RANGE: (
+        "the log holds {start} to {end}; ask for an offset from 0 to {end}, or for -1, its end"
+    ),
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
+        "the lake has no such partition of that topic; {partitions}"
+    ),
+    ErrorCode.LEADER_NOT_AVAILABLE: "the broker is choosing a leader; ask again in a moment",
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader has moved to another broker; ask again",
+    ErrorCode.REQUEST_TIMED_OUT: (
+        "a replica has not come so far within timeout_ms; ask again, or run replicate_log first"
+    ),
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "Kafka keeps this topic for itself; leave it alone",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: (
+        "somebody who guards the topic refused; give this user the right to delete there"
+    ),
+    ErrorCode.POLICY_VIOLATION: (
+        "cleanup.policy is compact alone, and Kafka refuses that too; set "
+        "kafka.cleanup.policy=compact,delete with configure_topic, or erase keys with erase_keys"
+    ),
+}
+
+
+def answer_partition(
+    topic: str,
+    config: TopicConfig,
+    states: Mapping[int, PartitionState],
+    partition: int,
+    offset: int,
+) -> Answer:
+    """The answer of one partition of a topic, with the reason and the way out of a refusal."""
+    state, error = states.get(partition), topic_error(topic, config)
+    if state is None:
+        reply = refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    elif error is not ErrorCode.NONE:
+        reply = refused(error, state.log_start_offset)
+    else:
+        start, end = state.log_start_offset, state.log_end_offset
+        reply = answer(offset, log_start_offset=start, high_watermark=end)
+    return reply._replace(note=way_out(reply.error, states, partition))
+
+
+def way_out(
+    error: ErrorCode, states: Mapping[int, PartitionState] | None = None, partition: int = -1
+) -> str:
+    """Why a partition is refused and what to do; empty where nothing is refused."""
+    state = (states or {}).get(partition)
+    known = ", ".join(map(str, states or ()))
+    return WAYS_OUT.get(error, "").format(
+        start=state.log_start_offset if state else "",
+        end=state.log_end_offset if state else "",
+        partitions=f"it has {known}" if known else "Browse > Retention lists the topics there are",
+    )

@@ -11,10 +11,12 @@ means them all.
 
 from __future__ import annotations
 
+import json
 import re
 from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pendulum
@@ -100,6 +102,20 @@ class DeleteRequest(NamedTuple):
 
     topics: Mapping[TopicName, TopicRequest]
     timeout_ms: int = TIMEOUT_MS
+
+
+def read_request(path: str) -> DeleteRequest:
+    """The request in a file."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"expected a request in the file {path}, found {error}") from None
+    return parse_request(text)
+
+
+def parse_request_object(request: Mapping[str, Any]) -> DeleteRequest:
+    """The request, given as the object that its JSON is."""
+    return parse_request(json.dumps(request))
 
 
 def parse_request(text: str) -> DeleteRequest:

@@ -43,7 +43,8 @@ class PartitionState:
     Below `expired_end_offset` retention or the quarantine may have taken single records.
     From `first_appended_offset` on, a topic without an upstream was given records directly.
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
-    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits.
+    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
+    something waits without a date. `horizon_ms` is then the first date of what else waits.
     """
 
     log_start_offset: int
@@ -57,6 +58,7 @@ class PartitionState:
     next_clean_ms: int = 0
     expired_end_offset: int = NEVER
     first_appended_offset: int = NEVER
+    horizon_ms: int = NEVER
 
     @property
     def active_segment(self) -> int:
@@ -66,7 +68,8 @@ class PartitionState:
     @property
     def next_horizon_ms(self) -> int | None:
         """When the next tombstone or marker may go, as far as the last round could tell."""
-        return self.next_clean_ms if self.next_clean_ms > 0 else None
+        known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
+        return known if known > 0 else None
 
     def is_clean_at(self, now_ms: int) -> bool:
         """Whether a round at `now_ms` would find nothing to do."""
@@ -104,6 +107,7 @@ _ADDED: dict[str, int | None] = {
     "max_event_time_ms": None,
     "expired_end_offset": NEVER,
     "first_appended_offset": NEVER,
+    "horizon_ms": NEVER,
 }
 
 

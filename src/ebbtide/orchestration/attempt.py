@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import RequestError
-from ebbtide.log.credentials import check_uri
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-
-# An environment holds no longer value.
-MAX_HIDDEN_BYTES = 100_000
+# How far the clocks of Airflow and of Spark's driver may be apart.
+CLOCK_SLACK = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,7 @@ class Attempt:
     task: str
     now: datetime
     is_retry: bool
+    since: datetime  # no attempt of the DAG run started before
 
     @property
     def now_ms(self) -> int:
@@ -51,7 +50,17 @@ def attempt_of(context: Context) -> Attempt:
         task=ti.task_id,
         now=now,
         is_retry=ti.try_number > first_try,
+        since=began(dag_run),
     )
+
+
+def began(dag_run: Any) -> datetime:
+    """A time before any job of the DAG run started, by whatever clock Spark's driver has.
+
+    Clearing a run sets its start anew, but not when it was due.
+    """
+    known: list[datetime | None] = [dag_run.run_after, getattr(dag_run, "start_date", None)]
+    return min(time for time in known if time is not None) - CLOCK_SLACK
 
 
 def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:
@@ -67,43 +76,6 @@ def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datet
             f"{now.isoformat(timespec='seconds')}: leave `now` empty or choose an earlier time"
         )
     return now.astimezone(UTC)
-
-
-def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
-    """Job arguments for Params: true is a bare option, a list repeats it, null and false none.
-
-    RequestError for a URI with credentials, which the log of spark-submit would show.
-    """
-    arguments: list[str] = []
-    for name, option in options.items():
-        value = params.get(name)
-        if value is True:
-            arguments.append(option)
-        elif value is not None and value is not False:
-            for one in _values(value):
-                arguments += [option, check_uri(str(one))]
-    return arguments
-
-
-def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, str]:
-    """Variables for Params that no command line may show, one line for each of a list."""
-    values = {
-        variable: "\n".join(map(str, _values(params[name])))
-        for name, variable in hidden.items()
-        if params.get(name)
-    }
-    for name, variable in hidden.items():
-        size_bytes = len(values.get(variable, "").encode())
-        if size_bytes > MAX_HIDDEN_BYTES:
-            raise RequestError(
-                f"expected at most {MAX_HIDDEN_BYTES:,} bytes in {name}, found {size_bytes:,}; "
-                "put them into a file"
-            )
-    return values
-
-
-def _values(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else [value]
 
 
 def _parsed(text: str) -> datetime:

@@ -10,6 +10,8 @@ from ebbtide.log.properties import max_snapshot_age_ms
 from ebbtide.tables.reader import Run, Topic
 
 JOB = "expire_snapshots"
+# How far back the report and the page look.
+HISTORY = timedelta(days=35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class Deletion:
 
     `due` is when the last snapshot that shows it passes its age; `waiting_rows` are out of the
     table and still in its files, until these are rewritten; `off_disk` is None until both are over.
+    `is_past_due` says that an expire_snapshots has run since `due`, and left those rows.
     """
 
     rows: int
@@ -25,18 +28,25 @@ class Deletion:
     due: datetime
     waiting_rows: int
     off_disk: datetime | None
+    is_past_due: bool
+    deleted_share: float
 
     def in_words(self) -> str:
         """Both dates as sentences."""
         out = f"{self.rows:,} records left the table on {_minute(self.out_of_table)}"
         if self.off_disk:
             return f"{out} and the disk by {_minute(self.off_disk)}."
+        wait = (
+            f"{self.waiting_rows:,} deleted rows wait in files that are rewritten once "
+            f"{self.deleted_share:.0%} of their rows are deleted (ebbtide.rewrite.deleted.share; 0 "
+            "means at the first), and in active segments, once these are closed"
+        )
+        if self.is_past_due:
+            return f"{out}; no snapshot shows them any more, but {wait}."
         due = (
             f"{out}; they leave the disk with the first expire_snapshots after {_minute(self.due)}"
         )
-        if self.waiting_rows:
-            return f"{due} that rewrites their files ({self.waiting_rows:,} deleted rows wait)."
-        return f"{due}."
+        return f"{due}, except that {wait}." if self.waiting_rows else f"{due}."
 
 
 def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
@@ -55,6 +65,8 @@ def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
         due=due,
         waiting_rows=_waiting_rows(expired[-1]) if expired else 0,
         off_disk=freed[0] if freed else None,
+        is_past_due=bool(expired) and expired[-1].started >= due,
+        deleted_share=topic.config.rewrite_deleted_share,
     )
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, TriggerRule, XComArg, get_current_context, task
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.errors import ConfigurationError
 from ebbtide.log.names import TopicName
-from ebbtide.orchestration.attempt import attempt_of
+from ebbtide.orchestration.attempt import attempt_of, began
+from ebbtide.orchestration.causes import causes_of, explained
 from ebbtide.orchestration.house import INGESTED
-from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
+from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.orchestration.stages import LowWatermark, grouped
-from ebbtide.tables.reader import Lake, newest, open_lake
+from ebbtide.tables.reader import Lake, Run, newest, open_lake
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"
-FAILED = {"failed", "upstream_failed"}
+FAILED = {"failed"}
 
 
 def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
@@ -30,6 +32,7 @@ def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
         task_id=job,
         job=job,
         trigger_rule=rule,
+        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
         map_index_template="{{ task.label }}",
         **kwargs,
     ).expand(topics=groups)
@@ -40,12 +43,10 @@ def group_topics() -> list[list[str]]:
     """The topics of the Param, else all that are enabled, in groups of topics_per_application."""
     context = get_current_context()
     params = context["params"]
-    try:
+    with explained(context):
         attempt_of(context)  # a clock that cannot be fails here once, not in every stage
-    except RequestError as error:
-        raise AirflowFailException(str(error)) from error
-    with open_lake() as lake:
-        names = chosen_topics(lake, params.get("topics"))
+        with open_lake() as lake:
+            names = chosen_topics(lake, params.get("topics"))
     print(f"ebbtide: {len(names)} topics: {', '.join(names) or 'nothing was ingested yet'}")
     return grouped(names, params["topics_per_application"])
 
@@ -100,21 +101,41 @@ def publish_low_watermarks(
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
 def verdict(stages: Sequence[str], groups: str | None = None) -> None:
-    """Print the run's report, and fail naming topic, stage and cause of whatever failed."""
+    """Name topic, stage and cause of whatever failed, then print the run's report or its plan."""
     from ebbtide.orchestration.report import render_run
 
     context = get_current_context()
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
-    handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
+    causes = causes_of(context)
     with open_lake() as lake:
-        runs = [run for run in lake.runs(run_id=run_id, dag=dag) if run.task in stages]
-        print(render_run(lake, run_id, runs))
-    topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
-    failures = first_failures(topics, handed_on, newest(runs))
-    lines = [f"{f.topic} failed in {f.stage}: {f.cause}" for f in failures]
-    lines = lines or _failed_tasks(context, stages)
+        found = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
+        runs = [run for run in found if run.task in stages]
+        lines = _failed_topics(context, stages, groups, runs, causes)
+        lines = lines or _failed_tasks(context, causes)
+        for line in lines:
+            print(f"FAILED {line}")
+        print("\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
     if lines:
         raise AirflowFailException("\n".join(lines))
+
+
+def _failed_topics(
+    context: Any,
+    stages: Sequence[str],
+    groups: str | None,
+    runs: Sequence[Run],
+    causes: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """A line for each topic that some stage did not hand on."""
+    handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
+    topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
+    failures = first_failures(topics, handed_on, newest(runs))
+    written = {(run.topic, run.task) for run in runs}
+    return [
+        f"{f.topic} failed in {f.stage}: "
+        + (f.cause if (f.topic, f.stage) in written else _joined(causes, f.stage) or f.cause)
+        for f in failures
+    ]
 
 
 def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
@@ -131,22 +152,34 @@ def topic_asset(name: str) -> Asset:
     return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
 
 
-def _failed_tasks(context: Any, stages: Sequence[str]) -> list[str]:
-    """Stages that failed before they knew of any topic."""
+def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks that failed themselves before they knew of any topic, each with its cause."""
     ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(stages), run_ids=[ti.run_id])
+    tasks = sorted(context["task"].get_flat_relative_ids(upstream=True))
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=tasks, run_ids=[ti.run_id])
+    failed = [name for name, state in sorted(states.get(ti.run_id, {}).items()) if state in FAILED]
+    known = [task for task in causes if any(name.startswith(task) for name in failed)]
+    silent = [name for name in failed if not any(name.startswith(task) for task in known)]
     return [
-        f"{task_id} failed before it reached a topic; its log says why"
-        for task_id, state in sorted(states.get(ti.run_id, {}).items())
-        if state in FAILED
+        *(f"{task} failed: {cause}" for task in known for cause in causes[task]),
+        *(f"{name} failed without a word of ours; its log has all of it" for name in silent),
     ]
 
 
+def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
+    return "; ".join(causes.get(task, ()))
+
+
+def _plans(context: Any, stages: Sequence[str]) -> list[str]:
+    """The plans of a run that only plans."""
+    pulled = context["ti"].xcom_pull(task_ids=list(stages), key=PLAN) or []
+    return [plan for plan in pulled if plan]
+
+
 def _grouped_topics(context: Any, groups: str) -> list[str]:
+    """The topics of all groups; none where the task that makes them failed."""
     found = context["ti"].xcom_pull(task_ids=groups)
-    if found is None:
-        raise AirflowFailException(f"{groups} failed, so no topic was worked on; its log says why")
-    return [name for group in found for name in group]
+    return [name for group in found or () for name in group]
 
 
 def _answers(context: Any, stage: str) -> list[LowWatermark]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from airflow.sdk import Asset, Param
 
+from ebbtide.orchestration.timetable import NextTickTimetable
+
 TOPIC_PATTERN = r"^[^.]+\..+$"
 
 # An ingest of any topic tells this asset.
@@ -23,10 +25,17 @@ HOUSE: dict[str, Any] = {
 }
 
 
-def night_schedule() -> str | list[Asset]:
+def schedule(variable: str) -> NextTickTimetable | None:
+    """The cron expression of an environment variable, in UTC; unset or empty: no schedule."""
+    cron = os.environ.get(variable)
+    return NextTickTimetable(cron, timezone="UTC") if cron else None
+
+
+def night_schedule() -> NextTickTimetable | list[Asset]:
     """EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested` for after each ingest."""
-    asked = os.environ.get("EBBTIDE_NIGHTLY_SCHEDULE") or "0 2 * * *"
-    return [INGESTED] if asked == "ingested" else asked
+    if os.environ.get("EBBTIDE_NIGHTLY_SCHEDULE") == "ingested":
+        return [INGESTED]
+    return schedule("EBBTIDE_NIGHTLY_SCHEDULE") or NextTickTimetable("0 2 * * *", timezone="UTC")
 
 
 def cluster(variable: str) -> Param:
@@ -43,7 +52,7 @@ def cluster(variable: str) -> Param:
 def topic() -> Param:
     """One topic, which has to be given."""
     return Param(
-        "log.flights",
+        "demo.flights",
         type="string",
         pattern=TOPIC_PATTERN,
         title="Topic",

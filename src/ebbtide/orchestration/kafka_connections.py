@@ -16,6 +16,7 @@ from airflow.sdk.log import mask_secret
 from ebbtide.errors import EbbtideError
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.delete_request import DeleteRequest
+from ebbtide.orchestration.driver_input import check_size
 from ebbtide.tables.reader import Lake
 
 # Without its Kafka provider, Airflow's form has no such type and its command line makes it generic.
@@ -72,7 +73,9 @@ def in_environment(connections: Iterable[str]) -> Iterator[None]:
     One that Airflow does not have is left out; the job fails the topics that need it.
     """
     settings = {name: found for name in sorted(connections) if (found := _settings(name))}
-    with set_in_environment({CONNECTIONS: json.dumps(settings)} if settings else {}):
+    text = json.dumps(settings)
+    check_size(text, f"the connections {', '.join(settings)}", "name files of certificates in them")
+    with set_in_environment({CONNECTIONS: text} if settings else {}):
         yield
 
 

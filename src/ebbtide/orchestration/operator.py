@@ -19,9 +19,12 @@ from airflow.sdk.exceptions import (
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_request import parse_request
-from ebbtide.orchestration.attempt import (
-    Attempt,
-    attempt_of,
+from ebbtide.orchestration.attempt import Attempt, attempt_of
+from ebbtide.orchestration.causes import explained
+from ebbtide.orchestration.driver_input import (
+    DriverFiles,
+    check_arguments,
+    driver_files,
     hidden_of_params,
     options_of_params,
 )
@@ -32,6 +35,8 @@ from ebbtide.orchestration.kafka_connections import (
     set_in_environment,
 )
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
+from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.orchestration.preflight import check_form, check_request
 from ebbtide.orchestration.settings import paths
 from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.tables.reader import Lake, Run, newest, open_lake
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 LABELLED_TOPICS = 3
+PLAN = "plan"  # the key of the XCom
 # Exit codes of every job.
 BAD_ARGUMENTS = 2
 TRY_AGAIN = 75
@@ -75,7 +81,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         is_live: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=f"ebbtide {job}", **kwargs)
+        super().__init__(name=f"ebbtide {job}", **{"pool": SPARK_POOL, **kwargs})
         self.job = job
         self.topics = topics
         self.after = after
@@ -95,16 +101,13 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
         """Run what is left to do of this task in this DAG run, and answer for all of it."""
-        try:
+        with explained(context):
             return self._execute(context, attempt_of(context))
-        except EbbtideError as error:
-            if error.transient:
-                raise
-            raise AirflowFailException(f"{self.job}: {error}") from error
 
     def _execute(self, context: Context, attempt: Attempt) -> list[LowWatermark]:
         topics = self._healthy(context, attempt)
         with open_lake() as lake:
+            self._check(lake, context, topics)
             before = attempts(lake, attempt)
             left = None if topics is None else unfinished(topics, before, attempt.is_retry)
             answers = self._answer_from_state(lake, left or [], attempt)
@@ -119,6 +122,13 @@ class EbbtideJobOperator(SparkSubmitOperator):
             outcome = Outcome.of(topics, answers, attempts(lake, attempt), problem)
         return self._settle(context, outcome)
 
+    def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
+        """Refuse what the lake's state tells to be wrong, before Spark is started for it."""
+        if topics is not None and len(topics) == 1:  # of more, one must not stop the others
+            check_form(lake, self.job, topics, context["params"])
+        if self.request is not None:
+            check_request(lake, self.request)
+
     def _healthy(self, context: Context, attempt: Attempt) -> list[str] | None:
         """The topics that the stage before handed on; None when the job chooses itself."""
         if self.topics is None or self.after is None:
@@ -129,7 +139,9 @@ class EbbtideJobOperator(SparkSubmitOperator):
             succeeded = {
                 topic
                 for (topic, _), run in newest(
-                    lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=self.after)
+                    lake.runs(
+                        attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=self.after
+                    )
                 ).items()
                 if run.succeeded
             }
@@ -163,13 +175,17 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _submit(self, context: Context, attempt: Attempt, topics: list[str] | None) -> str | None:
         """Run the job; what spark-submit said last if it failed, else None."""
         self._require_spark_connection()
-        connections = self._prepare(context, attempt, topics)
+        request = self._request(context, topics or ())
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
         try:
             hidden = hidden_of_params(context["params"], self.hidden or {})
-            with in_environment(connections), set_in_environment(hidden):
-                super().execute(context)
+            with driver_files(request) as files:
+                connections = self._prepare(context, attempt, topics, request, files)
+                check_arguments(self.application_args or ())
+                with in_environment(connections), set_in_environment(hidden):
+                    super().execute(context)
+                self._show_plan(context, files.read_plan())
         except AirflowException as error:
             if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
                 raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
@@ -179,19 +195,27 @@ class EbbtideJobOperator(SparkSubmitOperator):
             self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
         return None
 
-    def _prepare(self, context: Context, attempt: Attempt, topics: list[str] | None) -> set[str]:
+    def _prepare(
+        self,
+        context: Context,
+        attempt: Attempt,
+        topics: list[str] | None,
+        request: Mapping[str, Any] | None,
+        files: DriverFiles,
+    ) -> set[str]:
         """Fill in what spark-submit gets: here and not in Jinja, which does not render twice.
 
         Returns the Kafka connections that its driver will ask for.
         """
-        request = self._request(context, topics or ())
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
         self.py_files = str(where.package_zip)
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
         if request is not None:
-            what = ["--request", json.dumps(request)]
+            what = ["--request-file", str(files.request)]
         options = options_of_params(context["params"], self.options or {})
+        if context["params"].get("plan_only"):
+            options += ["--plan-file", str(files.plan)]
         self.application_args = [*options, *what, *attempt.options()]
         if self.is_live and context["params"].get("from_source", True):
             with open_lake() as lake:
@@ -252,8 +276,14 @@ class EbbtideJobOperator(SparkSubmitOperator):
         can_retry = re.search(rf"Error code is: {TRY_AGAIN}\b", problem)
         raise (AirflowException if can_retry else AirflowFailException)(problem)
 
+    def _show_plan(self, context: Context, plan: str) -> None:
+        """Hand the plan on to verdict; spark-submit's output has it among much else."""
+        if plan:
+            print(plan, flush=True)
+            context["ti"].xcom_push(key=PLAN, value=plan)
+
 
 def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:
     """The newest attempt by topic of this task in this DAG run."""
-    runs = lake.runs(run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
+    runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
     return {run.topic: run for run in runs}

@@ -1,21 +1,25 @@
-"""The page in Airflow's UI: every topic's low watermarks, next horizons, last run, deletions."""
+"""The page in Airflow's UI: every topic's low watermarks, next horizons, last night, deletions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
-from ebbtide.orchestration.deletions import newest_deletion
+from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.tables.reader import Lake, Run, Topic, open_lake
+from ebbtide.tables.reader import Lake, Run, Topic, newest, open_lake
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
+
+NIGHTLY = "nightly_retention"
+TOPICS_A_PAGE = 25
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,34 +45,37 @@ def build_app() -> FastAPI:
         return (files("ebbtide.orchestration") / "page.html").read_text()
 
     @app.get("/api/topics")
-    def topics() -> dict[str, Any]:
+    def topics(offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[str, Any]:
         try:
             with open_lake() as lake:
-                return {"topics": describe(lake), "problem": None}
+                return {**describe(lake, max(0, offset), limit), "problem": None}
         except EbbtideError as error:
-            return {"topics": [], "problem": str(error)}
+            return {"topics": [], "total": 0, "problem": str(error)}
 
     return app
 
 
-def describe(lake: Lake) -> list[dict[str, Any]]:
-    """Every topic as the page shows it; one that cannot be read says why instead."""
-    runs = lake.runs()
+def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[str, Any]:
+    """Some of the topics as the page shows them; one that cannot be read says why instead."""
+    names = lake.topic_names()
+    shown = names[offset : offset + limit]
+    runs = lake.runs(datetime.now(UTC) - HISTORY, topic=shown) if shown else []
     described = []
-    for name in lake.topic_names():
-        own = [run for run in runs if run.topic == name]
+    for name in shown:
+        of_topic = [run for run in runs if run.topic == name]
         try:
-            described.append(describe_topic(lake, lake.topic(name), own))
+            described.append(describe_topic(lake, lake.topic(name), of_topic))
         except EbbtideError as error:
             described.append({"name": name, "problem": str(error)})
-    return described
+    return {"topics": described, "total": len(names)}
 
 
 def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, Any]:
     """One topic; `runs` are its own, oldest first."""
     deletion = newest_deletion(topic, runs)
-    sizes = lake.batch_bytes(topic)
+    sizes = lake.file_bytes(topic.name)
     watermarks = low_watermarks(runs)
+    night = last_night(runs)
     return {
         "name": topic.name,
         "problem": None,
@@ -82,14 +89,30 @@ def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, A
                     partition, None if topic.has_replicas else state.log_start_offset
                 ),
                 "log_end_offset": state.log_end_offset,
-                "size_bytes": sizes[partition],
+                "size_bytes": sizes.get(partition, 0),
                 "next_horizon_ms": state.next_horizon_ms,
+                "waits_for_round": topic.config.is_compacted and state.next_clean_ms == 0,
             }
             for partition, state in topic.partitions.items()
         ],
-        "last_run": describe_run(runs[-1]) if runs else None,
-        "deletion": deletion.in_words() if deletion else "Nothing was deleted so far.",
+        "last_night": describe_night(night) if night else None,
+        "failures": [describe_failure(run) for run in failures(runs) if run not in night],
+        "deletion": deletion.in_words()
+        if deletion
+        else f"Nothing was deleted in the last {HISTORY.days} days.",
     }
+
+
+def last_night(runs: Sequence[Run]) -> list[Run]:
+    """The newest attempt of each stage of the newest run of nightly_retention."""
+    nights = [run for run in runs if run.dag == NIGHTLY]
+    return list(newest(run for run in nights if run.run_id == nights[-1].run_id).values())
+
+
+def failures(runs: Sequence[Run]) -> list[Run]:
+    """Jobs whose newest attempt failed, whatever other jobs have done since."""
+    newest_of_job = {(run.dag, run.job): run for run in runs}
+    return [run for run in newest_of_job.values() if not run.succeeded]
 
 
 def low_watermarks(runs: Sequence[Run]) -> dict[int, int]:
@@ -102,15 +125,25 @@ def low_watermarks(runs: Sequence[Run]) -> dict[int, int]:
     }
 
 
-def describe_run(run: Run) -> dict[str, Any]:
-    """A topic's newest attempt of any job, and the DAG run it belongs to."""
+def describe_night(night: Sequence[Run]) -> dict[str, Any]:
+    """A night of one topic: failed if any of its stages did."""
+    failed = [run for run in night if not run.succeeded]
+    return {
+        "run_id": night[-1].run_id,
+        "status": "failed" if failed else "succeeded",
+        "errors": [f"{run.job}: {cause_of(run)}" for run in failed],
+        "ended_ms": max(int(run.ended.timestamp() * 1000) for run in night),
+        "now_ms": int(night[-1].now.timestamp() * 1000),
+        "rows_removed": sum(run.rows_removed for run in night),
+    }
+
+
+def describe_failure(run: Run) -> dict[str, Any]:
+    """A failed attempt outside the last night."""
     return {
         "run_id": run.run_id,
         "dag": run.dag,
         "job": run.job,
-        "status": run.status,
-        "error": None if run.succeeded else cause_of(run),
+        "error": cause_of(run),
         "ended_ms": int(run.ended.timestamp() * 1000),
-        "now_ms": int(run.now.timestamp() * 1000),
-        "rows_removed": run.rows_removed,
     }

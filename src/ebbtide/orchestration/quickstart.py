@@ -1,7 +1,8 @@
 """What `make run` does: the sample log, two nights of the real DAG, and the reports.
 
-The nights follow from the log's own last append and not from today, so they may lie in the
-future of a freshly made sample; only here is that allowed, because the lake is a copy.
+The nights follow from the log's own last append and not from today, so their clock may run ahead
+of the real one, and nothing guards them. So the demonstration has a cluster of its own, and its
+nights name its topics: no other topic of the lake is touched, however often it runs.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from ebbtide.orchestration.report import render_run
+from ebbtide.orchestration.report import find_run, render_run
 from ebbtide.orchestration.settings import Paths, paths
-from ebbtide.orchestration.text import aligned, seconds, size
+from ebbtide.orchestration.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.tables.reader import open_lake
+from ebbtide.text import aligned, seconds, size
 
-CLUSTER = "log"
+CLUSTER = "demo"
+# For topics that can be made again: what a night removes may be any share, and leaves the disk.
+GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
 LAST_LINES = 25
 
-STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+)")
-ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
 STARTED = re.compile(r"ebbtide: \S+: started for (.*?)(?: +\[airflow|$)")
 NO_SPARK = re.compile(r"ebbtide: \S+: Spark is not started")
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
@@ -65,6 +68,7 @@ def main() -> int:
     for night, report in enumerate(reports, start=1):
         print(f"\n== night {night} ==\n{report}")
     print_times(progress, time.monotonic() - begun)
+    print(f"\n{next_steps()}")
     return 0
 
 
@@ -72,13 +76,16 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
     """Ingest and both nights; the report of each night as it stood when the night was over."""
     source = where.root / "sample" / "log"
     last_append = last_append_of(source / "ebbtide-manifest.json")
+    topics = topics_of(source / "ebbtide-manifest.json")
+    nights = nights_after(last_append)
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
-    ingest(where, source, last_append, progress)
+    print(warning(topics, nights[-1], datetime.now(UTC)))
+    ingest(where, source, topics, last_append, progress)
     print(f"  the lake holds {lake_size(where)}")
     reports = []
-    for number, now in enumerate(nights_after(last_append), start=1):
+    for number, now in enumerate(nights, start=1):
         print(f"night {number}, now = {now:%F %T} UTC")
-        reports.append(report_of(run_night(where, number, now, progress)))
+        reports.append(report_of(run_night(where, number, topics, now, progress)))
         print(f"  the lake holds {lake_size(where)}")
     return reports
 
@@ -91,10 +98,43 @@ def lake_size(where: Paths) -> str:
 
 def last_append_of(manifest: Path) -> datetime:
     """When the broker that wrote the log last appended to it."""
+    return datetime.fromtimestamp(_read(manifest)["last_append_ms"] / 1000, UTC)
+
+
+def topics_of(manifest: Path) -> list[str]:
+    """The topics of the sample, as the lake names them; no night touches any other."""
+    return sorted(f"{CLUSTER}.{topic}" for topic in _read(manifest)["topics"])
+
+
+def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -> str:
+    """What is different here from a night on topics that matter."""
+    ahead = "its clock is the sample's"
+    if last_night > wall_clock:
+        ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
+    return (
+        f"a demonstration on {' and '.join(topics)} only: {ahead},\n"
+        "  and its guards are off: a night may remove any share of a topic\n"
+        "  (ebbtide.max.delete.ratio=1), and no snapshot keeps what it removes\n"
+        "  (history.expire.max-snapshot-age-ms=0). Your own topics have both guards on."
+    )
+
+
+def next_steps() -> str:
+    """What to do after the demonstration."""
+    return (
+        "== what next ==\n"
+        "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
+        "archive_topics, ingest_segments   trigger one of them: it brings in your own topics\n"
+        "configure_topic                   set what may be removed; without it, nothing is\n"
+        "nightly_retention                 unpause it: the next run is the next 2 o'clock"
+    )
+
+
+def _read(manifest: Path) -> dict[str, Any]:
     if not manifest.exists():
         raise StepError(f"expected the sample's {manifest.name}, found none in {manifest.parent}")
-    last_append_ms = json.loads(manifest.read_text())["last_append_ms"]
-    return datetime.fromtimestamp(last_append_ms / 1000, UTC)
+    found: dict[str, Any] = json.loads(manifest.read_text())
+    return found
 
 
 def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
@@ -105,17 +145,17 @@ def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
     return first, first + timedelta(days=1)
 
 
-def ingest(where: Paths, source: Path, now: datetime, progress: Progress) -> None:
+def ingest(
+    where: Paths, source: Path, topics: Sequence[str], now: datetime, progress: Progress
+) -> None:
     """Bring the sample into the lake by the job itself."""
     started = time.monotonic()
     command = [
         *("spark-submit", "--name", "ebbtide ingest_segments", "--py-files"),
         *(str(where.package_zip), str(where.jobs / "ingest_segments.py")),
         *("--source", str(source), "--cluster", CLUSTER, "--now", now.isoformat()),
-        # Nobody else reads this lake: what a night removes may leave the disk that night.
-        *("--set", "history.expire.max-snapshot-age-ms=0"),
-        # And its owner means what the manifest says, however much goes.
-        *("--set", "ebbtide.max.delete.ratio=1"),
+        *(argument for topic in topics for argument in ("--topic", topic)),
+        *(argument for setting in GUARDS_OFF for argument in ("--set", setting)),
         *("--run-id", f"quickstart__{datetime.now(UTC).isoformat()}", "--task", "ingest_segments"),
     ]
     for _ in lines_of(command, where.logs / "ingest.log", on_failure=failed_topics_in):
@@ -123,14 +163,21 @@ def ingest(where: Paths, source: Path, now: datetime, progress: Progress) -> Non
     progress.ended("ingest_segments", started)
 
 
-def run_night(where: Paths, number: int, now: datetime, progress: Progress) -> str:
-    """One run of the DAG as `airflow dags test` runs it; its run id."""
-    conf = {"now": now.isoformat(), "allow_future_now": now > datetime.now(UTC)}
+def run_night(
+    where: Paths, number: int, topics: Sequence[str], now: datetime, progress: Progress
+) -> str:
+    """One run of the DAG on these topics as `airflow dags test` runs it; its run id."""
+    conf = {
+        "topics": list(topics),
+        "now": now.isoformat(),
+        "allow_future_now": now > datetime.now(UTC),
+    }
     command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
     log = where.logs / f"night-{number}.log"
-    watch = Watch(f"night {number}", progress)
+    watch, task_logs = Watch(f"night {number}", progress), TaskLogs(DAG, log_folder())
     for line in lines_of(command, log, on_failure=cause_in):
         watch.see(line)
+        task_logs.see(line, watch.run_id)
     watch.finish()
     return watch.run_id
 
@@ -200,7 +247,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def cause_in(text: str) -> str:
     """What verdict said, if it came that far."""
-    found = re.findall(r"^.*? failed (?:in|before) .*$", text, flags=re.MULTILINE)
+    found = re.findall(r"^.*? failed(?: in \S+)?: .*$", text, flags=re.MULTILINE)
     return "\n".join(dict.fromkeys(line.strip() for line in found))
 
 
@@ -218,7 +265,7 @@ def last_lines(text: str) -> str:
 def report_of(run_id: str) -> str:
     """The report of the newest run."""
     with open_lake() as lake:
-        return render_run(lake, run_id, lake.runs(run_id=run_id))
+        return render_run(lake, run_id, find_run(lake, run_id))
 
 
 def print_times(progress: Progress, total: float) -> None:

@@ -8,15 +8,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from textwrap import fill
 from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
-from ebbtide.orchestration.deletions import Deletion, newest_deletion
+from ebbtide.orchestration.deletions import HISTORY, Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.text import WIDTH, aligned, moment, number, seconds, size, without_empty
 from ebbtide.tables.reader import Lake, Run, open_lake
+from ebbtide.text import (
+    WIDTH,
+    aligned,
+    changes_in_words,
+    moment,
+    number,
+    seconds,
+    size,
+    without_empty,
+)
 
 PARTITION_HEADER = (
     "topic",
@@ -32,20 +42,12 @@ PARTITION_HEADER = (
     "next horizon\ndue (UTC)",
     "segments\nexpired",
     "records\nexpired",
+    "records\ndeleted",
     "log start\noffset",
     "low\nwatermark",
 )
-ON_DISK = ("bytes_freed", "bytes_kept")
+ON_DISK = ("bytes_written", "bytes_freed", "bytes_kept")
 NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """What a partition holds at this moment; known only while no later run has touched it."""
-
-    records: int | None = None
-    size_bytes: int | None = None
-    next_horizon_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class TopicNow:
     """What a topic holds at this moment, and its newest deletion."""
 
     topic: str
-    partitions: Mapping[int, Now] = field(default_factory=dict)
+    horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: Deletion | None = None
     cleans_idle: bool = False
 
@@ -64,25 +66,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--run-id", help="as Airflow names it; default: the newest")
     args = parser.parse_args(argv)
     with open_lake() as lake:
-        runs = lake.runs(run_id=args.run_id) if args.run_id else lake.runs()
-        run_id = args.run_id or (runs[-1].run_id if runs else "")
-        print(render_run(lake, run_id, [run for run in runs if run.run_id == run_id]))
+        runs = find_run(lake, args.run_id)
+        print(render_run(lake, runs[-1].run_id if runs else args.run_id or "", runs))
+
+
+def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
+    """The rows of a run, of the newest without an id; looks a week back, then further and all."""
+    chosen: dict[str, str] = {} if run_id is None else {"run_id": run_id}
+    for days in (7, 60, 400, None):
+        since = None if days is None else datetime.now(UTC) - timedelta(days=days)
+        if runs := lake.runs(since, **chosen):
+            # A run that began before that day has older rows.
+            of_run = runs[-1].run_id
+            return lake.runs(runs[0].started - timedelta(days=7), run_id=of_run)
+    return []
 
 
 def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
     """The report of one run from its rows, and from the lake where no row says a number."""
     if not runs:
         return f"run {run_id or '(none)'}: nothing to do, no job was started"
-    found = [topic_now(lake, topic, run_id) for topic in sorted({run.topic for run in runs})]
+    found = topics_now(lake, run_id, runs)
     return "\n".join(
         [
             f"run {run_id}  now {runs[0].now:%Y-%m-%d %H:%M:%S} UTC",
             *([] if any(map(changed, runs)) else [NOTHING_CHANGED]),
             "",
-            partition_table(runs, {now.topic: now.partitions for now in found}),
+            partition_table(runs, {now.topic: now.horizons_ms for now in found}),
             "",
             topic_table(runs),
             "",
+            *(f"{run.topic}: {line}" for run in runs for line in changes_in_words(_changes(run))),
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
             *(fill(line, WIDTH) for line in promises(found)),
             *(fill(line, WIDTH) for line in notes(runs)),
@@ -98,7 +112,7 @@ def promises(found: Iterable[TopicNow]) -> list[str]:
         "and markers whose horizon is then reached, also when nothing new arrives."
         for now in found
         if now.cleans_idle
-        and (dues := [of.next_horizon_ms for of in now.partitions.values() if of.next_horizon_ms])
+        and (dues := [horizon_ms for horizon_ms in now.horizons_ms.values() if horizon_ms])
     ]
 
 
@@ -116,8 +130,20 @@ def notes(runs: Iterable[Run]) -> list[str]:
 
 
 def changed(run: Run) -> bool:
-    """Whether an attempt committed or removed anything."""
-    return bool(run.snapshot_ids or run.rows_removed or run.files_removed or run.bytes_removed)
+    """Whether an attempt committed, set or removed anything."""
+    return bool(
+        run.snapshot_ids
+        or run.rows_removed
+        or run.files_removed
+        or run.bytes_removed
+        or any(before != after for before, after in _changes(run).values())
+    )
+
+
+def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
+    """The settings that a run changed, as (before, after); rows of before hold the latter only."""
+    changes: Mapping[str, Any] = run.topic_result.get("changes", {})
+    return {name: of for name, of in changes.items() if isinstance(of, list)}
 
 
 def failed(runs: Iterable[Run]) -> list[Run]:
@@ -125,42 +151,55 @@ def failed(runs: Iterable[Run]) -> list[Run]:
     return [run for run in {(r.topic, r.task): r for r in runs}.values() if not run.succeeded]
 
 
-def topic_now(lake: Lake, topic: str, run_id: str) -> TopicNow:
+def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
+    """What the topics of a run hold now, from the rows of the month before it and since."""
+    topics = sorted({run.topic for run in runs})
+    history = lake.runs(runs[0].started - HISTORY, topic=topics)
+    return [
+        topic_now(lake, topic, run_id, [run for run in history if run.topic == topic])
+        for topic in topics
+    ]
+
+
+def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> TopicNow:
     """What the topic holds now; nothing when a later run has touched it or it cannot be read."""
-    history = lake.runs(topic=topic)
     if history and history[-1].run_id != run_id:
         return TopicNow(topic)
     try:
         described = lake.topic(topic)
-        sizes, rows = lake.batch_bytes(described), lake.live_rows(topic)
+        horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
         cleans_idle = described.config.cleans_idle
         deletion = newest_deletion(described, history)
     except EbbtideError:
         return TopicNow(topic)
-    partitions = {
-        partition: Now(rows.get(partition, 0), sizes[partition], state.next_horizon_ms)
-        for partition, state in described.partitions.items()
-    }
-    return TopicNow(topic, partitions, deletion, cleans_idle)
+    return TopicNow(topic, horizons, deletion, cleans_idle)
 
 
-def partition_table(runs: Sequence[Run], now: Mapping[str, Mapping[int, Now]]) -> str:
-    """One line for each topic and partition."""
+def partition_table(
+    runs: Sequence[Run], horizons_ms: Mapping[str, Mapping[int, int | None]]
+) -> str:
+    """One line for each topic and partition; every number was counted by a job of the run."""
     rows = []
     for topic in sorted({run.topic for run in runs}):
         own = [run for run in runs if run.topic == topic and run.succeeded]
         partitions = sorted({partition for run in own for partition in run.partitions})
         for partition in partitions:
             by_job = {run.job: _said(run, partition) for run in own if partition in run.partitions}
-            cells = _partition_cells(by_job, now.get(topic, {}).get(partition, Now()))
+            cells = _partition_cells(by_job, horizons_ms.get(topic, {}).get(partition))
             rows.append([topic, str(partition), *cells])
     return aligned(*without_empty(PARTITION_HEADER, rows))
 
 
 def topic_table(runs: Sequence[Run]) -> str:
-    """One line a topic: bytes freed on disk, and seconds of each stage that needed Spark."""
+    """One line a topic: bytes written and freed on disk, and the seconds of each stage."""
     tasks = list(dict.fromkeys(run.task or run.job for run in runs))
-    header = ("topic", "freed\non disk", "kept\non disk", *(f"{task}\nseconds" for task in tasks))
+    header = (
+        "topic",
+        "written\nanew",
+        "freed\non disk",
+        "kept\non disk",
+        *(f"{task}\nseconds" for task in tasks),
+    )
     rows = []
     for topic in sorted({run.topic for run in runs}):
         own = {run.task or run.job: run for run in runs if run.topic == topic}
@@ -176,12 +215,15 @@ def _said(run: Run, partition: int) -> Mapping[str, Any]:
     return {**run.topic_result, **said} if len(run.partitions) == 1 else said
 
 
-def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[str]:
+def _partition_cells(
+    by_job: Mapping[str, Mapping[str, Any]], next_horizon_ms: int | None
+) -> list[str]:
     clean = by_job.get("clean_log", {})
     expired = by_job.get("expire_segments", {})
+    deleted = by_job.get("delete_records", {})
     newest = list(by_job.values())[-1]
-    records = _before_after("records", clean, expired, now.records)
-    log_bytes = _before_after("bytes", clean, expired, now.size_bytes)
+    records = _before_after("records", by_job.values())
+    log_bytes = _before_after("bytes", by_job.values())
     return [
         *map(number, records),
         *map(number, log_bytes),
@@ -189,9 +231,10 @@ def _partition_cells(by_job: Mapping[str, Mapping[str, Any]], now: Now) -> list[
         number(clean.get("aborted")),
         number(clean.get("tombstones_kept")),
         number(clean.get("tombstones_removed")),
-        moment(clean.get("next_horizon_ms", now.next_horizon_ms)),
+        moment(clean.get("next_horizon_ms", next_horizon_ms)),
         number(expired.get("segments_expired")),
         number(expired.get("records_expired") or None),
+        number(deleted.get("records_removed") or None),
         number(newest.get("log_start_offset")),
         number(_low_watermark(by_job.values())),
     ]
@@ -203,14 +246,12 @@ def _low_watermark(said: Iterable[Mapping[str, Any]]) -> int | None:
     return next((mark for mark in reversed(known) if mark != INVALID_LOW_WATERMARK), None)
 
 
-def _before_after(
-    what: str, clean: Mapping[str, Any], expired: Mapping[str, Any], now: int | None
-) -> tuple[int | None, int | None]:
-    """Before and after the run: the cleaner's own counts, else what is there now."""
-    removed: int = expired.get(f"{what}_removed", 0)
-    if f"{what}_before" in clean:
-        return clean[f"{what}_before"], clean[f"{what}_after"] - removed
-    return (None, None) if now is None else (now + removed, now)
+def _before_after(what: str, said: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
+    """Before the first and after the last job of the run that counted them, as it counted them."""
+    counted = [numbers for numbers in said if f"{what}_before" in numbers]
+    if not counted:
+        return None, None
+    return counted[0][f"{what}_before"], counted[-1][f"{what}_after"]
 
 
 def _seconds(run: Run | None) -> float | None:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, EbbtideError, UnavailableError
 from ebbtide.log.names import TopicName
 from ebbtide.tables.outages import explained
+from ebbtide.tables.plans import render_plan
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
 
@@ -55,6 +56,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
     parser.add_argument(
         "--plan-only", action="store_true", help="print what would be done, and change nothing"
     )
+    parser.add_argument("--plan-file", metavar="PATH", help="a file that the plans are added to")
     return parser
 
 
@@ -136,7 +138,7 @@ def _run_topic(
     for where, numbers in _noted(topic, outcome):
         print(f"{args.job} {where}: {numbers['note']}", flush=True)
     if args.plan_only:
-        print(f"{args.job} {topic} would do: {outcome.to_json()}", flush=True)
+        _show_plan(args, topic, outcome, error)
     else:
         error = _written(session, attempt, outcome, error)
     if error is None:
@@ -164,6 +166,19 @@ def _shown(error: BaseException) -> str:
     """What a log says of an error; below it what an outage was found in, with its stack trace."""
     shown = f"{type(error).__name__}: {error}"
     return f"{shown}\n{error.__cause__}" if isinstance(error, UnavailableError) else shown
+
+
+def _show_plan(
+    args: argparse.Namespace, topic: TopicName, outcome: Outcome, error: BaseException | None
+) -> None:
+    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
+    if error is not None and not outcome.partitions:
+        return
+    plan = render_plan(args.job, str(topic), outcome)
+    print(plan, flush=True)
+    if args.plan_file:
+        with open(args.plan_file, "a") as file:
+            file.write(f"{plan}\n\n")
 
 
 def _noted(topic: TopicName, outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError
 from ebbtide.log.config import TopicConfig, parse_config
@@ -155,8 +155,12 @@ class Lake:
         """The batches table of a topic."""
         return self._table(name, BATCHES_SUFFIX)
 
-    def runs(self, **equals: str | Sequence[str]) -> list[Run]:
-        """Rows of `runs` whose columns equal what is given (any of several), oldest first."""
+    def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
+        """Rows of `runs` whose columns equal what is given (any of several), oldest first.
+
+        Those that started at `since` or later: the table is kept by day, so that the files of all
+        other days stay closed.
+        """
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
@@ -165,20 +169,16 @@ class Lake:
             table = self.catalog.load_table(RUNS)
         except NoSuchTableError:
             return []
-        rows = table.scan(row_filter=_all_equal(equals)).to_arrow().to_pylist()
+        rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
-    def batch_bytes(self, topic: Topic) -> dict[int, int]:
-        """Bytes of each partition's batches at or after its log start, from their headers."""
-        import pyarrow.compute as pc
-
-        columns = ("partition", "last_offset", "size_bytes")
-        rows = self.batches(topic.name).scan(selected_fields=columns).to_arrow()
-        totals = {}
-        for partition, state in topic.partitions.items():
-            is_held = pc.field("last_offset") >= state.log_start_offset
-            own = rows.filter((pc.field("partition") == partition) & is_held)
-            totals[partition] = pc.sum(own["size_bytes"]).as_py() or 0
+    def file_bytes(self, name: str) -> dict[int, int]:
+        """Bytes of each partition's data files, records and batches, from manifests alone."""
+        totals: dict[int, int] = {}
+        for table in (self.records(name), self.batches(name)):
+            for file in _files_of(table):
+                partition = file.partition[0]
+                totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
         return totals
 
     def live_rows(self, name: str) -> dict[int, int]:
@@ -299,11 +299,13 @@ def _is_topic(table: Table) -> bool:
     return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
 
 
-def _all_equal(equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
+def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
     from pyiceberg import expressions
 
-    is_in: Any = expressions.In
+    is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
     found: BooleanExpression = expressions.AlwaysTrue()
+    if since is not None:
+        found = is_from("started", since.isoformat())
     for column, value in equals.items():
         found = expressions.And(found, is_in(column, [value] if isinstance(value, str) else value))
     return found
@@ -327,19 +329,24 @@ def live_rows(table: Table) -> dict[int, int]:
     """
     from pyiceberg.manifest import DataFileContent
 
-    snapshot = table.current_snapshot()
     files: dict[str, tuple[int, int]] = {}
     deleted: dict[str, int] = {}
-    for manifest in snapshot.manifests(table.io) if snapshot else ():
-        for file in _live_files(table, manifest.manifest_path):
-            if file.content == DataFileContent.DATA:
-                files[file.file_path] = (file.partition[0], file.record_count)
-            else:
-                deleted[_referenced_data_file(file)] = file.record_count
+    for file in _files_of(table):
+        if file.content == DataFileContent.DATA:
+            files[file.file_path] = (file.partition[0], file.record_count)
+        else:
+            deleted[_referenced_data_file(file)] = file.record_count
     rows: dict[int, int] = {}
     for path, (partition, count) in files.items():
         rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
     return rows
+
+
+def _files_of(table: Table) -> Iterator[Any]:
+    """The data and delete files of the table's current snapshot."""
+    snapshot = table.current_snapshot()
+    for manifest in snapshot.manifests(table.io) if snapshot else ():
+        yield from _live_files(table, manifest.manifest_path)
 
 
 def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:

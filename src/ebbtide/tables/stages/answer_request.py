@@ -6,7 +6,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.log.delete_records import ErrorCode, refused
+from ebbtide.log.delete_records import ErrorCode, refused, way_out
 from ebbtide.log.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import refusal_of
@@ -47,9 +47,10 @@ def answer_request(
 
 def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
     """The outcome where the topic cannot be read: each partition that was named is refused."""
+    note = note or way_out(error)
     numbers = numbers_of(refused(error, note=note))
     return Outcome(
         partitions={partition: dict(numbers) for partition in asked.partitions},
         topic={"error_code": int(error), "error_name": error.name},
-        error=RequestError(f"every partition: {error.name}{': ' if note else ''}{note}"),
+        error=RequestError(f"every partition: {error.name}: {note}"),
     )

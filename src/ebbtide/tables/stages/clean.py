@@ -21,7 +21,7 @@ from ebbtide.log.batches import Batch
 from ebbtide.log.cleaning import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.config import TopicConfig
 from ebbtide.log.segments import Bounds, Cleanable, cleanable, merged
-from ebbtide.log.state import ROUND, PartitionState, to_properties
+from ebbtide.log.state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.commits import Step, commit
@@ -444,5 +444,6 @@ def _state_after(
         "cleaned_at_ms": this_round.now_ms,
         "cleaned_end_offset": state.log_end_offset,
         "next_clean_ms": effect.next_clean_ms[partition],
+        "horizon_ms": effect.numbers[partition]["next_horizon_ms"] or NEVER,
     }
     return state.moved(**moved)

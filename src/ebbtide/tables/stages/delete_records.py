@@ -11,9 +11,8 @@ from ebbtide.log.delete_records import (
     HIGH_WATERMARK,
     Answer,
     ErrorCode,
-    answer,
-    refused,
-    topic_error,
+    answer_partition,
+    way_out,
 )
 from ebbtide.log.delete_request import TIMEOUT_MS
 from ebbtide.log.state import PartitionState
@@ -60,7 +59,7 @@ def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, 
 def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
     """What the run fails with, once the other partitions are done; a retry can help a timeout."""
     refusals = [
-        f"{topic} partition {p}: {reply.error.name}{reply.note and f' ({reply.note})'}"
+        f"{topic} partition {p}: {reply.error.name} ({reply.note or way_out(reply.error)})"
         for p, reply in sorted(answers.items())
         if reply.error is not ErrorCode.NONE
     ]
@@ -71,20 +70,11 @@ def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
 
 def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:
     """Answer a request of {partition: offset}; -1 stands for the high watermark."""
-    error = topic_error(topic.name.topic, topic.config)
-    answers = {p: _answer(topic, p, offset, error) for p, offset in requested.items()}
+    answers = {
+        p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
+        for p, offset in requested.items()
+    }
     return DeletePlan(topic, now_ms, requested, answers)
-
-
-def _answer(topic: Topic, partition: int, offset: int, error: ErrorCode) -> Answer:
-    state = topic.partitions.get(partition)
-    if state is None:
-        return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if error is not ErrorCode.NONE:
-        return refused(error, state.log_start_offset)
-    return answer(
-        offset, log_start_offset=state.log_start_offset, high_watermark=state.log_end_offset
-    )
 
 
 def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
@@ -105,6 +95,8 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
     outcome.snapshot_ids = snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.bytes_removed = truncation.bytes
+    for partition, numbers in outcome.partitions.items():
+        numbers["records_removed"] = truncation.rows[partition]
     return outcome
 
 

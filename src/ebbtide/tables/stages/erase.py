@@ -47,6 +47,7 @@ from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import Topic, java_table, load, read_again
 
+WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
 # What a reason for no round begins with, and the settings that decide it.
 DECIDED_BY = {
@@ -218,13 +219,22 @@ def _await_arrival(topic: Topic, rows: Rows, timeout_ms: int) -> None:
     for (partition, _), row in rows.items():
         ends[partition] = max(ends.get(partition, 0), (row.tombstone_offset or 0) + 1)
     deadline = time.monotonic() + timeout_ms / 1000
+    next_word = time.monotonic()
     while behind := _behind(read_again(topic), ends):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise UnavailableError(
                 f"expected the tombstones of {topic.name} in its tables within {timeout_ms} ms, "
-                f"found that {'; '.join(behind)}: they are in the live topic; ingest it, and run "
-                "this again, which produces none a second time"
+                f"found that {'; '.join(behind)}: they are in the live topic; trigger "
+                "archive_topics for it, and run this again, which produces none a second time"
+            )
+        if time.monotonic() >= next_word:
+            next_word += WORD_EVERY_S
+            print(
+                f"erase_keys {topic.name}: the tombstones are in the live topic; waits up to "
+                f"{left_s:.0f} s more for an ingest to bring them ({'; '.join(behind)}). Unless "
+                "one is scheduled soon, trigger archive_topics for this topic",
+                flush=True,
             )
         time.sleep(min(POLL_S, left_s))
 

@@ -90,12 +90,17 @@ class ExpirePlan:
     def _numbers(self, partition: int, expiry: Expiry) -> dict[str, Any]:
         by = Counter(str(rule) for _, rule in expiry.removed)
         records = self._records(partition)
-        numbers = {
+        numbers: dict[str, Any] = {
             "log_start_offset": expiry.log_start_offset,
             "low_watermark": self.topic.low_watermark(expiry.log_start_offset),
             "log_end_offset": self.topic.partitions[partition].log_end_offset,
             "segments_expired": len(expiry.removed),
+            "records_in_segments": sum(segment.record_count for segment, _ in expiry.removed),
+            "newest_record_ms": max(
+                (segment.largest_timestamp_ms for segment, _ in expiry.removed), default=None
+            ),
             "bytes_removed": sum(segment.size_bytes for segment, _ in expiry.removed),
+            **_before_and_after(expiry, records.rows),
             "by": {str(rule): by.get(str(rule), 0) for rule in Rule},
             "records_expired": records.rows,
             "record_bytes_expired": records.size_bytes,
@@ -109,6 +114,18 @@ class ExpirePlan:
 
     def _records(self, partition: int) -> ExpiredRecords:
         return self.records.get(partition, ExpiredRecords())
+
+
+def _before_and_after(expiry: Expiry, records_expired: int) -> dict[str, int]:
+    """Records of data and bytes as the headers of the segments count them, as clean_log does."""
+    removed = [segment for segment, _ in expiry.removed]
+    records_after = sum(segment.record_count for segment in expiry.kept)
+    return {
+        "records_before": records_after + sum(segment.record_count for segment in removed),
+        "records_after": records_after - records_expired,
+        "bytes_before": expiry.kept_bytes + sum(segment.size_bytes for segment in removed),
+        "bytes_after": expiry.kept_bytes,
+    }
 
 
 def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:

@@ -60,19 +60,24 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     spark, name = topic.spark, topic.name
     before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     rewritten, rewrite_error = _tried(_rewrite, topic)
+    # Nothing is freed before snapshots expire, so what came by then was written.
+    full = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     # Settings are a topic's, and stand on its records table.
     max_age_ms = _max_age_ms(spark, name.records_table)
     expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
     expired += _expire(spark, name.catalog, name.batches_table, max_age_ms)
     if spark.catalog.tableExists(name.quarantine_table):
         expired += _expire(spark, name.catalog, name.quarantine_table, max_age_ms)
+    left = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
     merged, merge_error = _tried(merge_segments, topic)
     outcome.error = rewrite_error or merge_error
     after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    freed = sum(d.bytes for d in before) - sum(d.bytes for d in after)
-    outcome.files_removed = max(0, sum(d.files for d in before) - sum(d.files for d in after))
-    outcome.bytes_removed = max(0, freed)
+    written = _grown(before, full) + _grown(left, after)
+    freed = _grown(left, full)
+    outcome.files_removed = max(0, sum(d.files for d in full) - sum(d.files for d in left))
+    outcome.bytes_removed = freed
     outcome.topic |= {
+        "bytes_written": written,
         "bytes_freed": freed,
         "bytes_kept": sum(disk.bytes for disk in after),
         "files_removed": outcome.files_removed,
@@ -83,6 +88,11 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
         "max_snapshot_age_ms": max_age_ms,
     }
     return outcome
+
+
+def _grown(before: list[Disk], after: list[Disk]) -> int:
+    """Bytes that the later one needs more."""
+    return max(0, sum(disk.bytes for disk in after) - sum(disk.bytes for disk in before))
 
 
 def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception | None]:

@@ -114,7 +114,10 @@ def _files(topic: Topic, snapshot: int) -> DataFrame:
 
 
 def _count_astride(topic: Topic, found: Truncation) -> None:
-    """Count the rows to be removed one by one; a partition without any is left out."""
+    """Count the rows to be removed one by one; a partition without any is left out.
+
+    The condition also holds for rows of whole segments, which are counted already.
+    """
     rows = (
         topic.spark.table(topic.name.records_table)
         .where(_below_start(topic, found.astride))
@@ -122,7 +125,7 @@ def _count_astride(topic: Topic, found: Truncation) -> None:
         .count()
         .collect()
     )
-    counts = {row["partition"]: row["count"] for row in rows}
+    counts = {row["partition"]: row["count"] - found.rows[row["partition"]] for row in rows}
     found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
     found.rows.update(counts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 WIDTH = 160
@@ -31,6 +31,20 @@ def without_empty(
     """The table without the columns that say nothing in any row; the first column stays."""
     kept = [c for c in range(len(header)) if c == 0 or any(row[c] != NOTHING for row in rows)]
     return [header[c] for c in kept], [[row[c] for c in kept] for row in rows]
+
+
+def changes_in_words(changes: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """A line for each setting, given as (before, after); None is not set."""
+    return [
+        f"{name}: {_setting(before)} -> {_setting(after)}"
+        if before != after
+        else f"{name}: is {_setting(after)} already"
+        for name, (before, after) in changes.items()
+    ]
+
+
+def _setting(value: str | None) -> str:
+    return "not set" if value is None else value or "(empty)"
 
 
 def number(value: int | None) -> str:

@@ -1,0 +1,49 @@
+"""Why a task failed, as one whole line: first in its log, its error, and handed on to verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from ebbtide.errors import EbbtideError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+CAUSE = "cause"  # the key of the XCom
+
+
+@contextmanager
+def explained(context: Context) -> Iterator[None]:
+    """Say why the block failed; what no retry can help fails the task at once."""
+    try:
+        yield
+    except AirflowSkipException:
+        raise
+    except (EbbtideError, AirflowException) as error:
+        cause = str(error)
+        if isinstance(error, EbbtideError):
+            cause = f"{type(error).__name__}: {error}"
+        print(f"ebbtide: FAILED {cause}", flush=True)
+        context["ti"].xcom_push(key=CAUSE, value=cause)
+        raise _kind(error)(cause) from None
+
+
+def causes_of(context: Any) -> dict[str, list[str]]:
+    """The causes that the tasks before this one handed on, by task."""
+    ti, found = context["ti"], {}
+    for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
+        pulled = ti.xcom_pull(task_ids=[task_id], key=CAUSE) or []
+        if said := [str(cause) for cause in pulled if cause]:
+            found[task_id] = list(dict.fromkeys(said))
+    return found
+
+
+def _kind(error: Exception) -> type[AirflowException]:
+    is_permanent = isinstance(error, AirflowFailException) or (
+        isinstance(error, EbbtideError) and not error.transient
+    )
+    return AirflowFailException if is_permanent else AirflowException
