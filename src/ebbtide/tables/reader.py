@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbtide.errors import ConfigurationError, UnknownTopicError
+from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.names import BATCHES_SUFFIX, CATALOG, OWN_NAMESPACE, OWN_SUFFIXES, TopicName
 from ebbtide.log.replicas import TableReplica
@@ -99,15 +99,16 @@ class Lake:
     catalog: SqlCatalog | None
 
     def topic_names(self) -> list[str]:
-        """`<cluster>.<topic>` of every table that is a topic, sorted."""
+        """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
         if self.catalog is None:
             return []
         names = []
         for cluster, *rest in self.catalog.list_namespaces():
             if rest or cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES):
                 continue
-            tables = (self.catalog.load_table(found) for found in self.catalog.list_tables(cluster))
-            names += [f"{cluster}.{_topic_of(table)}" for table in tables if _is_topic(table)]
+            for identifier in self.catalog.list_tables(cluster):
+                name = _topic_at(self.catalog, identifier)
+                names += [f"{cluster}.{name}"] if name is not None else []
         return sorted(names)
 
     def topic(self, name: str) -> Topic:
@@ -164,6 +165,12 @@ class Lake:
             return self.catalog.load_table((cluster + suffix, topic))
         except NoSuchTableError:
             pass  # some catalogs refuse Kafka's names; `kafka.topic` then holds the true one
+        except Exception as error:  # of a catalog, a file system or the metadata's parser
+            first = next(iter(str(error).splitlines()), "")
+            raise UnreadableTableError(
+                f"expected the table of topic {name}{suffix} to open, found "
+                f"{type(error).__name__}: {first}; restore its metadata file, or drop the table"
+            ) from error
         try:
             return self._renamed_table(self.catalog, TopicName(cluster, topic), suffix)
         except NoSuchNamespaceError:
@@ -171,7 +178,7 @@ class Lake:
 
     def _renamed_table(self, catalog: SqlCatalog, name: TopicName, suffix: str) -> Table:
         for identifier in catalog.list_tables(name.cluster):
-            if _topic_of(catalog.load_table(identifier)) == name.topic:
+            if _topic_at(catalog, identifier) == name.topic:
                 return catalog.load_table((name.cluster + suffix, identifier[-1]))
         raise self._unknown(str(name))
 
@@ -274,6 +281,18 @@ def _defaults_path() -> Path:
 
 def _is_topic(table: Table) -> bool:
     return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
+
+
+def _topic_at(catalog: SqlCatalog, identifier: tuple[str, ...]) -> str | None:
+    """The topic of a table; None for a table that is none.
+
+    One that cannot be read may be one. It is named, so that it fails by itself and no other does.
+    """
+    try:
+        table = catalog.load_table(identifier)
+    except Exception:
+        return identifier[-1]
+    return _topic_of(table) if _is_topic(table) else None
 
 
 def _topic_of(table: Table) -> str:
