@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, UnknownTopicError
+from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
+from ebbtide.orchestration.handover import chosen_topics
 from ebbtide.tables.reader import (
     catalog_settings,
     newest,
@@ -57,6 +58,24 @@ def test_bytes_of_files_are_those_of_both_tables_by_partition(lake: LakeSandbox)
             expected[row["partition"]["partition"]] += row["file_size_in_bytes"]
     with open_lake() as opened:
         assert opened.file_bytes("log.t") == expected
+
+
+def test_a_table_that_cannot_be_read_is_its_own_topics_problem_only(lake: LakeSandbox) -> None:
+    for topic in ("bad", "good"):
+        lake.topic(f"log.{topic}")
+    with open_lake() as opened:
+        broken = opened.records("log.bad").metadata_location.removeprefix("file:")
+    Path(broken).write_bytes(b"cut off")
+    with open_lake() as opened:
+        assert opened.topic_names() == ["log.bad", "log.good"]
+        assert opened.topic("log.good").name == "log.good"
+        assert chosen_topics(opened, None) == ["log.bad", "log.good"]
+        with pytest.raises(
+            UnreadableTableError, match=r"^expected the table of topic log\.bad to open, found "
+        ):
+            opened.topic("log.bad")
+        with pytest.raises(UnknownTopicError, match=r"the lake holds log\.bad, log\.good"):
+            opened.topic("log.other")
 
 
 def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:

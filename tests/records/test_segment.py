@@ -115,12 +115,72 @@ def test_a_control_record_too_large_for_the_memory_is_refused(tmp_path: Path) ->
 
 def test_an_offset_beyond_kafkas_largest_is_corrupt(tmp_path: Path) -> None:
     last = patched(batch_of(0, 1), 0, (2**63 - 2).to_bytes(8, "big"))
-    assert walk_rows(segment(tmp_path, last))[0]["last_offset"] == 2**63 - 1
+    named = {"base_offset": 2**63 - 9}
+    assert walk_rows(segment(tmp_path, last, **named))[0]["last_offset"] == 2**63 - 1
     beyond = patched(last, 0, (2**63 - 1).to_bytes(8, "big"))
     with pytest.raises(
         CorruptSegmentError, match=rf"offsets of at most {2**63 - 1} at position 0, found"
     ):
-        walk_rows(segment(tmp_path, beyond))
+        walk_rows(segment(tmp_path, beyond, **named))
+
+
+def sets_of(magic: int, codec: int) -> list[bytes]:
+    """Three messages, or three wrappers of two each; inner offsets of magic 1 are relative."""
+    if not codec:
+        return [message_set(magic, codec, [(i, T0, b"k", b"v")], i) for i in range(3)]
+    starts = [0, 0, 0] if magic else [0, 2, 4]
+    return [
+        message_set(magic, codec, [(start + j, T0, b"k", b"v") for j in range(2)], 2 * i + 1)
+        for i, start in enumerate(starts)
+    ]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([batch_of(0, 1), batch_of(2, 3), batch_of(4, 5)], id="magic 2"),
+        pytest.param(
+            [batch_of(2 * i, 2 * i + 1, codec=Codec.ZSTD) for i in range(3)], id="magic 2, zstd"
+        ),
+        *(
+            pytest.param(sets_of(magic, codec), id=f"magic {magic}, codec {codec}")
+            for magic in (0, 1)
+            for codec in (Codec.NONE, Codec.GZIP)
+        ),
+    ],
+)
+def test_a_flipped_bit_is_seen_or_changes_what_no_crc_covers(
+    tmp_path: Path, batches: list[bytes]
+) -> None:
+    data = b"".join(batches)
+    starts = [len(b"".join(batches[:i])) for i in range(len(batches))]
+    whole = walk_rows(segment(tmp_path, data))
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 0x80 >> bit % 8
+        start = max(start for start in starts if start <= bit // 8)
+        place = bit - start * 8
+        try:
+            walk = walk_segment(segment(tmp_path, bytes(flipped)), max_batch_bytes=MAX_BATCH_BYTES)
+        except CorruptSegmentError:
+            continue
+        rows = walk.batches.to_pylist()
+        if walk.torn is not None:  # a length that reaches beyond the file, at just this batch
+            assert walk.torn.position == start
+            assert 64 <= place < 96
+            assert rows == [row for row in whole if row["position"] < start]
+            continue
+        (changed,) = (
+            {name for name in row if row[name] != before[name]}
+            for row, before in zip(rows, whole, strict=True)
+            if row != before
+        )
+        if changed == {"leader_epoch"}:
+            assert 97 <= place < 128  # all but the sign
+        else:
+            assert changed <= {"base_offset", "last_offset"}
+            assert start == starts[-1]
+            assert 33 <= place < 64  # of a segment's last batch, as far as an index reaches
 
 
 def test_a_name_beyond_kafkas_largest_offset_is_refused() -> None:

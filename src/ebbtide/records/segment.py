@@ -14,7 +14,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from ebbtide.errors import SourceError
-from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL
+from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
 from ebbtide.records.batch import (
     CRC_COVERS_FROM,
     HEADER,
@@ -36,7 +36,7 @@ from ebbtide.records.compression import (
     decompress,
 )
 from ebbtide.records.files import FileReader, file_name
-from ebbtide.records.json_text import MAX_LONG
+from ebbtide.records.json_text import MAX_INT, MAX_LONG
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
@@ -113,7 +113,7 @@ def walk_segment(
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
 ) -> SegmentWalk:
     """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
-    next_offset = segment_base_offset(path)
+    next_offset = segment_offset = segment_base_offset(path)
     rows: list[BatchRow] = []
     position = from_position
     with FileReader(path) as reader:
@@ -127,10 +127,29 @@ def walk_segment(
             if row.base_offset < next_offset:
                 expected = f"a base offset of {next_offset} or more"
                 raise corrupt(path, position, expected, str(row.base_offset))
+            _check_what_no_crc_covers(path, segment_offset, row)
             rows.append(row)
             next_offset = row.last_offset + 1
             position += row.size_bytes
     return SegmentWalk(to_record_batch(rows), position, None)
+
+
+def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> None:
+    """Refuse a base offset or a leader epoch that no broker writes.
+
+    Of a v2 header the CRC leaves out base offset, length, leader epoch and magic. A wrong length or
+    magic shows by the CRC of other bytes, unless the batch then seems to be torn off by the file's
+    end, as for Kafka. What stays unseen: another leader epoch, and offsets of a segment's last
+    batch that are too high by less than an index's 32 bits.
+    """
+    # LogSegment.canConvertToRelativeOffset: the index counts from the segment's base offset.
+    last = segment_offset + MAX_INT
+    if row.last_offset > last:
+        expected = f"offsets of at most {last}, as far as its segment's index reaches,"
+        raise corrupt(path, row.position, expected, str(row.last_offset))
+    if row.leader_epoch < NO_LEADER_EPOCH:
+        expected = f"a leader epoch of {NO_LEADER_EPOCH} or more"
+        raise corrupt(path, row.position, expected, str(row.leader_epoch))
 
 
 def require_whole(walk: SegmentWalk, path: str) -> SegmentWalk:

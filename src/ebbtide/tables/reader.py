@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.errors import ConfigurationError, UnknownTopicError
+from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.names import (
     BATCHES_SUFFIX,
@@ -112,7 +112,7 @@ class Lake:
     catalog: SqlCatalog | None
 
     def topic_names(self) -> list[str]:
-        """`<cluster>.<topic>` of every table that is a topic, sorted."""
+        """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
         if self.catalog is None:
             return []
         names = []
@@ -129,7 +129,7 @@ class Lake:
         with_state = {topic for _, topic in listed}
         tables = {topic for _, topic in self.catalog.list_tables(cluster)}
         others = tables - with_state
-        old = {t for t in others if _is_topic(self.catalog.load_table((cluster, t)))}
+        old = {t for t in others if _may_be_topic(self.catalog, (cluster, t))}
         return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
 
     def topic(self, name: str) -> Topic:
@@ -197,6 +197,12 @@ class Lake:
             return self.catalog.load_table((cluster + suffix, topic))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
+        except Exception as error:  # of a catalog, a file system or the metadata's parser
+            first = next(iter(str(error).splitlines()), "")
+            raise UnreadableTableError(
+                f"expected the table of topic {name}{suffix} to open, found "
+                f"{type(error).__name__}: {first}; restore its metadata file, or drop the table"
+            ) from error
 
     def _unknown(self, name: str) -> UnknownTopicError:
         known = ", ".join(self.topic_names()) or "no topic"
@@ -297,6 +303,17 @@ def _defaults_path() -> Path:
 
 def _is_topic(table: Table) -> bool:
     return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
+
+
+def _may_be_topic(catalog: SqlCatalog, identifier: tuple[str, str]) -> bool:
+    """Whether a table without a state table is a topic's.
+
+    One that cannot be read may be one. It is named, so that it fails by itself and no other does.
+    """
+    try:
+        return _is_topic(catalog.load_table(identifier))
+    except Exception:
+        return True
 
 
 def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
