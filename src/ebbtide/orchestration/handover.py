@@ -9,7 +9,7 @@ from airflow.sdk import Asset, AssetAlias, TriggerRule, XComArg, get_current_con
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from ebbtide.errors import ConfigurationError, UnreadableTableError
+from ebbtide.errors import EbbtideError
 from ebbtide.log.names import TopicName
 from ebbtide.orchestration.attempt import attempt_of, began
 from ebbtide.orchestration.causes import causes_of, explained
@@ -67,7 +67,7 @@ def _takes_part(lake: Lake, name: str) -> bool:
     try:
         topic = lake.topic(name)
         is_enabled, has_partitions = topic.config.is_enabled, bool(topic.partitions)
-    except (ConfigurationError, UnreadableTableError):
+    except EbbtideError:
         return True  # the jobs meet the same error and write it down
     if not is_enabled:
         print(f"ebbtide: {name}: left out, ebbtide.enabled is false")
