@@ -7,7 +7,7 @@ import pytest
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.credentials import WITHOUT_CREDENTIALS, check_uri, redacted
 from ebbtide.log.upstream import SOURCE, parse_upstream
-from ebbtide.orchestration.attempt import options_of_params
+from ebbtide.orchestration.driver_input import options_of_params
 
 WITH = [
     ("s3://AKIA:s3cr3t@bucket/log", "s3://***@bucket/log"),
