@@ -113,7 +113,7 @@ def test_the_schedule_of_the_night_is_a_cron_expression_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EBBTIDE_NIGHTLY_SCHEDULE", "0 4 * * *")
-    assert dag_bag().dags["nightly_retention"].schedule == "0 4 * * *"
+    assert dag_bag().dags["nightly_retention"].schedule.summary == "0 4 * * *"
 
 
 def unpause(dag_id: str) -> None:

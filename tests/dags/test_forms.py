@@ -15,7 +15,7 @@ from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.erasure import KEYS
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import rendered, run_dag, states, xcoms
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import LakeSandbox, state_of
 
 DELETED = {"kafka.cleanup.policy": "delete"}
 
@@ -240,7 +240,7 @@ def test_a_connection_that_airflow_does_not_have_is_left_to_the_job(
 
 
 def test_export_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    lake.topic("log.a")
+    lake.topic("log.a", {partition: state_of() for partition in range(3)})
     run = run_dag("export_segments", topic="log.a", partitions=[0, 2], target="/restore/log")
     assert run.state == "success"
     assert states(run) == {"export_segments": "success", "verdict": "success"}
@@ -261,7 +261,7 @@ def test_a_refused_target_is_not_tried_again(lake: LakeSandbox, spark_submit: Fa
 
 def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     """Also where the state shows that all is marked."""
-    lake.topic("log.a")
+    lake.topic("log.a", {0: state_of(first_dirty_offset=5)})
     run = run_dag("mark_tombstones", topic="log.a", from_offset=["0:7", "9"], plan_only=False)
     assert run.state == "success"
     assert states(run) == {"mark_tombstones": "success", "verdict": "success"}
@@ -272,7 +272,7 @@ def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeS
 
 
 def test_a_refused_offset_is_not_tried_again(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    lake.topic("log.a")
+    lake.topic("log.a", {0: state_of(first_dirty_offset=0)})
     refusal = RequestError("expected an offset in [5, 9], found 3")
     spark_submit.failures["mark_tombstones", "log.a"] = [refusal]
     run = run_dag("mark_tombstones", topic="log.a", from_offset=["3"], plan_only=False)
@@ -293,7 +293,8 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     """Nor a secret of the upstream's connection, of the replica's or of the one in the form."""
     for name in ("asked", "writer", "other"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(KAFKA))
-    lake.topic("log.a", config={"ebbtide.source": "kafka:writer"})
+    config = {"kafka.cleanup.policy": "compact", "ebbtide.source": "kafka:writer"}
+    lake.topic("log.a", config=config)
     keys = ["alice@example.org", "b o b"]
     run = run_dag("erase_keys", **ASKED, keys=keys, connection="asked", timeout_ms=5)
     assert run.state == "success"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,9 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
 
     before = current_snapshot(lake.session, TopicName("log", "good").records_table)
     planned = submit(lake, "clean_log", *arguments, "--plan-only")
-    assert '"superseded": 1' in planned.stdout
+    assert "clean_log log.good: plan only, nothing was changed" in planned.stdout
+    # Offsets, records and bytes before and after, superseded.
+    assert re.search(r"^0 +0 +0 +3 +3 +2 +210 B +140 B +1 ", planned.stdout, re.MULTILINE)
     assert current_snapshot(lake.session, TopicName("log", "good").records_table) == before
     assert not lake.session.catalog.tableExists(RUNS_TABLE)
 
