@@ -117,6 +117,7 @@ def test_space_around_a_number_is_no_part_of_it() -> None:
 RATIOS = [
     "kafka.min.cleanable.dirty.ratio",
     "ebbtide.rewrite.deleted.share",
+    "ebbtide.max.decompressed.batch.bytes",
     "ebbtide.max.delete.ratio",
 ]
 

@@ -9,7 +9,8 @@ from ebbtide.log.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
     "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "
-    "not ending in '_batches' or '_quarantine', found {!r}; give the cluster another name"
+    "not ending in '_batches' or '_quarantine' or '_state', found {!r}; give the cluster another "
+    "name"
 )
 TOPIC = (
     "expected a topic name that Kafka takes, of up to 249 ASCII letters, digits, ., _ and -, and "
@@ -51,6 +52,7 @@ def test_a_replica_in_another_catalog_names_it() -> None:
         pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
         pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
         pytest.param("log_quarantine.a", CLUSTER.format("log_quarantine"), id="a quarantine"),
+        pytest.param("log_state.a", CLUSTER.format("log_state"), id="a state namespace"),
         pytest.param("log/../x.a", CLUSTER.format("log/"), id="a cluster that is a path"),
         pytest.param("l g.a", CLUSTER.format("l g"), id="a blank in a cluster"),
         *(

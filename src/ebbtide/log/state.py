@@ -25,8 +25,12 @@ REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
 # The ids of the data tables that the state tells of.
 TABLES = "ebbtide.tables"
+# The snapshots in which expire_snapshots left nothing to rewrite or merge.
+TIDIED = "ebbtide.tidied"
 # What else than partitions is state; every other property is a setting, on the records table.
-_OF_TOPIC = frozenset({ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES})
+_OF_TOPIC = frozenset(
+    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED}
+)
 NEVER = -1
 
 

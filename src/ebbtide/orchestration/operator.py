@@ -162,7 +162,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         for name in topics if is_certain else ():
             try:
                 topic = lake.topic(name)
-                reason = nothing_to_do(self.job, topic, attempt.now_ms)
+                reason = nothing_to_do(self.job, topic, attempt.now_ms, lake)
             except EbbtideError:
                 continue  # the job meets the same error and writes it down
             if reason:

@@ -7,13 +7,15 @@ only slow.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TypedDict
 
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.replication import is_behind
 from ebbtide.log.state import ROUND, PartitionState
-from ebbtide.tables.reader import Run, Topic, find_replicas
+from ebbtide.log.tidiness import is_tidy
+from ebbtide.tables.reader import Lake, Run, Topic, find_replicas
 
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
@@ -27,8 +29,11 @@ class LowWatermark(TypedDict):
     low_watermark: int
 
 
-def nothing_to_do(job: str, topic: Topic, now_ms: int) -> str | None:
-    """Why `job` has no work on the topic at `now_ms`; None when it has or may have."""
+def nothing_to_do(job: str, topic: Topic, now_ms: int, lake: Lake | None = None) -> str | None:
+    """Why `job` has no work on the topic at `now_ms`; None when it has or may have.
+
+    What tells of snapshots is in the lake, not in the topic's state.
+    """
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if job == "clean_log":
@@ -39,6 +44,8 @@ def nothing_to_do(job: str, topic: Topic, now_ms: int) -> str | None:
         return _nothing_to_truncate(topic)
     if job == "replicate_log":
         return _nothing_to_replicate(topic)
+    if job == "expire_snapshots" and lake is not None:
+        return _nothing_to_free(topic, lake)
     return None
 
 
@@ -104,6 +111,14 @@ def _nothing_to_expire(topic: Topic) -> str | None:
     if any(s.log_start_offset > s.segments[0][0] for s in topic.partitions.values()):
         return None
     return "no retention limit is set"
+
+
+def _nothing_to_free(topic: Topic, lake: Lake) -> str | None:
+    # Snapshots are aged on the clock of the machines that commit them, not on the run's.
+    clock_ms = int(time.time() * 1000)
+    if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):
+        return "nothing was written since the last time, and no snapshot is past its age"
+    return None
 
 
 def _least_start(partition: int, own: PartitionState, replicas: Sequence[Topic] | None) -> int:

@@ -69,6 +69,7 @@ class Step(StrEnum):
     MERGE_STATE = "merge_state"
     REWRITE_FILES = "rewrite_files"
     EXPIRE_SNAPSHOTS = "expire_snapshots"
+    TIDIED = "tidied"
     EXPORT_CHECKPOINTS = "export_checkpoints"
     EXPORT_TARGET = "export_target"
     APPEND_STARTED = "append_started"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from ebbtide.log.names import (
     CATALOG,
     OWN_NAMESPACE,
     OWN_SUFFIXES,
+    QUARANTINE_SUFFIX,
     STATE_SUFFIX,
     TopicName,
 )
@@ -34,6 +35,7 @@ from ebbtide.log.state import (
     settings_of,
     state_of,
 )
+from ebbtide.log.tidiness import TableSnapshots
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -172,6 +174,13 @@ class Lake:
         rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
+    def snapshots(self, name: str) -> dict[str, TableSnapshots]:
+        """The snapshots of each of a topic's tables, as `tidied` notes them."""
+        tables = {"records": self.records(name), "batches": self.batches(name)}
+        with suppress(UnknownTopicError):
+            tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
+        return {what: _snapshots_of(table) for what, table in tables.items()}
+
     def file_bytes(self, name: str) -> dict[int, int]:
         """Bytes of each partition's data files, records and batches, from manifests alone."""
         totals: dict[int, int] = {}
@@ -299,6 +308,12 @@ def _defaults_path() -> Path:
             "expected SPARK_CONF_DIR to name the rendered conf, found it unset"
         )
     return Path(directory) / "spark-defaults.conf"
+
+
+def _snapshots_of(table: Table) -> TableSnapshots:
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    times_ms = [s.timestamp_ms for s in table.snapshots() if s.snapshot_id not in named]
+    return TableSnapshots(table.metadata.current_snapshot_id, min(times_ms, default=None))
 
 
 def _is_topic(table: Table) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +17,10 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.log.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state import PREFIX, check_checksum, state_of, with_checksum
-from ebbtide.tables.commits import Step, commit, conflict_of
+from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.java import as_dict, iceberg_class, java_class, java_map
 from ebbtide.tables.namespaces import create_namespace
 
@@ -49,7 +50,21 @@ class HeldState:
     properties: Mapping[str, str]
 
     def change_to(self, properties: Mapping[str, str]) -> None:
-        """Make these the state; raises Iceberg's CommitFailedException where it has moved."""
+        """Make these the state; CommitConflictError where it has moved since it was read."""
+        try:
+            self._commit(properties)
+        except Py4JJavaError as error:
+            # Whoever was faster has also removed the list of manifests that this change builds on.
+            found = self.table.operations().refresh().metadataFileLocation()
+            if found == self.base.metadataFileLocation():
+                raise
+            raise CommitConflictError(
+                f"expected the state of {self.table.name()} as it was read, found that another "
+                "job changed it meanwhile; run the job again"
+            ) from error
+        self._remove_list_of_manifests()
+
+    def _commit(self, properties: Mapping[str, str]) -> None:
         state = with_checksum(properties)
         changed = {n: v for n, v in state.items() if self.properties.get(n) != v}
         removed = [name for name in self.properties if name not in state]
@@ -61,10 +76,14 @@ class HeldState:
         builder.setProperties(java_map(self.spark, changed))
         if removed:
             builder.removeProperties(java_map(self.spark, dict.fromkeys(removed, "")).keySet())
-        operations = self.table.operations()
-        operations.commit(self.base, builder.build())
+        self.table.operations().commit(self.base, builder.build())
+
+    def _remove_list_of_manifests(self) -> None:
+        """Remove that of the snapshot before; one that stays is a file too many, and no more."""
+        before = self.base.currentSnapshot()
         if before is not None and before.manifestListLocation() is not None:
-            operations.io().deleteFile(before.manifestListLocation())
+            with suppress(Py4JJavaError):
+                self.table.io().deleteFile(before.manifestListLocation())
 
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
@@ -148,9 +167,7 @@ def _held(spark: SparkSession, name: TopicName) -> HeldState:
 def _is_refused(action: Callable[[], None]) -> bool:
     try:
         action()
-    except Py4JJavaError as error:
-        if conflict_of(error) is None:
-            raise
+    except CommitConflictError:
         return True
     return False
 

@@ -9,41 +9,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
-from ebbtide.log.names import CATALOG, quoted
+from ebbtide.log.names import quoted
 from ebbtide.log.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state import PartitionState
+from ebbtide.log.tidiness import TableSnapshots, is_tidy, tidied
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.java import items, java_class
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.stages.merge import merge_segments
-from ebbtide.tables.topics import Topic, java_table
+from ebbtide.tables.topics import Topic, compare_and_set, java_table
 
 FILES_A_RUN = 1000
 
 
 class Disk(NamedTuple):
-    """The data and delete files that a table's snapshots need."""
+    """The data and delete files that the snapshots of a topic's two tables need."""
 
     files: int
     bytes: int
 
 
+class Deletions(NamedTuple):
+    """Rows that are deleted and lie in the records table's files still."""
+
+    rows: int
+    are_due: bool  # whether a file has so many that it is to be rewritten, or is gone itself
+
+
 def plan_expire_snapshots(topic: Topic) -> Outcome:
     """What the tables hold now; how much of it is freed shows only when it is done."""
-    outcome = _outcome(topic)
-    tables = (topic.name.records_table, topic.name.batches_table)
-    disks = [_disk(topic.spark, table) for table in tables]
-    outcome.topic |= {
-        "files": sum(disk.files for disk in disks),
-        "bytes": sum(disk.bytes for disk in disks),
-    }
+    outcome, disk = _outcome(topic), _disk(topic)
+    outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
     return outcome
 
 
@@ -56,43 +59,74 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
 
     What hinders the files' rewriting or merging does not keep snapshots from expiring.
     """
-    outcome = _outcome(topic)
-    spark, name = topic.spark, topic.name
-    before = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    rewritten, rewrite_error = _tried(_rewrite, topic)
+    outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
+    outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
+    if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
+        return outcome
+    before, deletions = _disk(topic), _deletions(topic)
+    rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
     # Nothing is freed before snapshots expire, so what came by then was written.
-    full = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    # Settings are a topic's, and stand on its records table.
-    max_age_ms = _max_age_ms(spark, name.records_table)
-    expired = _expire(spark, name.catalog, name.records_table, max_age_ms)
-    expired += _expire(spark, name.catalog, name.batches_table, max_age_ms)
-    if spark.catalog.tableExists(name.quarantine_table):
-        expired += _expire(spark, name.catalog, name.quarantine_table, max_age_ms)
-    left = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
+    full = _disk(topic) if rewritten else before
+    expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
+    left = _disk(topic) if expired else full
     merged, merge_error = _tried(merge_segments, topic)
+    after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
-    after = [_disk(spark, table) for table in (name.records_table, name.batches_table)]
-    written = _grown(before, full) + _grown(left, after)
-    freed = _grown(left, full)
-    outcome.files_removed = max(0, sum(d.files for d in full) - sum(d.files for d in left))
-    outcome.bytes_removed = freed
+    outcome.files_removed = max(0, full.files - left.files)
+    outcome.bytes_removed = max(0, full.bytes - left.bytes)
     outcome.topic |= {
-        "bytes_written": written,
-        "bytes_freed": freed,
-        "bytes_kept": sum(disk.bytes for disk in after),
+        "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
+        "bytes_freed": outcome.bytes_removed,
+        "bytes_kept": after.bytes,
         "files_removed": outcome.files_removed,
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
-        "deleted_rows_in_files": _deleted_rows(spark, name.records_table),
-        "max_snapshot_age_ms": max_age_ms,
+        "deleted_rows_in_files": _deletions(topic).rows if rewritten else deletions.rows,
     }
+    if not (rewritten or merged or outcome.error):
+        _note_tidied(topic)
     return outcome
 
 
-def _grown(before: list[Disk], after: list[Disk]) -> int:
-    """Bytes that the later one needs more."""
-    return max(0, sum(disk.bytes for disk in after) - sum(disk.bytes for disk in before))
+def _note_tidied(topic: Topic) -> None:
+    """Note that nothing is left to rewrite or merge, as far as the tables are by now."""
+    change = tidied(_snapshots(topic), topic.config)
+    compare_and_set(topic, Step.TIDIED, lambda _: change)
+
+
+def _tables(topic: Topic) -> dict[str, str]:
+    """All tables whose snapshots expire, by what they hold."""
+    name = topic.name
+    tables = {"records": name.records_table, "batches": name.batches_table}
+    if topic.spark.catalog.tableExists(name.quarantine_table):
+        tables["quarantine"] = name.quarantine_table
+    return tables
+
+
+def _snapshots(topic: Topic) -> dict[str, TableSnapshots]:
+    return {what: _snapshots_of(topic.spark, of) for what, of in _tables(topic).items()}
+
+
+def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
+    table = java_table(spark, name)
+    current = table.currentSnapshot()
+    return TableSnapshots(
+        None if current is None else int(current.snapshotId()),
+        min(_times_ms(spark, table), default=None),
+    )
+
+
+def _times_ms(spark: SparkSession, table: Any) -> list[int]:
+    """When each snapshot was made that neither a branch nor a tag names."""
+    as_list = java_class(spark, "java.util.ArrayList")
+    named = {int(ref.snapshotId()) for ref in items(as_list(table.refs().values()))}
+    snapshots = items(table.snapshots())
+    return [int(s.timestampMillis()) for s in snapshots if int(s.snapshotId()) not in named]
+
+
+def _clock_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception | None]:
@@ -107,23 +141,42 @@ def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception |
 
 def expire_run_snapshots(spark: SparkSession) -> None:
     """The same for `lake.ebbtide.runs`, whose rows stay."""
-    _expire(spark, CATALOG, RUNS_TABLE, _max_age_ms(spark, RUNS_TABLE))
+    text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
+    age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
+    _expire(spark, RUNS_TABLE, age_ms)
 
 
-def _disk(spark: SparkSession, table: str) -> Disk:
-    row = spark.sql(
+def _disk(topic: Topic) -> Disk:
+    files = " UNION ALL ".join(
+        f"SELECT file_path, file_size_in_bytes AS bytes FROM {table}.all_files"
+        for table in (topic.name.records_table, topic.name.batches_table)
+    )
+    row = topic.spark.sql(
         f"SELECT count(*) AS files, coalesce(sum(bytes), 0) AS bytes FROM ("
-        f"SELECT file_path, max(file_size_in_bytes) AS bytes FROM {table}.all_files "
-        f"GROUP BY file_path)"
+        f"SELECT file_path, max(bytes) AS bytes FROM ({files}) GROUP BY file_path)"
     ).first()
     assert row is not None
     return Disk(row["files"], row["bytes"])
 
 
-def _deleted_rows(spark: SparkSession, table: str) -> int:
-    """Rows that are out of the table and whose values still lie in its current files."""
-    row = spark.sql(f"SELECT coalesce(sum(record_count), 0) AS n FROM {table}.delete_files").first()
-    return 0 if row is None else int(row["n"])
+def _deletions(topic: Topic) -> Deletions:
+    table, share = topic.name.records_table, _rewritten_share(topic)
+    row = topic.spark.sql(
+        f"""
+        SELECT coalesce(sum(deleted.record_count), 0) AS rows, coalesce(max(
+            data.file_path IS NULL OR deleted.record_count >= {share} * data.record_count
+        ), false) AS are_due
+        FROM {table}.delete_files AS deleted
+        LEFT JOIN {table}.data_files AS data ON deleted.referenced_data_file = data.file_path
+        """
+    ).first()
+    assert row is not None
+    return Deletions(int(row["rows"]), bool(row["are_due"]))
+
+
+def _rewritten_share(topic: Topic) -> float:
+    """0 means any deleted row, and Iceberg's own 0 any file."""
+    return max(topic.config.rewrite_deleted_share, 1e-9)
 
 
 def _rewrite(topic: Topic) -> int:
@@ -136,8 +189,7 @@ def _rewrite(topic: Topic) -> int:
     if not closed:
         return 0
     options = {
-        # 0 means any deleted row, and Iceberg's own 0 any file.
-        "delete-ratio-threshold": max(topic.config.rewrite_deleted_share, 1e-9),
+        "delete-ratio-threshold": _rewritten_share(topic),
         "delete-file-threshold": 2**31 - 1,
         "min-file-size-bytes": 0,
         "max-file-size-bytes": 2**62,
@@ -163,29 +215,15 @@ def _has_closed(state: PartitionState) -> bool:
     return len(state.segments) > 1
 
 
-def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> int:
+def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
     """Expire the snapshots past their age and delete their files; how many snapshots."""
-    older_than = datetime.fromtimestamp((time.time() * 1000 - max_age_ms) / 1000, UTC)
-    before = _snapshots(spark, table)
-    commit(
-        Step.EXPIRE_SNAPSHOTS,
-        lambda: _call(
-            spark,
-            catalog,
-            f"expire_snapshots(table => '{_escaped(table)}', "
-            f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)",
-        ),
-    )
-    return before - _snapshots(spark, table)
-
-
-def _max_age_ms(spark: SparkSession, table: str) -> int:
-    text = java_table(spark, table).properties().get(MAX_SNAPSHOT_AGE)
-    return max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
-
-
-def _snapshots(spark: SparkSession, table: str) -> int:
-    return int(spark.sql(f"SELECT * FROM {table}.snapshots").count())
+    loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
+    due = sum(at_ms < older_than_ms for at_ms in _times_ms(spark, loaded))
+    if not due:
+        return 0
+    expiry = loaded.expireSnapshots().expireOlderThan(older_than_ms).retainLast(1)
+    commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)
+    return due
 
 
 def _escaped(text: str) -> str:
