@@ -135,14 +135,15 @@ def with_checksum(state: Mapping[str, str]) -> dict[str, str]:
     return {**state, CHECKSUM: _checksum(state)}
 
 
-def check_checksum(topic: str, state: Mapping[str, str]) -> None:
-    """StateError where the state is not as one of these jobs left it."""
+def without_checksum(topic: str, state: Mapping[str, str]) -> dict[str, str]:
+    """The state alone; StateError where it is not as one of these jobs left it."""
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(
             f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
             "does not fit it: somebody edited or removed properties of its state table; put them "
             "back from an older metadata file of that table"
         )
+    return {name: value for name, value in state.items() if name != CHECKSUM}
 
 
 def _checksum(state: Mapping[str, str]) -> str:

@@ -30,10 +30,10 @@ from ebbtide.log.replicas import TableReplica
 from ebbtide.log.state import PREFIX as STATE_PREFIX
 from ebbtide.log.state import (
     PartitionState,
-    check_checksum,
     parse_states,
     settings_of,
     state_of,
+    without_checksum,
 )
 from ebbtide.log.tidiness import TableSnapshots
 
@@ -140,8 +140,7 @@ class Lake:
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
             return Topic(name, found)
-        check_checksum(name, state)
-        return Topic(name, {**settings_of(found), **state})
+        return Topic(name, {**settings_of(found), **without_checksum(name, state)})
 
     def _state(self, name: str) -> dict[str, str] | None:
         try:

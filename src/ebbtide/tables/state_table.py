@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.log.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
-from ebbtide.log.state import PREFIX, check_checksum, state_of, with_checksum
+from ebbtide.log.state import PREFIX, state_of, with_checksum, without_checksum
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.java import as_dict, iceberg_class, java_class, java_map
 from ebbtide.tables.namespaces import create_namespace
@@ -95,9 +95,8 @@ def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
             return None
         raise
     base = table.operations().current()
-    properties = state_of(as_dict(spark, base.properties()))
-    check_checksum(str(name), properties)
-    return HeldState(spark, table, base, properties)
+    state = state_of(as_dict(spark, base.properties()))
+    return HeldState(spark, table, base, without_checksum(str(name), state))
 
 
 def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
