@@ -68,7 +68,9 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
     """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
     tables = (name.records_table, name.batches_table)
     found = {table: bool(spark.catalog.tableExists(table)) for table in tables}
-    held = read_state(spark, name) if any(found.values()) else None
+    if len(set(found.values())) == 1:
+        return all(found.values())
+    held = read_state(spark, name)
     for table, is_there in found.items():
         if not is_there and held is not None and parse_states(held.properties):
             raise ForeignChangeError(
@@ -76,7 +78,7 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
                 "register its last metadata file again, or drop the other table as well to begin "
                 "the topic anew"
             )
-    return all(found.values())
+    return False
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
@@ -86,13 +88,13 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
             f"expected the table {name.records_table}, found none; ingest the topic first"
         )
     held = read_state(spark, name)
+    records, batches = (java_table(spark, t) for t in (name.records_table, name.batches_table))
     if held is not None and TABLES in held.properties:
-        _check_tables(spark, name, held.properties[TABLES])
-    return _read(spark, name, held)
+        _check_tables(name, held.properties[TABLES], _ids_of(records, batches))
+    return _with_state(spark, name, as_dict(spark, records.properties()), held)
 
 
-def _check_tables(spark: SparkSession, name: TopicName, known: str) -> None:
-    found = _table_ids(spark, name)
+def _check_tables(name: TopicName, known: str, found: str) -> None:
     if known != found:
         raise ForeignChangeError(
             f"expected the tables of {name} that its state tells of, {known}, found {found}: "
@@ -102,8 +104,12 @@ def _check_tables(spark: SparkSession, name: TopicName, known: str) -> None:
 
 
 def _table_ids(spark: SparkSession, name: TopicName) -> str:
-    tables = {"records": name.records_table, "batches": name.batches_table}
-    return json.dumps({of: str(java_table(spark, table).uuid()) for of, table in tables.items()})
+    tables = (name.records_table, name.batches_table)
+    return _ids_of(*(java_table(spark, table) for table in tables))
+
+
+def _ids_of(records: Any, batches: Any) -> str:
+    return json.dumps({"records": str(records.uuid()), "batches": str(batches.uuid())})
 
 
 def read_again(topic: Topic) -> Topic:
@@ -112,8 +118,13 @@ def read_again(topic: Topic) -> Topic:
 
 
 def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:
+    return _with_state(spark, name, _records_properties(spark, name), held)
+
+
+def _with_state(
+    spark: SparkSession, name: TopicName, found: Mapping[str, str], held: HeldState | None
+) -> Topic:
     """The topic with this state; in tables of an older version it is on the records table."""
-    found = _records_properties(spark, name)
     state = state_of(found) if held is None else held.properties
     return Topic(spark, name, {**settings_of(found), **state})
 
