@@ -20,7 +20,7 @@ from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.stages.clean import execute_clean, plan_clean
 from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
 from ebbtide.tables.stages.merge import merge_segments
-from ebbtide.tables.topics import current_snapshot, load
+from ebbtide.tables.topics import load
 from tests.kafka.oracle import LogState, OracleError, OracleResult, try_oracle
 from tests.kafka.scenarios import Topic, source_segments, write_source
 from tests.log.comparison import batches_of, described, is_astride
@@ -186,9 +186,7 @@ def _set_sizes(
                 found = [(batch, known, int(event_ms))]
                 changes.append(in_segment(partition, int(segment), changes_of(found)))
     if changes:
-        snapshot = current_snapshot(spark, name.batches_table)
-        assert snapshot is not None
-        prepare_changes(spark, name.batches_table, snapshot, pa.concat_tables(changes), {})()
+        prepare_changes(spark, name.batches_table, pa.concat_tables(changes), {})()
 
 
 def _known(batch: Batch, theirs: Sequence[Batch], state: PartitionState) -> Batch:
