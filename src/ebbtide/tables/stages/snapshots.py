@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
-from ebbtide.log.names import quoted
+from ebbtide.log.names import CATALOG, quoted
 from ebbtide.log.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state import PartitionState
 from ebbtide.log.tidiness import TableSnapshots, is_tidy, tidied
@@ -67,7 +68,9 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
     # Nothing is freed before snapshots expire, so what came by then was written.
     full = _disk(topic) if rewritten else before
-    expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
+    expired = sum(
+        _expire(topic.spark, topic.name.catalog, t, max_age_ms) for t in _tables(topic).values()
+    )
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(merge_segments, topic)
     after = _disk(topic) if merged else left
@@ -143,7 +146,7 @@ def expire_run_snapshots(spark: SparkSession) -> None:
     """The same for `lake.ebbtide.runs`, whose rows stay."""
     text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
-    _expire(spark, RUNS_TABLE, age_ms)
+    _expire(spark, CATALOG, RUNS_TABLE, age_ms)
 
 
 def _disk(topic: Topic) -> Disk:
@@ -215,14 +218,20 @@ def _has_closed(state: PartitionState) -> bool:
     return len(state.segments) > 1
 
 
-def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
+def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> int:
     """Expire the snapshots past their age and delete their files; how many snapshots."""
     loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
     due = sum(at_ms < older_than_ms for at_ms in _times_ms(spark, loaded))
     if not due:
         return 0
-    expiry = loaded.expireSnapshots().expireOlderThan(older_than_ms).retainLast(1)
-    commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)
+    older_than = datetime.fromtimestamp(older_than_ms / 1000, UTC)
+    # Iceberg's own ExpireSnapshots would delete a Puffin file as soon as one of its vectors is
+    # replaced, though others of it are live; the procedure looks at what all snapshots reach.
+    call = (
+        f"CALL {quoted(catalog)}.system.expire_snapshots(table => '{_escaped(table)}', "
+        f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)"
+    )
+    commit(Step.EXPIRE_SNAPSHOTS, lambda: spark.sql(call).first())
     return due
 
 
