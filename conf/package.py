@@ -4,8 +4,8 @@ A .zip, because executors cannot import from a wheel in --py-files; without orch
 only Airflow runs. The same sources give the same bytes.
 """
 
-import os
 import sys
+import uuid
 import zipfile
 from pathlib import Path
 
@@ -17,7 +17,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 def main(target: Path) -> None:
     """Write the zip whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_suffix(f".{os.getpid()}.new")
+    fresh = target.with_suffix(f".{uuid.uuid4().hex}.new")
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as package:
         for path in sorted((SOURCES / "ebbtide").rglob("*.py")):
             name = path.relative_to(SOURCES)

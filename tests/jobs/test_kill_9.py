@@ -12,7 +12,7 @@ from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, at, clean, ingest, mark
+from tests.tables.nights import DAY_MS, at, clean, ingest, mark, set_properties
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 CONFIG = {
@@ -54,6 +54,7 @@ def test_a_killed_job_is_finished_by_the_next(
         mark(sandbox.session, str(name))
     if job == "expire_snapshots":
         clean(sandbox.session, str(name), NIGHT_MS)
+        set_properties(sandbox.session, str(name), {"history.expire.max-snapshot-age-ms": "0"})
     arguments = ["--topic", str(name)]
     if job == "delete_records":
         arguments = ["--request", REQUEST.format(topic=name)]

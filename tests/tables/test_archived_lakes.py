@@ -4,15 +4,22 @@ import pytest
 
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import state_of
+from ebbtide.tables.commits import Step
 from ebbtide.tables.topics import java_table
-from tests.tables.archived_lake import TOPICS, end_all, expected, opened
+from tests.tables.archived_lake import NIGHT_MS, TOPICS, end_all, expected, opened
+from tests.tables.conftest import KilledError
+from tests.tables.nights import DAY_MS, clean
 
 
 @pytest.mark.parametrize("archive", ["state_in_properties"])
 def test_work_in_flight_ends_as_the_version_that_began_it_would_have_ended_it(
-    archive: str,
+    archive: str, kill_at: list[Step]
 ) -> None:
     with opened(archive) as lake:
+        for step in (Step.PROBE, Step.STATE_TABLE, Step.STATE_MOVED):
+            kill_at.append(step)
+            with pytest.raises(KilledError):
+                clean(lake.session, "log.planned", NIGHT_MS + 2 * DAY_MS)
         found = end_all(lake.session)
         for topic, wanted in expected(archive).items():
             assert found[topic] == wanted, topic

@@ -162,9 +162,21 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
         clean(sandbox.session, str(topic), NIGHT_MS)
 
 
-@pytest.mark.parametrize("step", [Step.ROUND_BATCHES, Step.ROUND_STATE])
+@pytest.mark.parametrize(
+    ("step", "again"),
+    [
+        (Step.ROUND_BATCHES, Step.HEADERS_REBUILT),
+        (Step.ROUND_BATCHES, Step.LOST_ROUND_STATE),
+        (Step.ROUND_STATE, Step.LOST_ROUND_STATE),
+    ],
+)
 def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
-    sandbox: LakeSandbox, topic: TopicName, unbroken: View, kill_at: list[Step], step: Step
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    unbroken: View,
+    kill_at: list[Step],
+    step: Step,
+    again: Step,
 ) -> None:
     """Headers come from the records that are left; the next round gives the tombstones' horizon."""
     spark = sandbox.session
@@ -175,6 +187,9 @@ def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
         for tag in tags(spark, topic):
             spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS `{tag}`")
     rewrite_then_expire(spark, tables_of(topic))
+    kill_at.append(again)
+    with pytest.raises(KilledError):
+        clean(spark, str(topic), NIGHT_MS)
     clean(spark, str(topic), NIGHT_MS)
     assert ROUND not in load(spark, topic).properties
     assert view_of_table(spark, topic, 0) == unbroken
