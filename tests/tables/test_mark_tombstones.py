@@ -177,7 +177,9 @@ def test_a_header(
         pytest.param("timestamp < now()", "the time, the user or the place", id="the clock"),
         pytest.param("timestamp < current_date()", "the time, the user", id="the day"),
         pytest.param("exists(headers, h -> h.key = current_user())", "the user", id="the user"),
-        pytest.param("timestamp < 'yesterday'", "with 'yesterday', which", id="the day as text"),
+        pytest.param(
+            "timestamp < 'yesterday'", "text that Spark reads as a time", id="the day as text"
+        ),
         pytest.param("key IN (SELECT key FROM t)", "[TABLE_OR_VIEW", id="a table"),
         pytest.param("EXISTS (SELECT 1 FROM range(3))", "a subquery", id="a subquery"),
     ],
