@@ -43,7 +43,14 @@ INTEGERS = [
         MAX_LONG,
     ),
     ("kafka.producer.id.expiration.ms", "producer_id_expiration_ms", DAY_MS, 1, MAX_INT),
-    ("ebbtide.merge.target.bytes", "merge_target_bytes", 64 * 1024 * 1024, 0, MAX_LONG),
+    ("ebbtide.merge.target.bytes", "merge_target_bytes", 64 * MIB, 0, MAX_LONG),
+    (
+        "ebbtide.max.decompressed.batch.bytes",
+        "max_decompressed_batch_bytes",
+        512 * MIB,
+        1,
+        MAX_LONG,
+    ),
 ]
 OTHERS = [
     ("kafka.cleanup.policy", "cleanup_policy", None),
@@ -117,7 +124,6 @@ def test_space_around_a_number_is_no_part_of_it() -> None:
 RATIOS = [
     "kafka.min.cleanable.dirty.ratio",
     "ebbtide.rewrite.deleted.share",
-    "ebbtide.max.decompressed.batch.bytes",
     "ebbtide.max.delete.ratio",
 ]
 
