@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.fresh_seed import FRESH_SEED
 from tests.slowest_files import slowest_files
 
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
@@ -21,6 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name the files that took longest, fixtures included."""
     reports = [report for kind in terminalreporter.stats.values() for report in kind]
     phases = [(r.nodeid, r.duration) for r in reports if isinstance(r, pytest.TestReport)]
+    terminalreporter.line(f"fresh seed: {FRESH_SEED}")
     terminalreporter.section("slowest files")
     for file, seconds in slowest_files(phases):
         terminalreporter.line(f"{seconds:7.1f} s  {file}")

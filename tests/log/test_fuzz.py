@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
+from tests.fresh_seed import FRESH_SEED
 from tests.kafka.scenarios import from_json
 from tests.log.fuzz import REGRESSIONS, Summary, run, write_smallest
 from tests.log.replay import Replay, replay_topics
 
 FIXED_SEED = 1
-FRESH_SEED = random.SystemRandom().randrange(2, 10**6)
 LOGS = 1_000
 FOUND = sorted(REGRESSIONS.glob("*.json"))
 

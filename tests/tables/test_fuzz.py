@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fresh_seed import FRESH_SEED
 from tests.kafka.scenarios import from_json
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.tables.fuzz import REGRESSIONS
 from tests.tables.spark_replay import replay_topic
 
 TOPICS = 5
-FRESH_SEED = random.SystemRandom().randrange(10**6)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ebbtide.tables.stages.expire import execute_expire, plan_expire
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.stages.replicate import execute_replicate, plan_replicate
 from ebbtide.tables.topics import load
+from tests.fresh_seed import FRESH_SEED
 from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
@@ -31,7 +32,6 @@ __all__ = ["sandbox"]
 
 PARTITIONS = 12
 ATTEMPTS = 10
-FRESH_SEED = random.SystemRandom().randrange(10**6)
 Values = dict[tuple[int, bytes], bytes]
 
 

@@ -18,6 +18,7 @@ from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.tables.reader import open_lake
+from tests.fresh_seed import FRESH_SEED
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
@@ -28,7 +29,6 @@ FLAG = 0x20
 PARTITIONS = 8
 KEYS = (None, b"", b"a", b"b", b"c", b"d")
 VALUES = (None, b"", b"x", b"yy")
-FRESH_SEED = random.SystemRandom().randrange(10**6)
 
 Values = dict[tuple[int, bytes], tuple[int, bytes]]
 
