@@ -110,6 +110,9 @@ ERASURE_COLUMNS = """
         COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
 """
 
+# A file a day for ten years makes a manifest of 300 KB, which each reader of one run would parse.
+MAX_RUN_MANIFEST_BYTES = 32 * 1024
+
 # Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
 _COMMON = {
     "format-version": "3",
@@ -180,7 +183,8 @@ def create_quarantine(spark: SparkSession, name: TopicName) -> None:
 def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist."""
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
-    _create(spark, RUNS_TABLE, RUN_COLUMNS, _COMMON, "days(started)")
+    properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
+    _create(spark, RUNS_TABLE, RUN_COLUMNS, properties, "days(started)")
 
 
 def create_erasures(spark: SparkSession) -> None:
