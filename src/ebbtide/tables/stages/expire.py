@@ -100,7 +100,7 @@ class ExpirePlan:
                 (segment.largest_timestamp_ms for segment, _ in expiry.removed), default=None
             ),
             "bytes_removed": sum(segment.size_bytes for segment, _ in expiry.removed),
-            **_before_and_after(expiry, records.rows),
+            **_before_and_after(expiry),
             "by": {str(rule): by.get(str(rule), 0) for rule in Rule},
             "records_expired": records.rows,
             "record_bytes_expired": records.size_bytes,
@@ -116,13 +116,16 @@ class ExpirePlan:
         return self.records.get(partition, ExpiredRecords())
 
 
-def _before_and_after(expiry: Expiry, records_expired: int) -> dict[str, int]:
-    """Records of data and bytes as the headers of the segments count them, as clean_log does."""
+def _before_and_after(expiry: Expiry) -> dict[str, int]:
+    """Records of data and bytes as the headers of the segments count them, as clean_log does.
+
+    Single records that go are counted beside them: headers stay until their segment goes.
+    """
     removed = [segment for segment, _ in expiry.removed]
     records_after = sum(segment.record_count for segment in expiry.kept)
     return {
         "records_before": records_after + sum(segment.record_count for segment in removed),
-        "records_after": records_after - records_expired,
+        "records_after": records_after,
         "bytes_before": expiry.kept_bytes + sum(segment.size_bytes for segment in removed),
         "bytes_after": expiry.kept_bytes,
     }
