@@ -16,7 +16,8 @@ from ebbtide.log.producers import last_records, remembered
 from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.deletes import delete_rows, delete_segments
-from ebbtide.tables.topics import Topic, current_snapshot, load
+from ebbtide.tables.java import items
+from ebbtide.tables.topics import Topic, current_snapshot, java_table, load
 
 Ids = list[int]
 
@@ -30,8 +31,8 @@ class Truncation:
     batches_whole: dict[int, Ids] = field(default_factory=dict)
     batches_single: dict[int, Ids] = field(default_factory=dict)  # base offsets
     rows: Counter[int] = field(default_factory=Counter)  # live rows, by partition
-    files: int = 0
-    bytes: int = 0
+    files: int = 0  # data files of records
+    bytes: int = 0  # of these files
 
 
 def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[int]]:
@@ -53,6 +54,7 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
     if found.astride:
         delete_rows(spark, table, _below_start(topic, found.astride), Step.TRUNCATE_RECORDS, {})
         committed.append(current_snapshot(spark, table))
+        _count_whole_files(topic, found)
     return committed
 
 
@@ -128,6 +130,14 @@ def _count_astride(topic: Topic, found: Truncation) -> None:
     counts = {row["partition"]: row["count"] - found.rows[row["partition"]] for row in rows}
     found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
     found.rows.update(counts)
+
+
+def _count_whole_files(topic: Topic, found: Truncation) -> None:
+    """Count the files that the last commit dropped: Spark deletes no row of one that goes whole."""
+    table = java_table(topic.spark, topic.name.records_table)
+    files = items(table.currentSnapshot().removedDataFiles(table.io()))
+    found.files += len(files)
+    found.bytes += sum(int(file.fileSizeInBytes()) for file in files)
 
 
 def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
