@@ -12,7 +12,7 @@ from ebbtide.log.erasure import Encoding, Erasure
 from ebbtide.log.names import TopicName
 from ebbtide.tables.application import job_parser, run_topics, to_ms
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.erase import erase_keys, plan_erase
 from ebbtide.tables.stages.erased_keys import typed_keys
 from ebbtide.tables.topics import load
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(session: SparkSession, name: TopicName) -> Outcome:
         if args.plan_only:
             return plan_erase(load(session, name), erasure).outcome()
-        return execute_erase(plan_erase(prepare_erase(session, name, erasure), erasure))
+        return erase_keys(session, name, erasure)
 
     return run_topics(spark, args, args.topic, work)
 

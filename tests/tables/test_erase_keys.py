@@ -25,7 +25,7 @@ from ebbtide.tables.commits import Step
 from ebbtide.tables.erasures import hash_of
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import ERASURES_TABLE
-from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.erase import erase_keys, execute_erase, plan_erase, prepare_erase
 from ebbtide.tables.stages.export import Export, execute_export, plan_export
 from ebbtide.tables.topics import compare_and_set, load
 from tests.kafka.oracle import SourceLog, run_oracle
@@ -96,7 +96,7 @@ def erasure_of(*keys: str, **fields: Any) -> Erasure:
 
 
 def erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> Outcome:
-    return execute_erase(plan_erase(prepare_erase(spark, name, erasure), erasure))
+    return erase_keys(spark, name, erasure)
 
 
 def records(spark: SparkSession, name: TopicName) -> list[tuple[int, int, str, str | None]]:
@@ -444,12 +444,13 @@ def test_a_plan_made_before_another_appended_is_made_again(
     spark: SparkSession, name: TopicName, kill_at: list[Step]
 ) -> None:
     mine = erasure_of("a", "b")
-    plan = plan_erase(prepare_erase(spark, name, mine), mine)
+    topic, done = prepare_erase(spark, name, mine)
+    plan = plan_erase(topic, mine)
     kill_at.append(Step.APPEND_STATE)
     with pytest.raises(KilledError):
         erase(spark, name, erasure_of("a", run_id="erase-2"))
     with pytest.raises(CommitConflictError, match="found that another erasure appends to it"):
-        execute_erase(plan)
+        execute_erase(plan, done)
     erase(spark, name, mine)
     found = [(p, key) for p, _, key, value in records(spark, name) if value is None]
     assert found == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]

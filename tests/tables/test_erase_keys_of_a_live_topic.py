@@ -24,7 +24,7 @@ from ebbtide.tables.erasures import hash_of
 from ebbtide.tables.live_producer import produce_tombstones
 from ebbtide.tables.live_topic import LiveTopic
 from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.erase import erase_keys
 from ebbtide.tables.topics import load
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
@@ -103,7 +103,7 @@ def now_ms() -> int:
 def erase(spark: SparkSession, name: TopicName, *keys: bytes, **fields: Any) -> Outcome:
     ordinary = {"run_id": "erase-1", "requested_by": "privacy office", "reason": "request 17"}
     erasure = Erasure(keys=keys, now_ms=now_ms(), **{**ordinary, "timeout_ms": 60_000, **fields})
-    return execute_erase(plan_erase(prepare_erase(spark, name, erasure), erasure))
+    return erase_keys(spark, name, erasure)
 
 
 def test_produced_ingested_marked_cleaned_gone(

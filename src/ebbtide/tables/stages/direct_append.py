@@ -43,8 +43,15 @@ Keys = Mapping[int, Sequence[bytes]]  # by partition
 TIME = pa.timestamp("us", tz="UTC")
 
 
-def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
-    """Append a tombstone for each key of each partition; the topic as it is then."""
+class Appended(NamedTuple):
+    """The topic as it is after an append, and the snapshots that this committed."""
+
+    topic: Topic
+    snapshot_ids: list[int]
+
+
+def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Appended:
+    """Append a tombstone for each key of each partition."""
     pinned = current_snapshot(topic.spark, topic.name.records_table)
     ends = {partition: topic.partitions[partition].log_end_offset for partition in keys}
     if _beyond(topic, ends):
@@ -54,15 +61,18 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Topic:
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
-    _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
-    return _finish(read_again(topic), ends)
+    records = _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
+    after, batches = _finish(read_again(topic), ends)
+    return Appended(after, records + batches)
 
 
-def finish_append(topic: Topic) -> Topic:
-    """Finish the append that a killed run left; the topic as it is then."""
+def finish_append(topic: Topic) -> Appended:
+    """Finish the append that a killed run left, if there is one."""
     ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
     begun = _begun(topic) | _beyond(topic, ends)
-    return _finish(topic, {p: ends[p] for p in sorted(begun)}) if begun else topic
+    if not begun:
+        return Appended(topic, [])
+    return _finish(topic, {p: ends[p] for p in sorted(begun)})
 
 
 def _begun(topic: Topic) -> set[int]:
@@ -71,8 +81,13 @@ def _begun(topic: Topic) -> set[int]:
     return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
 
 
-def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]) -> None:
-    """Append the rows; CommitConflictError where anybody added some since the pinned snapshot."""
+def _append_alone(
+    topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]
+) -> list[int]:
+    """Append the rows; CommitConflictError where anybody added some since the pinned snapshot.
+
+    The snapshots that hold them: one.
+    """
     spark, (step, pinned) = topic.spark, at
     writer = spark.createDataFrame(rows).writeTo(table)
     writer = writer.option("use-table-distribution-and-ordering", "false")
@@ -82,6 +97,8 @@ def _append_alone(topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int 
         writer = writer.option("validate-from-snapshot-id", str(pinned))
     # To overwrite nothing is to append, but for the check that nobody else did.
     commit(step, lambda: writer.overwrite(F.lit(False)))
+    snapshot = current_snapshot(spark, table)
+    return [] if snapshot is None else [snapshot]
 
 
 def _beyond(topic: Topic, ends: Ends) -> set[int]:
@@ -173,9 +190,9 @@ def _event_time(state: PartitionState, now: datetime) -> datetime:
     return min(now, datetime.fromtimestamp(newest_ms / 1000, UTC))
 
 
-def _finish(topic: Topic, ends: Ends) -> Topic:
+def _finish(topic: Topic, ends: Ends) -> Appended:
     """Append the batches of the records beyond `ends`, and move the state past them."""
-    written = _read_back(topic, ends)
+    written, snapshots = _read_back(topic, ends), []
     if written.num_rows:
         pinned = current_snapshot(topic.spark, topic.name.batches_table)
         held = find_ends(topic, ends)
@@ -183,10 +200,12 @@ def _finish(topic: Topic, ends: Ends) -> Topic:
         is_lacking = pc.is_in(written["partition"], pa.array(lacking, pa.int32()))
         batches = _batches(topic, written.filter(is_lacking))
         if batches.num_rows:
-            _append_alone(topic, topic.name.batches_table, batches, (Step.APPEND_BATCHES, pinned))
+            at = (Step.APPEND_BATCHES, pinned)
+            snapshots = _append_alone(topic, topic.name.batches_table, batches, at)
     columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
     lasts = {p: _Last(offset, ms) for p, offset, ms in zip(*columns, strict=True)}
-    return compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
+    after = compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
+    return Appended(after, snapshots)
 
 
 class _Last(NamedTuple):

@@ -115,13 +115,24 @@ class ErasePlan:
         return (place[0], hash_of(place[1])) in self.logged
 
 
-def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> Topic:
-    """The topic once nothing is in flight and what can be told a tombstone is marked."""
+def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> Outcome:
+    """Erase the keys; the outcome tells of all that was removed and committed for it."""
+    topic, done = prepare_erase(spark, name, erasure)
+    return execute_erase(plan_erase(topic, erasure), done)
+
+
+def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> tuple[Topic, Outcome]:
+    """The topic once nothing is in flight and what can be told a tombstone is marked.
+
+    Beside it what that removed and committed.
+    """
     topic = load(spark, name)
     _check(topic)
-    topic = finish_round(finish_append(topic))
-    _mark(topic, erasure)
-    return read_again(topic)
+    appended = finish_append(topic)
+    done = Outcome(snapshot_ids=appended.snapshot_ids)
+    topic = finish_round(appended.topic)
+    _mark(topic, erasure, done)
+    return read_again(topic), done
 
 
 def _check(topic: Topic) -> None:
@@ -133,9 +144,16 @@ def _check(topic: Topic) -> None:
         )
 
 
-def _mark(topic: Topic, erasure: Erasure) -> None:
+def _mark(topic: Topic, erasure: Erasure, done: Outcome) -> None:
     now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
-    execute_mark(plan_mark(topic), RunOf(erasure.run_id, now))
+    _add(done, execute_mark(plan_mark(topic), RunOf(erasure.run_id, now)))
+
+
+def _add(done: Outcome, more: Outcome) -> None:
+    """Count what another step of the run removed and committed too."""
+    done.rows_removed += more.rows_removed
+    done.bytes_removed += more.bytes_removed
+    done.snapshot_ids += more.snapshot_ids
 
 
 def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
@@ -159,23 +177,29 @@ def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
     return keys
 
 
-def execute_erase(plan: ErasePlan) -> Outcome:
-    """Bring the tombstones into the log, let the cleaner begin, and report what is left."""
+def execute_erase(plan: ErasePlan, done: Outcome) -> Outcome:
+    """Bring the tombstones into the log, let the cleaner begin, and report what is left.
+
+    `done` is what the run has removed and committed before; the outcome counts it too.
+    """
     topic, erasure = plan.topic, plan.erasure
-    rows = _log_tombstones(plan)
+    rows = _log_tombstones(plan, done)
     _await_arrival(topic, rows, erasure.timeout_ms)
     topic = read_again(topic)
-    _mark(topic, erasure)
+    _mark(topic, erasure, done)
     cleaned = execute_clean(plan_clean(read_again(topic), erasure.now_ms))
-    return _report(replace(plan, topic=read_again(topic)), rows, cleaned)
+    outcome = _report(replace(plan, topic=read_again(topic)), rows, cleaned)
+    for part in (done, cleaned):
+        _add(outcome, part)
+    return outcome
 
 
 Rows = dict[PartitionKey, KeyRow]
 
 
-def _log_tombstones(plan: ErasePlan) -> Rows:
+def _log_tombstones(plan: ErasePlan, done: Outcome) -> Rows:
     """The row of each key that was found, its tombstone in the log: now, before, or long since."""
-    offsets = _send(plan)
+    offsets = _send(plan, done)
     rows: Rows = {}
     for place, held in plan.held.items():
         before = plan.logged.get((place[0], hash_of(place[1])))
@@ -190,7 +214,7 @@ def _log_tombstones(plan: ErasePlan) -> Rows:
     return rows
 
 
-def _send(plan: ErasePlan) -> dict[PartitionKey, int]:
+def _send(plan: ErasePlan, done: Outcome) -> dict[PartitionKey, int]:
     """Produce or append what is lacking; the offsets of the tombstones."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
@@ -204,7 +228,7 @@ def _send(plan: ErasePlan) -> dict[PartitionKey, int]:
     by_partition: dict[int, list[bytes]] = {}
     for partition, key in lacking:
         by_partition.setdefault(partition, []).append(key)
-    append_tombstones(topic, by_partition, erasure)
+    done.snapshot_ids += append_tombstones(topic, by_partition, erasure).snapshot_ids
     firsts = {p: topic.partitions[p].log_end_offset for p in by_partition}
     return {
         (partition, key): firsts[partition] + i
@@ -261,8 +285,6 @@ def _report(plan: ErasePlan, rows: Rows, cleaned: Outcome) -> Outcome:
         mine = [row for row in reported if row.partition == partition]
         numbers |= _numbers(mine) | _delay(mine, cleaned.partitions[partition])
     outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported)}
-    outcome.rows_removed, outcome.bytes_removed = cleaned.rows_removed, cleaned.bytes_removed
-    outcome.snapshot_ids = cleaned.snapshot_ids
     return outcome
 
 
