@@ -15,6 +15,7 @@ from unittest.mock import patch
 from ebbtide.errors import EbbtideError
 from ebbtide.log.names import CATALOG, TopicName
 from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.tables.commits import snapshot_properties
 from ebbtide.tables.reader import read_defaults
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs, create_topic
@@ -105,18 +106,20 @@ class LakeSandbox:
             f"({partition}, {offset}, {offset}, 0, {attributes}, {base_ms}, 100)"
             for partition, offset, attributes, base_ms in rows
         )
-        self.session.sql(
-            f"INSERT INTO {TopicName.parse(name).batches_table} (`partition`, base_offset, "
-            f"last_offset, segment, attributes, base_timestamp_ms, size_bytes) VALUES {values}"
-        )
+        with snapshot_properties(self.session, {}):
+            self.session.sql(
+                f"INSERT INTO {TopicName.parse(name).batches_table} (`partition`, base_offset, "
+                f"last_offset, segment, attributes, base_timestamp_ms, size_bytes) VALUES {values}"
+            )
 
     def records(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
         """Add records: (partition, offset)."""
         values = ", ".join(f"({partition}, {offset}, 0, 0, false)" for partition, offset in rows)
-        self.session.sql(
-            f"INSERT INTO {TopicName.parse(name).records_table} "
-            f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
-        )
+        with snapshot_properties(self.session, {}):
+            self.session.sql(
+                f"INSERT INTO {TopicName.parse(name).records_table} "
+                f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
+            )
 
     def run(self, topic: str, job: str, /, **given: Any) -> None:
         """Append a row to `runs`; `partitions`, `error`, `now` and totals as given."""

@@ -18,6 +18,7 @@ DAGS = [
     "mark_tombstones",
     "nightly_retention",
     "on_low_watermark",
+    "repair_state",
     "replicate_log",
 ]
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}

@@ -60,6 +60,13 @@ PARAMS = {
         "append": True,
         "timeout_ms": 600_000,
     },
+    "repair_state": {
+        "topic": "log.flights",
+        "keep_changes": True,
+        "log_start_offset": ["0=7"],
+        "max_event_time_ms": ["0=1767225600000", "1=5"],
+        "plan_only": True,
+    },
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -88,6 +95,7 @@ SUBMITTING = [
     "delete_records.delete_records",
     "erase_keys.erase_keys",
     "export_segments.export_segments",
+    "repair_state.repair_state",
     "replicate_log.replicate_log",
     "mark_tombstones.mark_tombstones",
 ]
@@ -122,7 +130,8 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
         task = task.unmap({"topics": ["log.flights", "eu.a.b"]})
-    if dag_id in ("configure_topic", "erase_keys", "export_segments", "mark_tombstones"):
+    one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
+    if dag_id in (*one_topic, "repair_state"):
         task.topics = ["log.flights"]
     if dag_id == "delete_records":
         task.request = REQUEST

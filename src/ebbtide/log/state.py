@@ -27,11 +27,20 @@ CHECKSUM = "ebbtide.checksum"
 TABLES = "ebbtide.tables"
 # The snapshots in which expire_snapshots left nothing to rewrite or merge.
 TIDIED = "ebbtide.tidied"
+# Live rows of the data tables by segment (log/tally.py), and that some are being removed.
+RECORD_ROWS = "ebbtide.rows.records"
+BATCH_ROWS = "ebbtide.rows.batches"
+REMOVING = "ebbtide.removing"
 # What else than partitions is state; every other property is a setting, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED}
+    {
+        *(ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED),
+        *(RECORD_ROWS, BATCH_ROWS, REMOVING),
+    }
 )
 NEVER = -1
+# The job and DAG that an error of a state points at.
+REPAIR = "repair_state"
 
 
 class StateError(EbbtideError):
@@ -140,8 +149,8 @@ def without_checksum(topic: str, state: Mapping[str, str]) -> dict[str, str]:
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(
             f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
-            "does not fit it: somebody edited or removed properties of its state table; put them "
-            "back from an older metadata file of that table"
+            "does not fit it: somebody edited or removed properties of its state table; "
+            f"{REPAIR} rebuilds it from the topic's tables"
         )
     return {name: value for name, value in state.items() if name != CHECKSUM}
 

@@ -12,12 +12,16 @@ from ebbtide.log.delete_request import AtOffset, TopicRequest, parse_request_obj
 from ebbtide.log.erasure import check_is_compacted
 from ebbtide.log.marking import offsets_to_mark_again_from, parse_from_offset
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import REPAIR
 from ebbtide.tables.reader import Lake, Topic
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
     """EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
+        if job == REPAIR:
+            lake.records(name)  # of which the state may be lost
+            continue
         topic = lake.topic(name)
         if job == "configure_topic":
             changes = parse_changes(params.get("set") or (), params.get("unset") or ())

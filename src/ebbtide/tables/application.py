@@ -8,16 +8,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, EbbtideError, UnavailableError
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ForeignChangeError,
+    UnavailableError,
+)
 from ebbtide.log.names import TopicName
+from ebbtide.tables.noticing import check_unchanged, count_own
 from ebbtide.tables.outages import explained
 from ebbtide.tables.plans import render_plan
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
+from ebbtide.tables.topics import exists, load
 
 TOPICS_AT_ONCE = 4
 ATTEMPTS_ON_CONFLICT = 3
@@ -92,12 +100,38 @@ def to_ms(moment: datetime) -> int:
 def run_topics(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
 ) -> int:
-    """Do the work on each topic; one that fails does not stop the others. The exit code."""
+    """Do the work on each topic; one that fails does not stop the others. The exit code.
+
+    A topic whose rows somebody else has changed is not touched.
+    """
+    return run_unchecked(spark, args, topics, partial(_checked, args.plan_only, work))
+
+
+def run_unchecked(
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+) -> int:
+    """The same, whatever was done to the topics."""
     if not args.plan_only:
         create_runs(spark)
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
         errors = list(pool.map(lambda topic: _run_topic(spark, args, topic, work), topics))
     return exit_code(errors)
+
+
+def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> Outcome:
+    """Work between two looks at what is in the tables; none of a topic that is still to come."""
+    look = check_unchanged if is_plan_only else count_own
+    if exists(session, name):
+        look(load(session, name))
+    outcome = work(session, name)
+    if not is_plan_only and exists(session, name):
+        try:
+            count_own(load(session, name))
+        except ForeignChangeError as error:  # what was done is done
+            outcome.error = outcome.error or error
+        except CommitConflictError:  # the next job counts it
+            pass
+    return outcome
 
 
 def exit_code(errors: Iterable[BaseException | None]) -> int:

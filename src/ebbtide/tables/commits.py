@@ -15,6 +15,8 @@ from ebbtide.errors import CommitConflictError
 T = TypeVar("T")
 
 SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
+# In the summary of every snapshot that ebbtide commits to a topic's data tables.
+OWN = "ebbtide.own"
 # Iceberg retries the second itself; both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
@@ -80,6 +82,11 @@ class Step(StrEnum):
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"
     HOLDS_RELEASED = "holds_released"
+    REPAIR_RECORDS = "repair_records"
+    REPAIR_BATCHES = "repair_batches"
+    REPAIR_STATE = "repair_state"
+    ROWS_REMOVING = "rows_removing"
+    ROWS_COUNTED = "rows_counted"
     RUN_ROW = "run_row"
 
 
@@ -122,9 +129,15 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
     return None
 
 
+def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
+    """What the summary of one of ebbtide's snapshots says, `properties` included."""
+    return {OWN: "true", **properties}
+
+
 @contextmanager
 def snapshot_properties(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
-    """Put `properties` in the summary of each snapshot that this session's SQL commits."""
+    """Put these and whose it is in the summary of each snapshot that this session's SQL commits."""
+    properties = own_summary(properties)
     for name, value in properties.items():
         spark.conf.set(SNAPSHOT_PROPERTY + name, value)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.tables.commits import Step, commit, snapshot_properties
+from ebbtide.tables.commits import Step, commit, own_summary, snapshot_properties
 from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
@@ -30,7 +30,7 @@ def delete_segments(
     delete = loaded.newDelete().validateFilesExist()
     for task in planned_tasks(loaded, snapshot, segments_filter(spark, segments)):
         delete = delete.deleteFile(task.file())
-    for name, value in properties.items():
+    for name, value in own_summary(properties).items():
         delete = delete.set(name, value)
     commit(step, delete.commit)
 

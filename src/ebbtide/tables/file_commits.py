@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.records.files import resolve_location as resolve
+from ebbtide.tables.commits import own_summary
 from ebbtide.tables.deletes import segments_filter
 from ebbtide.tables.file_metrics import describe_file
 from ebbtide.tables.files import (
@@ -152,7 +153,7 @@ class _Begun(NamedTuple):
         return cls(*holding(table, hold, before))
 
     def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
-        for name, value in properties.items():
+        for name, value in own_summary(properties).items():
             update = update.set(name, value)
         return partial(self.commit, update)
 

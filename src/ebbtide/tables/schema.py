@@ -14,7 +14,8 @@ from ebbtide.log.names import (
     TopicName,
     quoted,
 )
-from ebbtide.log.state import parse_states, settings_of, state_of
+from ebbtide.log.state import BATCH_ROWS, RECORD_ROWS, parse_states, settings_of, state_of
+from ebbtide.log.tally import EMPTY
 from ebbtide.tables.namespaces import create_namespace
 from ebbtide.tables.state_table import create_state, drop_state, read_state
 from ebbtide.tables.views import create_views
@@ -149,13 +150,16 @@ _BATCHES = _COMMON | {
 }
 
 
+_NO_ROWS = {RECORD_ROWS: EMPTY.to_json(), BATCH_ROWS: EMPTY.to_json()}
+
+
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
     """Create a topic's tables and views where they do not exist, with its settings and state."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         create_namespace(spark, quoted(name.catalog, namespace))
     _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
     _forget_dropped(spark, name)
-    create_state(spark, name, state_of(properties))
+    create_state(spark, name, _NO_ROWS | state_of(properties))
     settings = _RECORDS | settings_of(properties)
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
     create_views(spark, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -88,6 +88,13 @@ class HeldState:
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
     """The topic's state as it is now; None where it has no state table, StateError for an edit."""
+    held = _held_unchecked(spark, name)
+    if held is None:
+        return None
+    return replace(held, properties=without_checksum(str(name), held.properties))
+
+
+def _held_unchecked(spark: SparkSession, name: TopicName) -> HeldState | None:
     try:
         table = _catalog(spark, name).loadTable(_identifier(spark, name))
     except Py4JJavaError as error:
@@ -95,8 +102,7 @@ def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
             return None
         raise
     base = table.operations().current()
-    state = state_of(as_dict(spark, base.properties()))
-    return HeldState(spark, table, base, without_checksum(str(name), state))
+    return HeldState(spark, table, base, state_of(as_dict(spark, base.properties())))
 
 
 def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
@@ -107,6 +113,14 @@ def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, 
     _probe(spark, name.catalog)
     create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
     _create(spark, name, with_checksum(properties))
+
+
+def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
+    """Make these the state, whatever it was, and also where there is none any more."""
+    create_state(spark, name, properties)
+    held = _held_unchecked(spark, name)
+    assert held is not None
+    held.change_to(properties)
 
 
 def drop_state(spark: SparkSession, name: TopicName) -> None:

@@ -19,7 +19,16 @@ from ebbtide.errors import (
 from ebbtide.log.config import TopicConfig, parse_config
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import TABLES, PartitionState, is_state, parse_states, settings_of, state_of
+from ebbtide.log.state import (
+    REPAIR,
+    TABLES,
+    PartitionState,
+    StateError,
+    is_state,
+    parse_states,
+    settings_of,
+    state_of,
+)
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.java import as_dict, iceberg_class, items
 from ebbtide.tables.state_table import HeldState, create_state, read_state
@@ -89,9 +98,20 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
         )
     held = read_state(spark, name)
     records, batches = (java_table(spark, t) for t in (name.records_table, name.batches_table))
+    properties = as_dict(spark, records.properties())
     if held is not None and TABLES in held.properties:
         _check_tables(name, held.properties[TABLES], _ids_of(records, batches))
-    return _with_state(spark, name, as_dict(spark, records.properties()), held)
+    if held is None and not state_of(properties) and batches.currentSnapshot() is not None:
+        raise StateError(
+            f"expected the state of {name} in {name.state_table}, found no such table: somebody "
+            f"dropped it; {REPAIR} rebuilds it"
+        )
+    return _with_state(spark, name, properties, held)
+
+
+def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
+    """The topic with its settings alone, where its state is lost or cannot be trusted."""
+    return Topic(spark, name, settings_of(_records_properties(spark, name)))
 
 
 def _check_tables(name: TopicName, known: str, found: str) -> None:
@@ -103,7 +123,8 @@ def _check_tables(name: TopicName, known: str, found: str) -> None:
         )
 
 
-def _table_ids(spark: SparkSession, name: TopicName) -> str:
+def table_ids(spark: SparkSession, name: TopicName) -> str:
+    """What the state tells of the data tables, so that one made anew is noticed."""
     tables = (name.records_table, name.batches_table)
     return _ids_of(*(java_table(spark, table) for table in tables))
 
@@ -178,7 +199,7 @@ def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes 
             return current
         state = {n: v for n, v in changes.items() if is_state(n)}
         if state and TABLES not in held.properties:
-            state[TABLES] = _table_ids(spark, name)
+            state[TABLES] = table_ids(spark, name)
         settings = {n: v for n, v in changes.items() if not is_state(n)}
         try:
             if settings:

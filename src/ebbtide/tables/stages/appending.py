@@ -17,7 +17,7 @@ from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
 from ebbtide.log.live import Slice
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import SLICE, to_properties
-from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.commits import OWN, Step, commit
 from ebbtide.tables.event_time import failing_clearly
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import BATCH_NAMES, create_topic
@@ -111,6 +111,7 @@ def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
     """The writer of rows that come segment by segment as they are."""
     return (
         rows.writeTo(table)
+        .option(f"snapshot-property.{OWN}", "true")
         .option("output-spec-id", own_spec_id(topic.spark, table))
         .option("use-table-distribution-and-ordering", "false")
         .option("fanout-enabled", "false")

@@ -29,6 +29,7 @@ from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.tables.holds import Hold, held_by, release
 from ebbtide.tables.merges import check_no_merge
+from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.replicas import held_back_from
 from ebbtide.tables.rounds import (
     CleaningRound,
@@ -312,7 +313,7 @@ def execute_clean(plan: CleanPlan) -> Outcome:
     _commit_batches(topic, this_round, effect, batches.result())
     held = [held_by(topic.spark, table, _hold(this_round)).own for table in tables]
     outcome.snapshot_ids = [snapshot for snapshot in held if snapshot is not None]
-    after = compare_and_set(
+    after = set_counted(
         topic, Step.ROUND_STATE, lambda current: _finished(current, this_round, effect)
     )
     release(topic.spark, tables, partial(is_open, after))

@@ -10,16 +10,17 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ebbtide.errors import CommitConflictError, UnavailableError
+from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableError
 from ebbtide.log.delete_records import Answer, ErrorCode, refused
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import PartitionState, to_properties
 from ebbtide.tables.commits import Step
 from ebbtide.tables.live_topic import ANSWER_MS, LiveTopic
+from ebbtide.tables.noticing import count_own
 from ebbtide.tables.replicas import find_replica, replica_names
 from ebbtide.tables.stages.clean import finish_round
 from ebbtide.tables.stages.truncate import truncate_below_start
-from ebbtide.tables.topics import Changes, Topic, compare_and_set
+from ebbtide.tables.topics import Changes, Topic, compare_and_set, read_again
 
 POLL_S = 1.0
 
@@ -46,7 +47,8 @@ class TableReplica:
     def advance(self, wanted: Mapping[int, Wanted]) -> None:
         """Move the log start offsets that can move, and remove what then lies below them.
 
-        What another writer, or a catalog out of reach, does not let it do is left to the next call.
+        What another writer, a change by others, or a catalog out of reach does not let it do is
+        left to the next call.
         """
         try:
             replica = find_replica(self.primary.spark, self.name)
@@ -55,7 +57,7 @@ class TableReplica:
             if replica is not None and starts:
                 self._move(replica, starts)
             self.problem = ""
-        except (UnavailableError, CommitConflictError) as error:
+        except (UnavailableError, CommitConflictError, ForeignChangeError) as error:
             self.problem = str(error)
 
     def lacks(self, partition: int, wanted: Wanted) -> str:
@@ -77,11 +79,12 @@ class TableReplica:
         }
 
     def _move(self, replica: Topic, starts: Mapping[int, int]) -> None:
-        replica = finish_round(replica)
+        replica = finish_round(count_own(replica))
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
         truncate_below_start(replica, self.now_ms)
+        count_own(read_again(replica))
         self.states = replica.partitions
         self.done |= starts.keys()
 

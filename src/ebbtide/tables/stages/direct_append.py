@@ -27,7 +27,8 @@ from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_head
 from ebbtide.records.json_text import whole
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import payload_size, record_size
-from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.commits import OWN, Step, commit
+from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.stages.ingested import find_ends
 from ebbtide.tables.topics import (
     Changes,
@@ -90,6 +91,7 @@ def _append_alone(
     """
     spark, (step, pinned) = topic.spark, at
     writer = spark.createDataFrame(rows).writeTo(table)
+    writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("use-table-distribution-and-ordering", "false")
     writer = writer.option("output-spec-id", own_spec_id(spark, table))
     writer = writer.option("isolation-level", "serializable")
@@ -204,7 +206,7 @@ def _finish(topic: Topic, ends: Ends) -> Appended:
             snapshots = _append_alone(topic, topic.name.batches_table, batches, at)
     columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
     lasts = {p: _Last(offset, ms) for p, offset, ms in zip(*columns, strict=True)}
-    after = compare_and_set(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
+    after = set_counted(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
     return Appended(after, snapshots)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.frames.headers import Headers, segment_totals
 from ebbtide.log.retention import Expiry, Offsets, Rule, expire, record_limit
-from ebbtide.log.state import PartitionState, to_properties
+from ebbtide.log.state import REMOVING, PartitionState, to_properties
 from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
@@ -198,7 +198,7 @@ def _too_much(plan: ExpirePlan) -> SafetyError:
 
 
 def _moved(current: Topic, plan: ExpirePlan) -> Changes:
-    changes: dict[str, str | None] = {}
+    changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]
         planned, state = plan.topic.partitions[partition], current.partitions[partition]

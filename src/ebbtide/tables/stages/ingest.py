@@ -33,6 +33,7 @@ from ebbtide.records.segment import MAX_BATCH_BYTES, BatchLimits
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of, failing_clearly
+from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.sources import (
     FileToWalk,
@@ -58,7 +59,7 @@ from ebbtide.tables.stages.appending import (
 )
 from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
-from ebbtide.tables.topics import Topic, compare_and_set, exists
+from ebbtide.tables.topics import Topic, exists
 
 # New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
 MAX_BATCHES = 1_000_000
@@ -286,7 +287,7 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     outcome.snapshot_ids += append_batches(topic, ingested)
     topic_ids = {d.topic_id for d in plan.source.of(topic.name) if d.topic_id is not None}
     origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
-    compare_and_set(
+    set_counted(
         topic,
         Step.INGEST_STATE,
         lambda now: with_origin(now, state_changes(now, plan.logs, ingested), origin),

@@ -48,6 +48,7 @@ from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.java_client import java_options
 from ebbtide.tables.kafka_source import live_records, reading, source_frame
 from ebbtide.tables.live_topic import LiveTopic, list_topics
+from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.appending import (
     SUMMED,
@@ -317,7 +318,7 @@ def _finish_slice(topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done:
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
     outcome = Outcome(partitions=numbers_of(topic, logs))
     outcome.snapshot_ids += append_batches(topic, ingested)
-    topic = compare_and_set(
+    topic = set_counted(
         topic,
         Step.INGEST_STATE,
         lambda now: {**state_changes(now, logs, ingested), SLICE: None},

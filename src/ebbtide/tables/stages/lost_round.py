@@ -21,6 +21,7 @@ from ebbtide.log.state import ROUND
 from ebbtide.tables.batches import prepare_changes, read_headers
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.files import SegmentFiles, plan_segments, read_segment
+from ebbtide.tables.noticing import announce_removal
 from ebbtide.tables.rounds import CleaningRound, PartitionRound, open_round
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     """Rebuild the headers of what the round has cleaned, and forget it; the topic after that."""
-    changes = _changes(topic, lost)
+    changes = lost_headers(topic, lost)
     log.warning(
         "%s: the round begun at %s ms cannot be finished as it was planned: another tool expired "
         "the snapshots that it held. %s batch headers are rebuilt from the records that are left; "
@@ -39,6 +40,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
         changes.num_rows,
     )
     if changes.num_rows:
+        announce_removal(topic)
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
         commit(Step.HEADERS_REBUILT, prepared)
 
@@ -49,8 +51,8 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     return compare_and_set(topic, Step.LOST_ROUND_STATE, forgotten)
 
 
-def _changes(topic: Topic, lost: CleaningRound) -> pa.Table:
-    """The headers, by segment, that tell of more records than there are."""
+def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
+    """Changes of the headers in a round that tell of more records than there are, by segment."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in lost.partitions.items()}
     snapshot = current_snapshot(spark, name.records_table)

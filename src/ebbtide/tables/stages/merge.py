@@ -25,6 +25,7 @@ from ebbtide.tables.files import (
 )
 from ebbtide.tables.holds import Hold, held_by, release
 from ebbtide.tables.merges import Merge, last_merge, open_merge
+from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.rounds import is_open, open_round
 from ebbtide.tables.tasks import map_segments
 from ebbtide.tables.topics import (
@@ -74,7 +75,7 @@ def finish_merge(topic: Topic) -> Topic:
             prepared = _prepare(topic, table, by, merge)
             if prepared is not None:
                 commit(step, prepared)
-    topic = compare_and_set(topic, Step.MERGE_STATE, partial(_finished, merge))
+    topic = set_counted(topic, Step.MERGE_STATE, partial(_finished, merge))
     release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
     return topic
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.log.state import to_properties
+from ebbtide.log.state import REMOVING, to_properties
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.schema import create_quarantine
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot, java_table
@@ -94,7 +94,7 @@ def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
 
 def _may_miss(current: Topic, found: pa.Table) -> Changes:
     """The state by which nobody looks for these records any more."""
-    changes: dict[str, str | None] = {}
+    changes: dict[str, str | None] = {REMOVING: "true"}
     for row in found.group_by("partition").aggregate([("offset", "max")]).to_pylist():
         state = current.partitions[row["partition"]]
         end = max(state.expired_end_offset, row["offset_max"] + 1)

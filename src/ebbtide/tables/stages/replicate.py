@@ -27,10 +27,11 @@ from ebbtide.log.replication import (
     state_before,
 )
 from ebbtide.log.state import REPLICA_OF, REPLICATION, PartitionState, to_properties
-from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.commits import OWN, Step, commit
 from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
+from ebbtide.tables.noticing import announce_removal, count_own, set_counted
 from ebbtide.tables.replicas import find_replica, replica_names
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import BATCH_NAMES, RECORD_NAMES, create_topic
@@ -205,6 +206,7 @@ def _replicate(
         found = load(spark, name)
     else:
         create_views(spark, name)
+        found = count_own(found)
     replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
@@ -220,7 +222,7 @@ def _replicate(
     }
     for table in tables if lacking else ():
         _append(replica, source, table, lacking)
-    replica = compare_and_set(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
+    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
     numbers: dict[str, Any] = {"emptied": replication.emptied}
     snapshot_ids = []
     for table in tables:
@@ -346,7 +348,8 @@ def _remove_leftovers(replica: Topic, replication: Replication) -> None:
         loaded = java_table(replica.spark, table)
         snapshot = loaded.currentSnapshot()
         if snapshot is not None and planned_tasks(loaded, snapshot.snapshotId(), matches):
-            delete = loaded.newDelete().deleteFromRowFilter(matches)
+            announce_removal(replica)
+            delete = loaded.newDelete().deleteFromRowFilter(matches).set(OWN, "true")
             commit(Step.REPLICATE_LEFTOVERS, delete.commit)
 
 
@@ -364,6 +367,7 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
     # Columns that somebody added to the primary's tables are no part of the log.
     rows = rows.withColumn("segment", _place(lacking)).select(table.columns)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
+    writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
     writer = writer.option("isolation-level", "serializable")
     if table.snapshot is not None:

@@ -17,6 +17,7 @@ from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.deletes import delete_rows, delete_segments
 from ebbtide.tables.java import items
+from ebbtide.tables.noticing import announce_removal
 from ebbtide.tables.topics import Topic, current_snapshot, java_table, load
 
 Ids = list[int]
@@ -48,6 +49,8 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
     if snapshot is None:
         return []
     _find_records(topic, found, snapshot)
+    if found.whole or found.astride:
+        announce_removal(topic)
     if found.whole:
         delete_segments(spark, table, snapshot, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
         committed.append(current_snapshot(spark, table))
@@ -64,6 +67,8 @@ def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int 
     if snapshot is None:
         return []
     _find_batches(topic, found, now_ms, snapshot)
+    if found.batches_whole or found.batches_single:
+        announce_removal(topic)
     if found.batches_whole:
         delete_segments(spark, table, snapshot, found.batches_whole, Step.TRUNCATE_BATCHES, {})
         committed.append(current_snapshot(spark, table))

@@ -1,0 +1,73 @@
+"""Settle what somebody else did to a topic's rows or state, so that its nights go on.
+
+A topic stands still once rows were added to its tables or removed from them by others, or its state
+was edited. Run this with `plan_only` first: the task's log shows what was done, when, and what the
+repair would do about it.
+"""
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.orchestration.handover import verdict
+from ebbtide.orchestration.house import HOUSE, topic
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+JOB = "repair_state"
+
+
+def by_partition(title: str, description: str) -> Param:
+    """A Param of any number of PARTITION=NUMBER lines."""
+    return Param(
+        None,
+        type=["null", "array"],
+        items={"type": "string", "pattern": r"^[0-9]+=[0-9]+$"},
+        title=title,
+        description=f"One PARTITION=NUMBER a line: {description}",
+    )
+
+
+@dag(
+    schedule=None,
+    doc_md=__doc__,
+    **HOUSE,
+    params={
+        "topic": topic(),
+        "keep_changes": Param(
+            False,
+            type="boolean",
+            title="Keep changes",
+            description="Leave the tables as others left them and rebuild the state from them, "
+            "instead of taking their change back.",
+        ),
+        "log_start_offset": by_partition(
+            "Log start offsets", "where a partition starts, if its state is lost."
+        ),
+        "max_event_time_ms": by_partition(
+            "Largest event times", "what a partition ever held, if its state is lost."
+        ),
+        "plan_only": Param(
+            True,
+            type="boolean",
+            title="Plan only",
+            description="Show what was done and what the repair would do; change nothing.",
+        ),
+    },
+)
+def repair_state() -> None:
+    chain(
+        EbbtideJobOperator(
+            task_id=JOB,
+            job=JOB,
+            topics=["{{ params.topic }}"],
+            options={
+                "keep_changes": "--keep-changes",
+                "log_start_offset": "--log-start-offset",
+                "max_event_time_ms": "--max-event-time-ms",
+                "plan_only": "--plan-only",
+            },
+            needs_spark=True,
+        ),
+        verdict([JOB]),
+    )
+
+
+repair_state()

@@ -1,0 +1,207 @@
+"""Whether somebody else changed a topic's rows since ebbtide's own last commit.
+
+The state tells the last snapshot of each data table and its live rows by segment. Each job looks
+first: commits of ebbtide's own are counted, those that only rewrite files are let be, and any other
+stops the topic. Where others have expired the snapshots in between, the rows are counted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ForeignChangeError
+from ebbtide.log.names import TopicName
+from ebbtide.log.state import BATCH_ROWS, RECORD_ROWS, REMOVING
+from ebbtide.log.tally import Rows, Tally, added, differences
+from ebbtide.tables.commits import Step
+from ebbtide.tables.files import MAX_OFFSET, plan_segments, read_segment
+from ebbtide.tables.history import Committed, Since, count_rows, history_since, rows_changed
+from ebbtide.tables.java import items
+from ebbtide.tables.topics import Changes, Topic, compare_and_set, java_table
+
+SHOWN = 5
+
+
+class Counted(NamedTuple):
+    """A data table, the property that tells its rows, and the column of their offsets."""
+
+    what: str
+    table: str
+    tally: str
+    offset: str
+
+    @classmethod
+    def of(cls, name: TopicName) -> tuple[Counted, Counted]:
+        """Both of a topic."""
+        return (
+            cls("records", name.records_table, RECORD_ROWS, "offset"),
+            cls("batches", name.batches_table, BATCH_ROWS, "base_offset"),
+        )
+
+
+class Look(NamedTuple):
+    """A data table as it is: its rows as they are to be told now, and what others did to it."""
+
+    table: Counted
+    told: Tally | None
+    tally: Tally
+    foreign: list[str]
+
+
+def look_at(topic: Topic) -> list[Look]:
+    """A look at each of the topic's data tables."""
+    return [_look_at(topic, table) for table in Counted.of(topic.name)]
+
+
+def check_unchanged(topic: Topic) -> None:
+    """ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
+    _counted(topic)
+
+
+def count_own(topic: Topic) -> Topic:
+    """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
+    if not _counted(topic):
+        return topic
+    return compare_and_set(topic, Step.ROWS_COUNTED, _counted)
+
+
+def announce_removal(topic: Topic) -> None:
+    """Write down that rows are about to be removed, for whoever counts them after a kill."""
+    if REMOVING not in topic.properties:
+        compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
+
+
+def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+    """`compare_and_set`, and by the same commit count the rows that work has added or removed.
+
+    What others did to them meanwhile is left for the next look.
+    """
+
+    def counting(current: Topic) -> Changes | None:
+        changes = change(current)
+        try:
+            return {**changes, **_counted(current)} if changes else changes
+        except ForeignChangeError:
+            return changes
+
+    return compare_and_set(topic, step, counting)
+
+
+def _counted(topic: Topic) -> Changes:
+    looks = look_at(topic)
+    if any(look.foreign for look in looks):
+        raise foreign_change(topic.name, looks)
+    counted: dict[str, str | None] = {
+        look.table.tally: look.tally.to_json() for look in looks if look.tally != look.told
+    }
+    if REMOVING in topic.properties:
+        counted[REMOVING] = None
+    return counted
+
+
+def fresh_tallies(topic: Topic) -> dict[str, str]:
+    """The properties that tell the rows as they are, whoever made them so."""
+    tallies = {}
+    for table in Counted.of(topic.name):
+        loaded = java_table(topic.spark, table.table)
+        tallies[table.tally] = _tally(loaded, _all_rows(topic.spark, table, loaded)).to_json()
+    return tallies
+
+
+def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
+    current = loaded.currentSnapshot()
+    return {} if current is None else count_rows(spark, table.table, int(current.snapshotId()))
+
+
+def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
+    """What stops the topic, since when, and the way out."""
+    found = "; ".join(
+        f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
+    )
+    return ForeignChangeError(
+        f"expected the rows of {name} as ebbtide left them, found that somebody else changed them: "
+        f"{found}. The topic stands still until that is settled; to see the way out: "
+        f'airflow dags trigger repair_state --conf \'{{"topic": "{name}"}}\''
+    )
+
+
+def _look_at(topic: Topic, table: Counted) -> Look:
+    spark = topic.spark
+    loaded = java_table(spark, table.table)
+    text = topic.properties.get(table.tally)
+    told = None if text is None else Tally.parse(table.tally, text)
+    current = loaded.currentSnapshot()
+    if told is None:
+        return Look(table, None, _tally(loaded, _all_rows(spark, table, loaded)), [])
+    if current is not None and int(current.snapshotId()) == told.snapshot:
+        return Look(table, told, told, [])
+    since = history_since(spark, loaded, told.snapshot)
+    foreign = [str(commit) for commit in reversed(since.commits) if commit.is_foreign]
+    if since.is_reached:
+        own = [commit.id for commit in since.commits if commit.is_own]
+        rows = added(told.rows, rows_changed(spark, loaded, own))
+        return Look(table, told, _tally(loaded, rows), foreign)
+    if not since.is_cut:
+        return Look(table, told, told, [_rolled_back(told, since), *foreign])
+    rows = _all_rows(spark, table, loaded)
+    if not foreign:
+        expected = added(told.rows, rows_changed(spark, loaded, _own_after(spark, loaded, told)))
+        foreign = _unexplained(topic, table, expected, rows)
+    return Look(table, told, _tally(loaded, rows), foreign)
+
+
+def _tally(loaded: Any, rows: Rows) -> Tally:
+    current = loaded.currentSnapshot()
+    if current is None:
+        return Tally(None, 0, rows)
+    return Tally(int(current.snapshotId()), int(current.sequenceNumber()), rows)
+
+
+def _rolled_back(told: Tally, since: Since) -> str:
+    now = f"snapshot {since.commits[0].id}" if since.commits else "none"
+    return f"rolled back from snapshot {told.snapshot} to another history, whose newest is {now}"
+
+
+def _own_after(spark: SparkSession, loaded: Any, told: Tally) -> list[int]:
+    """Snapshots of ebbtide's own that are not counted yet and that others have not expired."""
+    return [
+        int(snapshot.snapshotId())
+        for snapshot in items(loaded.snapshots())
+        if int(snapshot.sequenceNumber()) > told.sequence_number
+        and Committed.of(spark, snapshot).is_own
+    ]
+
+
+def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> list[str]:
+    """Differences that neither an append without its state nor an announced removal explains."""
+    off = differences(expected, found)
+    more = {place: count for place, count in off.items() if count > 0}
+    appended = _appended(topic, table, more) if more else {}
+    lines = []
+    for (partition, segment), count in off.items():
+        count -= appended.get((partition, segment), 0) if count > 0 else 0
+        if count > 0 or (count < 0 and REMOVING not in topic.properties):
+            lines.append(
+                f"{abs(count)} rows {'more' if count > 0 else 'fewer'} than told in partition "
+                f"{partition}, segment {segment}"
+            )
+    return lines
+
+
+def _appended(topic: Topic, table: Counted, places: Rows) -> dict[tuple[int, int], int]:
+    """How many rows of these places lie at or beyond their partition's log end offset."""
+    loaded = java_table(topic.spark, table.table)
+    ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)
+    units = plan_segments(topic.spark, table.table, loaded.currentSnapshot().snapshotId(), ends)
+    states, beyond = topic.partitions, {}
+    for unit in units:
+        if (place := (unit.partition, unit.segment)) in places:
+            offsets = read_segment(unit, (table.offset,), table.offset).table[table.offset]
+            state = states.get(unit.partition)
+            end = 0 if state is None else state.log_end_offset
+            beyond[place] = int(np.count_nonzero(offsets.to_numpy() >= end))
+    return beyond

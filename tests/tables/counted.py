@@ -1,0 +1,32 @@
+"""Jobs between two looks at the tables, as every job does its work, and what the count must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.log.tally import Tally
+from ebbtide.tables.history import count_rows
+from ebbtide.tables.noticing import Counted, count_own
+from ebbtide.tables.runs import Outcome
+from ebbtide.tables.topics import current_snapshot, load
+
+
+def looking(spark: SparkSession, name: TopicName, job: Callable[[], Outcome]) -> Outcome:
+    """Run the job as `run_topics` does."""
+    count_own(load(spark, name))
+    outcome = job()
+    assert_counted(spark, name)
+    return outcome
+
+
+def assert_counted(spark: SparkSession, name: TopicName) -> None:
+    """The state tells each table's newest snapshot, and the rows that it has."""
+    topic = count_own(load(spark, name))
+    for table in Counted.of(name):
+        told = Tally.parse(table.tally, topic.properties[table.tally])
+        current = current_snapshot(spark, table.table)
+        assert told.snapshot == current
+        assert told.rows == ({} if current is None else count_rows(spark, table.table, current))
