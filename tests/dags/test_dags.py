@@ -123,7 +123,7 @@ def test_every_job_takes_a_spark_slot_but_the_one_that_waits_for_another(
         if task.task_type == "EbbtideJobOperator"
     }
     assert pools.pop("erase_keys.erase_keys") == "default_pool"
-    assert len(pools) == 12
+    assert len(pools) == 13
     assert set(pools.values()) == {"ebbtide_spark"}
 
 

@@ -22,7 +22,7 @@ from tests.tables.conftest import KilledError
 from tests.tables.contents import contents
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import view_of_table
-from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import expire_all, rewrite_files, tables_of
 from tests.tables.test_noticing import NIGHT_MS, SEGMENTS, roll_back
 from tests.tables.test_noticing import topic as topic
@@ -157,10 +157,12 @@ def test_superseded_records_that_came_back_are_cleaned_again(
 
 
 def test_erased_records_that_came_back_go_at_once(sandbox: LakeSandbox, topic: TopicName) -> None:
-    """The tombstone of the key, `b`, has left with the night: no round would take them any more."""
+    """Only the tombstone, which came back too, waits for the next round."""
     spark = sandbox.session
     old = snapshots(spark, topic)
-    for number, now_ms in enumerate((NIGHT_MS, NIGHT_MS + 3 * DAY_MS)):
+    set_properties(spark, str(topic), {"ebbtide.source": None})
+    for number in range(2):
+        now_ms = NIGHT_MS + number * DAY_MS
         erasure = Erasure(
             run_id=f"run {number}",
             now_ms=now_ms,
@@ -171,12 +173,16 @@ def test_erased_records_that_came_back_go_at_once(sandbox: LakeSandbox, topic: T
         )
         prepared = prepare_erase(spark, topic, erasure)
         execute_erase(plan_erase(prepared, erasure))
+        clean(spark, str(topic), now_ms)
     for now_ms in (NIGHT_MS + 4 * DAY_MS, NIGHT_MS + 8 * DAY_MS):
         clean(spark, str(topic), now_ms)
     assert_counted(spark, topic)
     roll_back(spark, topic.records_table, old[0])
     plan = repair(spark, topic, keeps=True)
     assert plan.removals["records"].by_reason[0]["erased"] >= 1
+    assert [r["value"] for r in contents(spark, topic).records if r["key"] == b"b"] == [None]
+    mark(spark, str(topic))
+    clean(spark, str(topic), NIGHT_MS + 9 * DAY_MS)
     assert b"b" not in [row["key"] for row in contents(spark, topic).records]
 
 
