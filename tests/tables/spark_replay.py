@@ -27,6 +27,7 @@ from tests.log.comparison import batches_of, described, is_astride
 from tests.log.log_files import empty_log, grow
 from tests.log.plain_cleaner import Log, producers_of
 from tests.log.replay import End, Subject, Turn, config_of, keeps_markers_longer, replay
+from tests.tables.counted import assert_counted
 from tests.tables.nights import expire, ingest, mark
 from tests.tables.table_log import logs_of_topic, producer_fields
 
@@ -150,6 +151,7 @@ def _run_round(
         expire(spark, str(name), a_round.now_ms)
     if number % 2:  # each second round meets files as ingest and rounds left them
         merge_segments(load(spark, name), at_least=2)
+    assert_counted(spark, name)
     parts = plan.round.partitions if plan.round is not None else {}
     return {p: "idle" if part.is_idle else "dirty" for p, part in parts.items()}
 
