@@ -1,0 +1,127 @@
+"""What happens to a night: jobs die, tools work on the same tables, the disk is full."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.log.names import TopicName
+from ebbtide.tables.commits import Step
+from ebbtide.tables.topics import java_table
+from tests.tables.other_tools import REWRITE_ALL, tables_of
+
+# Of commit points; the more a night has had, the fewer it gets.
+DISTURBED = 0.12
+MOST_A_NIGHT = 3
+
+
+class KilledError(Exception):
+    """Stands for a process that ends at a commit point."""
+
+
+class Tools:
+    """Iceberg's own maintenance of a topic's data tables; counts what has changed something."""
+
+    def __init__(self, spark: SparkSession, name: TopicName, changed: Counter[str]) -> None:
+        self._spark = spark
+        self._name = name
+        self._changed = changed
+        self._tools: dict[str, Callable[[str], int]] = {
+            "rewrite_data_files": self._rewrite_data_files,
+            "rewrite_manifests": self._rewrite_manifests,
+            "expire_snapshots": self._expire_snapshots,
+        }
+
+    def run_some(self, rng: random.Random, *, is_between_jobs: bool) -> None:
+        """One to three of the tools, each on both tables."""
+        tools = self._tools
+        if is_between_jobs:
+            tools = tools | {"remove_orphan_files": self._remove_orphan_files}
+        for what in rng.sample(sorted(tools), rng.randint(1, len(tools))):
+            counts = [tools[what](table) for table in tables_of(self._name) if self._has(table)]
+            if any(counts):
+                self._changed[what] += 1
+
+    def _has(self, table: str) -> bool:
+        if not self._spark.catalog.tableExists(table):
+            return False
+        return java_table(self._spark, table).currentSnapshot() is not None
+
+    def _rewrite_data_files(self, table: str) -> int:
+        called = f"rewrite_data_files(table => '{table}', options => {REWRITE_ALL})"
+        return int(self._call(called)["rewritten_data_files_count"])
+
+    def _rewrite_manifests(self, table: str) -> int:
+        return int(self._call(f"rewrite_manifests('{table}')")["rewritten_manifests_count"])
+
+    def _expire_snapshots(self, table: str) -> int:
+        now = f"TIMESTAMP '{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+        before = len(list(java_table(self._spark, table).snapshots()))
+        self._call(f"expire_snapshots(table => '{table}', older_than => {now}, retain_last => 1)")
+        return before - len(list(java_table(self._spark, table).snapshots()))
+
+    def _remove_orphan_files(self, table: str) -> int:
+        """Files of the last moment too, which its procedure refuses to look at."""
+        actions = self._spark._jvm.org.apache.iceberg.spark.actions.SparkActions.get(  # type: ignore[union-attr]
+            self._spark._jsparkSession
+        )
+        action = actions.deleteOrphanFiles(java_table(self._spark, table))
+        found = action.olderThan(int(datetime.now(UTC).timestamp() * 1000) + 1).execute()
+        return len(list(found.orphanFileLocations()))
+
+    def _call(self, procedure: str) -> dict[str, int]:
+        row = self._spark.sql(f"CALL lake.system.{procedure}").first()
+        return {} if row is None else row.asDict()
+
+
+class Disturbance:
+    """Called before each commit of a schedule: lets it be, kills the job, or lets tools work."""
+
+    def __init__(self, rng: random.Random, tools: Tools, happened: Counter[str]) -> None:
+        self._rng = rng
+        self._tools = tools
+        self._happened = happened
+        self.left = 0  # of this night
+        self._is_working = False
+
+    def before_commit(self, step: Step) -> None:
+        """Stands in for `commits.before_commit`."""
+        if self._is_working or not self.left or self._rng.random() >= DISTURBED:
+            return
+        self.left -= 1
+        what = self._rng.choice(["kill", "tools", "tools and kill"])
+        if "tools" in what:
+            self._is_working = True
+            try:
+                self._tools.run_some(self._rng, is_between_jobs=False)
+            except Py4JJavaError:  # its own lost race is not ours
+                self._happened["tools that failed"] += 1
+            finally:
+                self._is_working = False
+        if "kill" in what:
+            self._happened["kill"] += 1
+            raise KilledError(step)
+
+
+@contextmanager
+def full_disk(spark: SparkSession, most_bytes: int) -> Iterator[None]:
+    """No process of the job may write a file longer than that."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    processes = [os.getpid(), gateway.proc.pid]
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in processes}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        for pid, limit in limits.items():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)

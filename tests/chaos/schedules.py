@@ -1,0 +1,250 @@
+"""A schedule: some nights of a random topic, disturbed, that must end as undisturbed ones do.
+
+Every fourth schedule has a stranger that changes rows: each time the next job must notice, and the
+topic goes on once the change is taken back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import EbbtideError, ForeignChangeError
+from ebbtide.log.names import TopicName
+from ebbtide.log.repairing import Asked
+from ebbtide.log.state import MERGE, REMOVING, ROUND
+from ebbtide.tables import commits
+from ebbtide.tables.commits import Step
+from ebbtide.tables.merges import open_merge
+from ebbtide.tables.noticing import count_own
+from ebbtide.tables.stages.clean import finish_round
+from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
+from ebbtide.tables.stages.merge import merge_segments
+from ebbtide.tables.stages.repair import execute_repair, plan_repair
+from ebbtide.tables.stages.snapshots import execute_expire_snapshots
+from ebbtide.tables.topics import exists, java_table, load
+from tests.chaos.disturbance import MOST_A_NIGHT, Disturbance, KilledError, Tools, full_disk
+from tests.jobs.submit import submit
+from tests.kafka.random_logs import random_topic
+from tests.kafka.scenarios import Topic
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.counted import assert_counted
+from tests.tables.kafka_view import View, view_of_table
+from tests.tables.nights import clean, expire, ingest, mark
+from tests.tables.other_tools import tables_of
+from tests.tables.spark_replay import TOPIC, configure, grow_source
+
+PARTITIONS = 2
+NIGHTS = 3
+SCHEDULES_A_LOG = 5
+SEEDS_APART = 10**6
+# More often than this no job fails by what a schedule does to it.
+MOST_TRIES = 25
+
+Job = tuple[str, Callable[[], object]]
+
+
+@dataclass(slots=True)
+class Told:
+    """What happened in a schedule, and what went wrong; nothing where all is well."""
+
+    happened: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)  # by tool
+    problems: list[str] = field(default_factory=list)
+
+
+def log_of(seed: int, number: int) -> Topic:
+    """The random topic of a schedule; some schedules share one."""
+    drawn = seed * SEEDS_APART + number // SCHEDULES_A_LOG
+    return random_topic(drawn, PARTITIONS, rounds=NIGHTS, merges_by_size=False)
+
+
+def undisturbed(sandbox: LakeSandbox, topic: Topic, home: Path) -> dict[int, View]:
+    """How the nights end where nothing happens."""
+    name = TopicName(home.name, TOPIC)
+    for number in range(NIGHTS):
+        for _, job in _night(sandbox.session, name, topic, number, home):
+            job()
+    return _views(sandbox.session, name)
+
+
+def disturbed(
+    sandbox: LakeSandbox, topic: Topic, home: Path, expected: dict[int, View], seed: tuple[int, int]
+) -> Told:
+    """The same nights with all that a schedule brings; compared with how they end without."""
+    rng, told = random.Random(f"schedule {seed}"), Told()
+    schedule = _Schedule(sandbox, TopicName(home.name, TOPIC), rng, told, seed[1])
+    try:
+        for number in range(NIGHTS):
+            schedule.night(_night(sandbox.session, schedule.name, topic, number, home), number)
+            if schedule.kills and number == 1:
+                schedule.kill_9(topic.rounds[number].now_ms)
+        schedule.check_end(expected)
+    except Exception as error:
+        told.problems.append(f"{type(error).__name__}: {str(error)[:2000]}")
+    return told
+
+
+class _Schedule:
+    def __init__(
+        self, sandbox: LakeSandbox, name: TopicName, rng: random.Random, told: Told, number: int
+    ) -> None:
+        self.name = name
+        self.kills = number % 8 == 0  # by a real kill -9
+        self._is_visited = number % 4 == 3
+        self._sandbox = sandbox
+        self._spark = sandbox.session
+        self._rng = rng
+        self._told = told
+        self._tools = Tools(self._spark, name, told.changed)
+        self._disturbance = Disturbance(rng, self._tools, told.happened)
+
+    def night(self, jobs: Iterator[Job], number: int) -> None:
+        """All jobs of a night, each tried until it is done."""
+        self._disturbance.left = MOST_A_NIGHT
+        with patch.object(commits, "before_commit", self._disturbance.before_commit):
+            for what, job in jobs:
+                self._until_done(what, job)
+                if self._rng.random() < 0.3:
+                    self._tools.run_some(self._rng, is_between_jobs=True)
+                if self._is_visited and number and self._rng.random() < 0.3:
+                    self._visit()
+
+    def kill_9(self, now_ms: int) -> None:
+        """A job in a process of its own that is killed; the next night goes on from there."""
+        step = self._rng.choice([Step.ROUND_STATE, Step.ROUND_BATCHES, Step.ROUND_RECORDS_DONE])
+        later = datetime.fromtimestamp(now_ms / 1000 + 3600, UTC).isoformat()
+        arguments = ("--topic", str(self.name), "--now", later)
+        done = submit(self._sandbox, "clean_log", *arguments, kill_at=step)
+        if done.returncode not in (0, -9, 137):
+            self._told.problems.append(f"kill -9 at {step}: {done.stderr[-1000:]}")
+        self._told.happened["kill -9" if done.returncode else "kill -9 came too late"] += 1
+
+    def check_end(self, expected: dict[int, View]) -> None:
+        """The log is the undisturbed one; nothing is held, announced or in flight any more."""
+        topic = finish_round(load(self._spark, self.name))
+        assert_counted(self._spark, self.name)
+        topic = load(self._spark, self.name)
+        problems = self._told.problems
+        problems += [f"{left} is left" for left in (ROUND, REMOVING) if left in topic.properties]
+        problems += [f"{MERGE} is left"] if open_merge(topic) is not None else []
+        for table in tables_of(self.name):
+            tags = {str(ref) for ref in java_table(self._spark, table).refs()} - {"main"}
+            problems += [f"{table} has tags: {sorted(tags)}"] if tags else []
+        found = _views(self._spark, self.name)
+        for partition, view in expected.items():
+            for part in View._fields:
+                ours, theirs = getattr(found[partition], part), getattr(view, part)
+                if ours != theirs:
+                    problems.append(f"partition {partition}: {part} {ours} != {theirs}"[:3000])
+
+    def _until_done(self, what: str, job: Callable[[], object]) -> None:
+        for _ in range(MOST_TRIES):
+            try:
+                if self._disturbance.left and self._rng.random() < 0.05:
+                    self._disturbance.left -= 1
+                    self._told.happened["full disk"] += 1
+                    with full_disk(self._spark, self._rng.choice([0, 500, 2_000, 6_000])):
+                        self._look_and_do(job)
+                else:
+                    self._look_and_do(job)
+            except KilledError:
+                continue
+            except ForeignChangeError:
+                raise
+            except Exception as error:
+                self._told.happened[f"{what}: {type(error).__name__}"] += 1
+                last = error
+                continue
+            return
+        raise EbbtideError(f"{what} is stuck: {last}")
+
+    def _look_and_do(self, job: Callable[[], object]) -> None:
+        if exists(self._spark, self.name):
+            count_own(load(self._spark, self.name))
+        job()
+        count_own(load(self._spark, self.name))
+
+    def _visit(self) -> None:
+        """A stranger changes rows: that is noticed, and taken back."""
+        what = self._rng.choice(["append", "delete", "roll back"])
+        table = self._rng.choice(tables_of(self.name))
+        if not self._change(what, table):
+            return
+        self._told.happened[f"stranger: {what}"] += 1
+        try:
+            count_own(load(self._spark, self.name))
+        except ForeignChangeError:
+            plan = plan_repair(self._spark, self.name, 0, Asked(), keeps=False)
+            execute_repair(plan)
+            count_own(load(self._spark, self.name))
+        else:
+            self._told.problems.append(f"nobody noticed: {what} of {table}")
+
+    def _change(self, what: str, table: str) -> bool:
+        """Whether the stranger found anything to change."""
+        before = java_table(self._spark, table).currentSnapshot()
+        if before is None or not self._spark.table(table).limit(1).count():
+            return False
+        offset = "offset" if table == self.name.records_table else "base_offset"
+        if what == "append":
+            self._spark.sql(f"INSERT INTO {table} SELECT * FROM {table} LIMIT 3")
+        elif what == "delete":
+            self._spark.sql(
+                f"DELETE FROM {table} WHERE {offset} = (SELECT max({offset}) FROM {table})"
+            )
+        elif before.parentId() is None or self._snapshot(table, before.parentId()) is None:
+            return False
+        else:
+            self._spark.sql(
+                f"CALL lake.system.rollback_to_snapshot('{table}', {before.parentId()})"
+            )
+        return True
+
+    def _snapshot(self, table: str, snapshot: int) -> object | None:
+        return java_table(self._spark, table).snapshot(snapshot)
+
+
+def _night(
+    spark: SparkSession, name: TopicName, topic: Topic, number: int, home: Path
+) -> Iterator[Job]:
+    """The jobs of a night, in their order, once the log has grown."""
+    a_round = topic.rounds[number]
+    now_ms = a_round.now_ms
+    grow_source(home / "log", topic, number, range(PARTITIONS))
+    yield "ingest", lambda: ingest(spark, str(name), home / "log", now_ms, accept_gap=True)
+    configure(spark, name, topic.config_at(number))
+    for table in tables_of(name):  # so that ours expire, too
+        spark.sql(
+            f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms' = '1')"
+        )
+    yield "mark", lambda: mark(spark, str(name))
+    requested = {
+        partition: offset
+        for partition, log in enumerate(topic.partitions)
+        if (offset := log.delete_records[number]) is not None
+    }
+    if requested:
+        yield (
+            "delete",
+            lambda: execute_delete(plan_delete(load(spark, name), requested, now_ms)),
+        )
+    yield "clean", lambda: clean(spark, str(name), now_ms)
+    if a_round.retention:
+        yield "expire", lambda: expire(spark, str(name), now_ms)
+    yield "merge", lambda: merge_segments(finish_round(load(spark, name)), at_least=2)
+    yield (
+        "expire_snapshots",
+        lambda: execute_expire_snapshots(finish_round(load(spark, name))),
+    )
+
+
+def _views(spark: SparkSession, name: TopicName) -> dict[int, View]:
+    return {p: view_of_table(spark, name, p) for p in load(spark, name).partitions}
