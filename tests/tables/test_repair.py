@@ -14,7 +14,7 @@ from ebbtide.log.repairing import Asked
 from ebbtide.log.state import CHECKSUM, ROUND, StateError
 from ebbtide.tables.commits import Step
 from ebbtide.tables.noticing import count_own
-from ebbtide.tables.stages.erase import execute_erase, plan_erase, prepare_erase
+from ebbtide.tables.stages.erase import erase_keys
 from ebbtide.tables.stages.repair import RepairPlan, execute_repair, plan_repair
 from ebbtide.tables.topics import java_table, load
 from tests.lake_sandbox import LakeSandbox
@@ -171,8 +171,7 @@ def test_erased_records_that_came_back_go_at_once(sandbox: LakeSandbox, topic: T
             keys=(b"b",),
             appends=True,
         )
-        prepared = prepare_erase(spark, topic, erasure)
-        execute_erase(plan_erase(prepared, erasure))
+        erase_keys(spark, topic, erasure)
         clean(spark, str(topic), now_ms)
     for now_ms in (NIGHT_MS + 4 * DAY_MS, NIGHT_MS + 8 * DAY_MS):
         clean(spark, str(topic), now_ms)
