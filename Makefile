@@ -10,6 +10,7 @@ PORT ?= 8080
 LOGS ?= 100000
 TOPICS ?= 20
 SEED ?= 1
+SCHEDULES ?= 200
 FIRST ?= 0
 
 export EBBTIDE_ROOT := $(CURDIR)
@@ -30,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help setup setup-test machine archive run test fuzz fuzz-spark check lock sample up bench bench-full clean distclean
+.PHONY: help setup setup-test machine archive run test fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -53,6 +54,9 @@ fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SE
 fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (TOPICS=, SEED=, FIRST=)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
 	@$(PY) -m tests.tables.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
+
+chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
+	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
 
 check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }

@@ -7,8 +7,9 @@ import random
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -116,12 +117,26 @@ def full_disk(spark: SparkSession, most_bytes: int) -> Iterator[None]:
     """No process of the job may write a file longer than that."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
-    processes = [os.getpid(), gateway.proc.pid]
-    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in processes}
-    for pid, (_, hard) in limits.items():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
+        _limit([os.getpid(), *_family(gateway.proc.pid)], (most_bytes, hard))
         yield
-    finally:
-        for pid, limit in limits.items():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+    finally:  # of Python workers too that began meanwhile
+        _limit([os.getpid(), *_family(gateway.proc.pid)], (soft, hard))
+
+
+def _limit(processes: list[int], limits: tuple[int, int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that come of it."""
+    found = [pid]
+    with suppress(FileNotFoundError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError):
+                for child in (thread / "children").read_text().split():
+                    found += _family(int(child))
+    return found

@@ -83,9 +83,8 @@ def disturbed(
     schedule = _Schedule(sandbox, TopicName(home.name, TOPIC), rng, told, seed[1])
     try:
         for number in range(NIGHTS):
-            schedule.night(_night(sandbox.session, schedule.name, topic, number, home), number)
-            if schedule.kills and number == 1:
-                schedule.kill_9(topic.rounds[number].now_ms)
+            jobs = _night(sandbox.session, schedule.name, topic, number, home)
+            schedule.night(jobs, number, topic.rounds[number].now_ms)
         schedule.check_end(expected)
     except Exception as error:
         told.problems.append(f"{type(error).__name__}: {str(error)[:2000]}")
@@ -97,7 +96,7 @@ class _Schedule:
         self, sandbox: LakeSandbox, name: TopicName, rng: random.Random, told: Told, number: int
     ) -> None:
         self.name = name
-        self.kills = number % 8 == 0  # by a real kill -9
+        self._kills = number % 8 == 0  # by a real kill -9
         self._is_visited = number % 4 == 3
         self._sandbox = sandbox
         self._spark = sandbox.session
@@ -106,22 +105,24 @@ class _Schedule:
         self._tools = Tools(self._spark, name, told.changed)
         self._disturbance = Disturbance(rng, self._tools, told.happened)
 
-    def night(self, jobs: Iterator[Job], number: int) -> None:
+    def night(self, jobs: Iterator[Job], number: int, now_ms: int) -> None:
         """All jobs of a night, each tried until it is done."""
         self._disturbance.left = MOST_A_NIGHT
         with patch.object(commits, "before_commit", self._disturbance.before_commit):
             for what, job in jobs:
+                if self._kills and number and what == "clean":
+                    self._kill_9(now_ms)
                 self._until_done(what, job)
                 if self._rng.random() < 0.3:
                     self._tools.run_some(self._rng, is_between_jobs=True)
                 if self._is_visited and number and self._rng.random() < 0.3:
                     self._visit()
 
-    def kill_9(self, now_ms: int) -> None:
-        """A job in a process of its own that is killed; the next night goes on from there."""
+    def _kill_9(self, now_ms: int) -> None:
+        """The round begins in a process of its own, which is killed."""
         step = self._rng.choice([Step.ROUND_STATE, Step.ROUND_BATCHES, Step.ROUND_RECORDS_DONE])
-        later = datetime.fromtimestamp(now_ms / 1000 + 3600, UTC).isoformat()
-        arguments = ("--topic", str(self.name), "--now", later)
+        now = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        arguments = ("--topic", str(self.name), "--now", now)
         done = submit(self._sandbox, "clean_log", *arguments, kill_at=step)
         if done.returncode not in (0, -9, 137):
             self._told.problems.append(f"kill -9 at {step}: {done.stderr[-1000:]}")
@@ -174,6 +175,7 @@ class _Schedule:
 
     def _visit(self) -> None:
         """A stranger changes rows: that is noticed, and taken back."""
+        count_own(load(self._spark, self.name))
         what = self._rng.choice(["append", "delete", "roll back"])
         table = self._rng.choice(tables_of(self.name))
         if not self._change(what, table):
