@@ -1,5 +1,6 @@
 """replicate_log on tables: what a replica holds, whatever became of its primary meanwhile."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ebbtide.log.names import TopicName
 from ebbtide.log.replication import settings_to_follow
 from ebbtide.log.state import REPLICATION
 from ebbtide.tables import commits
+from ebbtide.tables.application import run_topics
 from ebbtide.tables.commits import Step
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean
@@ -26,9 +28,11 @@ from ebbtide.tables.stages.snapshots import execute_expire_snapshots
 from ebbtide.tables.topics import compare_and_set, current_snapshot, java_table, load
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError, Meanwhile
+from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, at, clean, ingest, mark
+from tests.tables.other_tools import expire_all, rewrite_files, tables_of
 
 COMPACT = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.01"}
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
@@ -100,6 +104,7 @@ def assert_sound(sandbox: LakeSandbox, name: TopicName) -> None:
 
     Who plans a round or a truncation by segment relies on it.
     """
+    assert_counted(sandbox.session, name)
     topic = load(sandbox.session, name)
     assert REPLICATION not in topic.properties
     for table, offset in ((name.records_table, "offset"), (name.batches_table, "base_offset")):
@@ -282,6 +287,26 @@ def test_of_two_runs_at_a_time_one_goes_on(
         with pytest.raises(CommitConflictError):
             replicate(sandbox, name)
     replicate(sandbox, name)
+    assert_equal(sandbox, name)
+
+
+def test_a_primary_whose_snapshot_goes_while_it_is_read_is_read_again(
+    sandbox: LakeSandbox,
+    name: TopicName,
+    meanwhile: Meanwhile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def tools() -> None:
+        rewrite_files(sandbox.session, tables_of(name))
+        expire_all(sandbox.session, tables_of(name))
+
+    monkeypatch.setattr(sandbox.session, "newSession", lambda: sandbox.session)
+    meanwhile(Step.REPLICATE_RECORDS, tools)
+    args = Namespace(plan_only=False, job="replicate_log", run_id="r", dag=None, task=None)
+    args.now = at(NIGHT_MS)
+    assert run_topics(sandbox.session, args, [name], lambda *_: replicate(sandbox, name)) == 0
+    assert "planned again on what is there now (attempt 1)" in capsys.readouterr().err
     assert_equal(sandbox, name)
 
 

@@ -21,7 +21,7 @@ from ebbtide.errors import (
 )
 from ebbtide.log.names import TopicName
 from ebbtide.tables.noticing import check_unchanged, count_own
-from ebbtide.tables.outages import explained
+from ebbtide.tables.outages import explained, is_of_gone_files
 from ebbtide.tables.plans import render_plan
 from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
@@ -32,6 +32,8 @@ ATTEMPTS_ON_CONFLICT = 3
 EXIT_FAILED = 1
 EXIT_REFUSED = 2  # argparse's own, for what it refuses
 EXIT_TRANSIENT = 75  # sysexits' EX_TEMPFAIL
+
+_GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
 T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
@@ -237,5 +239,8 @@ def _attempt(
             print(f"{job} {topic}: {error} (attempt {attempt})", file=sys.stderr, flush=True)
             time.sleep(attempt)
         except Exception as error:  # one topic's failure is not another's
-            return Outcome(), explained(error)
+            if attempt == ATTEMPTS_ON_CONFLICT or not is_of_gone_files(error):
+                return Outcome(), explained(error)
+            print(f"{job} {topic}: {_GONE} (attempt {attempt})", file=sys.stderr, flush=True)
+            time.sleep(attempt)
     raise AssertionError("unreachable")

@@ -58,6 +58,15 @@ _LASTING = frozenset(
         "org.apache.iceberg.exceptions.NotFoundException",
     }
 )
+# A file or a snapshot that was there when the work was planned.
+_GONE = frozenset(
+    {
+        "java.io.FileNotFoundException",
+        "java.nio.file.NoSuchFileException",
+        "org.apache.iceberg.exceptions.NotFoundException",
+    }
+)
+_NO_SNAPSHOT = re.compile(r"Cannot find (?:a )?snapshot")
 _SQL = "java.sql.SQLException"
 _SQLITE = "org.sqlite.SQLiteException"
 # SQLite's result codes: busy, locked, disk I/O error, disk full.
@@ -99,6 +108,14 @@ def explained(error: BaseException) -> BaseException:
     )
     outage.__cause__ = error
     return outage
+
+
+def is_of_gone_files(error: BaseException) -> bool:
+    """Whether a table's file or snapshot was not there: other tools may have replaced it."""
+    thrown = [each for link in _chain(error) for each in _thrown(link)]
+    return any(
+        _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message) for each in thrown
+    )
 
 
 def outage_of(error: BaseException) -> str | None:
