@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignChangeError
+from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import REMOVING
 from ebbtide.tables.commits import Step
@@ -143,6 +143,18 @@ def test_what_only_moves_rows_is_not_minded(sandbox: LakeSandbox, topic: TopicNa
         tool(sandbox.session, tables_of(topic))
         count_own(load(sandbox.session, topic))
     assert_counted(sandbox.session, topic)
+
+
+@pytest.mark.parametrize("change", ["RENAME COLUMN key TO name", "DROP COLUMN key"])
+def test_a_column_that_somebody_renamed_or_dropped_is_named(
+    sandbox: LakeSandbox, topic: TopicName, change: str
+) -> None:
+    spark = sandbox.session
+    spark.sql(f"ALTER TABLE {topic.records_table} ADD COLUMN extra INT")
+    count_own(load(spark, topic))  # one more does no harm
+    spark.sql(f"ALTER TABLE {topic.records_table} {change}")
+    with pytest.raises(ConfigurationError, match=r"expected the columns 'key' in .*, found it"):
+        count_own(load(spark, topic))
 
 
 # What each step of a job leaves uncounted when it is killed there, and the way to that step.

@@ -13,33 +13,36 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignChangeError
-from ebbtide.log.names import TopicName
+from ebbtide.errors import ConfigurationError, ForeignChangeError
+from ebbtide.log.names import TopicName, quoted_list
 from ebbtide.log.state import BATCH_ROWS, RECORD_ROWS, REMOVING
 from ebbtide.log.tally import Rows, Tally, added, differences
+from ebbtide.tables.columns import columns_of
 from ebbtide.tables.commits import Step
 from ebbtide.tables.files import MAX_OFFSET, plan_segments, read_segment
 from ebbtide.tables.history import Committed, Since, count_rows, history_since, rows_changed
 from ebbtide.tables.java import items
+from ebbtide.tables.schema import BATCH_NAMES, RECORD_NAMES
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, java_table
 
 SHOWN = 5
 
 
 class Counted(NamedTuple):
-    """A data table, the property that tells its rows, and the column of their offsets."""
+    """A data table, the property that tells its rows, their offset's column, and all columns."""
 
     what: str
     table: str
     tally: str
     offset: str
+    columns: list[str]
 
     @classmethod
     def of(cls, name: TopicName) -> tuple[Counted, Counted]:
         """Both of a topic."""
         return (
-            cls("records", name.records_table, RECORD_ROWS, "offset"),
-            cls("batches", name.batches_table, BATCH_ROWS, "base_offset"),
+            cls("records", name.records_table, RECORD_ROWS, "offset", RECORD_NAMES),
+            cls("batches", name.batches_table, BATCH_ROWS, "base_offset", BATCH_NAMES),
         )
 
 
@@ -132,6 +135,7 @@ def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError
 def _look_at(topic: Topic, table: Counted) -> Look:
     spark = topic.spark
     loaded = java_table(spark, table.table)
+    _check_columns(spark, loaded, table)
     text = topic.properties.get(table.tally)
     told = None if text is None else Tally.parse(table.tally, text)
     current = loaded.currentSnapshot()
@@ -152,6 +156,19 @@ def _look_at(topic: Topic, table: Counted) -> Look:
         expected = added(told.rows, rows_changed(spark, loaded, _own_after(spark, loaded, told)))
         foreign = _unexplained(topic, table, expected, rows)
     return Look(table, told, _tally(loaded, rows), foreign)
+
+
+def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
+    """ConfigurationError where somebody renamed or dropped one; others may be added."""
+    found = [column.name for column in columns_of(spark, loaded)]
+    missing = [name for name in table.columns if name not in found]
+    if missing:
+        others = [name for name in found if name not in table.columns]
+        raise ConfigurationError(
+            f"expected the columns {quoted_list(missing)} in {table.table}, found it without, and "
+            f"{quoted_list(others) or 'none'} that are not ebbtide's: somebody renamed or dropped "
+            "them; rename them back with ALTER TABLE, or roll the table's metadata back"
+        )
 
 
 def _tally(loaded: Any, rows: Rows) -> Tally:
