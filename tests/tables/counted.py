@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from ebbtide.log.names import TopicName
-from ebbtide.log.tally import Tally
+from ebbtide.log.tally import seen_of, told_rows
 from ebbtide.tables.history import count_rows
 from ebbtide.tables.noticing import Counted, count_own
 from ebbtide.tables.runs import Outcome
@@ -26,7 +26,9 @@ def assert_counted(spark: SparkSession, name: TopicName) -> None:
     """The state tells each table's newest snapshot, and the rows that it has."""
     topic = count_own(load(spark, name))
     for table in Counted.of(name):
-        told = Tally.parse(table.tally, topic.properties[table.tally])
+        seen = seen_of(topic.properties, table.what)
         current = current_snapshot(spark, table.table)
-        assert told.snapshot == current
-        assert told.rows == ({} if current is None else count_rows(spark, table.table, current))
+        assert seen is not None
+        assert seen.snapshot == current
+        rows = {} if current is None else count_rows(spark, table.table, current)
+        assert told_rows(topic.properties, table.what) == rows

@@ -27,16 +27,13 @@ CHECKSUM = "ebbtide.checksum"
 TABLES = "ebbtide.tables"
 # The snapshots in which expire_snapshots left nothing to rewrite or merge.
 TIDIED = "ebbtide.tidied"
-# Live rows of the data tables by segment (log/tally.py), and that some are being removed.
-RECORD_ROWS = "ebbtide.rows.records"
-BATCH_ROWS = "ebbtide.rows.batches"
+# Live rows of the data tables by segment, as of which snapshot, and that some are being removed.
+ROWS_PREFIX = "ebbtide.rows."
+SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
 # What else than partitions is state; every other property is a setting, on the records table.
 _OF_TOPIC = frozenset(
-    {
-        *(ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED),
-        *(RECORD_ROWS, BATCH_ROWS, REMOVING),
-    }
+    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED, REMOVING}
 )
 NEVER = -1
 # The job and DAG that an error of a state points at.
@@ -126,7 +123,7 @@ _ADDED: dict[str, int | None] = {
 
 def is_state(name: str) -> bool:
     """Whether a property belongs to the state table."""
-    return name.startswith(PREFIX) or name in _OF_TOPIC
+    return name.startswith((PREFIX, ROWS_PREFIX, SEEN_PREFIX)) or name in _OF_TOPIC
 
 
 def state_of(properties: Mapping[str, str]) -> dict[str, str]:

@@ -15,8 +15,19 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.log.names import TopicName, quoted_list
-from ebbtide.log.state import BATCH_ROWS, RECORD_ROWS, REMOVING
-from ebbtide.log.tally import Rows, Tally, added, differences
+from ebbtide.log.state import REMOVING
+from ebbtide.log.tally import (
+    NOTHING_SEEN,
+    Rows,
+    Seen,
+    added,
+    differences,
+    partitions_of,
+    rows_properties,
+    seen_of,
+    seen_property,
+    told_rows,
+)
 from ebbtide.tables.columns import columns_of
 from ebbtide.tables.commits import Step
 from ebbtide.tables.files import MAX_OFFSET, plan_segments, read_segment
@@ -29,11 +40,10 @@ SHOWN = 5
 
 
 class Counted(NamedTuple):
-    """A data table, the property that tells its rows, their offset's column, and all columns."""
+    """A data table: what the state calls it, the column of its rows' offsets, and all columns."""
 
     what: str
     table: str
-    tally: str
     offset: str
     columns: list[str]
 
@@ -41,17 +51,17 @@ class Counted(NamedTuple):
     def of(cls, name: TopicName) -> tuple[Counted, Counted]:
         """Both of a topic."""
         return (
-            cls("records", name.records_table, RECORD_ROWS, "offset", RECORD_NAMES),
-            cls("batches", name.batches_table, BATCH_ROWS, "base_offset", BATCH_NAMES),
+            cls("records", name.records_table, "offset", RECORD_NAMES),
+            cls("batches", name.batches_table, "base_offset", BATCH_NAMES),
         )
 
 
 class Look(NamedTuple):
-    """A data table as it is: its rows as they are to be told now, and what others did to it."""
+    """A data table: the snapshot it was counted at, what is to be told anew, what others did."""
 
     table: Counted
-    told: Tally | None
-    tally: Tally
+    seen: Seen | None
+    counted: dict[str, str | None]
     foreign: list[str]
 
 
@@ -98,21 +108,19 @@ def _counted(topic: Topic) -> Changes:
     looks = look_at(topic)
     if any(look.foreign for look in looks):
         raise foreign_change(topic.name, looks)
-    counted: dict[str, str | None] = {
-        look.table.tally: look.tally.to_json() for look in looks if look.tally != look.told
-    }
+    counted = {name: text for look in looks for name, text in look.counted.items()}
     if REMOVING in topic.properties:
         counted[REMOVING] = None
     return counted
 
 
-def fresh_tallies(topic: Topic) -> dict[str, str]:
+def counted_anew(topic: Topic) -> dict[str, str]:
     """The properties that tell the rows as they are, whoever made them so."""
-    tallies = {}
+    counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         loaded = java_table(topic.spark, table.table)
-        tallies[table.tally] = _tally(loaded, _all_rows(topic.spark, table, loaded)).to_json()
-    return tallies
+        counted |= _told(table, loaded, _all_rows(topic.spark, table, loaded), {})
+    return {name: text for name, text in counted.items() if text is not None}
 
 
 def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
@@ -136,26 +144,39 @@ def _look_at(topic: Topic, table: Counted) -> Look:
     spark = topic.spark
     loaded = java_table(spark, table.table)
     _check_columns(spark, loaded, table)
-    text = topic.properties.get(table.tally)
-    told = None if text is None else Tally.parse(table.tally, text)
+    seen = seen_of(topic.properties, table.what)
     current = loaded.currentSnapshot()
-    if told is None:
-        return Look(table, None, _tally(loaded, _all_rows(spark, table, loaded)), [])
-    if current is not None and int(current.snapshotId()) == told.snapshot:
-        return Look(table, told, told, [])
-    since = history_since(spark, loaded, told.snapshot)
+    if seen is None:
+        return Look(table, None, _told(table, loaded, _all_rows(spark, table, loaded), {}), [])
+    if current is not None and int(current.snapshotId()) == seen.snapshot:
+        return Look(table, seen, {}, [])
+    since = history_since(spark, loaded, seen.snapshot)
     foreign = [str(commit) for commit in reversed(since.commits) if commit.is_foreign]
     if since.is_reached:
+        if not since.commits:
+            return Look(table, seen, {}, [])
         own = [commit.id for commit in since.commits if commit.is_own]
-        rows = added(told.rows, rows_changed(spark, loaded, own))
-        return Look(table, told, _tally(loaded, rows), foreign)
+        changed = rows_changed(spark, loaded, own)
+        before = told_rows(topic.properties, table.what, partitions_of(changed))
+        return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
     if not since.is_cut:
-        return Look(table, told, told, [_rolled_back(told, since), *foreign])
-    rows = _all_rows(spark, table, loaded)
+        return Look(table, seen, {}, [_rolled_back(seen, since), *foreign])
+    found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
     if not foreign:
-        expected = added(told.rows, rows_changed(spark, loaded, _own_after(spark, loaded, told)))
-        foreign = _unexplained(topic, table, expected, rows)
-    return Look(table, told, _tally(loaded, rows), foreign)
+        own = _own_after(spark, loaded, seen)
+        expected = added(told, rows_changed(spark, loaded, own))
+        foreign = _unexplained(topic, table, expected, found)
+    return Look(table, seen, _told(table, loaded, found, told), foreign)
+
+
+def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, str | None]:
+    """The properties that tell these rows, also of partitions that had some before."""
+    current = loaded.currentSnapshot()
+    seen = NOTHING_SEEN
+    if current is not None:
+        seen = Seen(int(current.snapshotId()), int(current.sequenceNumber()))
+    partitions = partitions_of(rows, before)
+    return {**seen_property(table.what, seen), **rows_properties(table.what, rows, partitions)}
 
 
 def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
@@ -171,24 +192,17 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
         )
 
 
-def _tally(loaded: Any, rows: Rows) -> Tally:
-    current = loaded.currentSnapshot()
-    if current is None:
-        return Tally(None, 0, rows)
-    return Tally(int(current.snapshotId()), int(current.sequenceNumber()), rows)
-
-
-def _rolled_back(told: Tally, since: Since) -> str:
+def _rolled_back(seen: Seen, since: Since) -> str:
     now = f"snapshot {since.commits[0].id}" if since.commits else "none"
-    return f"rolled back from snapshot {told.snapshot} to another history, whose newest is {now}"
+    return f"rolled back from snapshot {seen.snapshot} to another history, whose newest is {now}"
 
 
-def _own_after(spark: SparkSession, loaded: Any, told: Tally) -> list[int]:
+def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[int]:
     """Snapshots of ebbtide's own that are not counted yet and that others have not expired."""
     return [
         int(snapshot.snapshotId())
         for snapshot in items(loaded.snapshots())
-        if int(snapshot.sequenceNumber()) > told.sequence_number
+        if int(snapshot.sequenceNumber()) > seen.sequence_number
         and Committed.of(spark, snapshot).is_own
     ]
 

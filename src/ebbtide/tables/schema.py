@@ -14,8 +14,8 @@ from ebbtide.log.names import (
     TopicName,
     quoted,
 )
-from ebbtide.log.state import BATCH_ROWS, RECORD_ROWS, parse_states, settings_of, state_of
-from ebbtide.log.tally import EMPTY
+from ebbtide.log.state import parse_states, settings_of, state_of
+from ebbtide.log.tally import NOTHING_SEEN, seen_property
 from ebbtide.tables.namespaces import create_namespace
 from ebbtide.tables.state_table import create_state, drop_state, read_state
 from ebbtide.tables.views import create_views
@@ -150,7 +150,7 @@ _BATCHES = _COMMON | {
 }
 
 
-_NO_ROWS = {RECORD_ROWS: EMPTY.to_json(), BATCH_ROWS: EMPTY.to_json()}
+_NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOTHING_SEEN)
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from ebbtide.log.state import (
 )
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.history import newest_untouched
-from ebbtide.tables.noticing import Counted, Look, count_own, fresh_tallies, look_at
+from ebbtide.tables.noticing import Counted, Look, count_own, counted_anew, look_at
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.repaired_rows import (
     Removal,
@@ -126,9 +126,9 @@ def plan_repair(
 
 def _before_change(spark: SparkSession, look: Look) -> int | str:
     """The snapshot to go back to, or why there is none."""
-    if look.told is None or look.told.snapshot is None:
+    if look.seen is None or look.seen.snapshot is None:
         return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
-    return newest_untouched(spark, java_table(spark, look.table.table), look.told.snapshot)
+    return newest_untouched(spark, java_table(spark, look.table.table), look.seen.snapshot)
 
 
 def _plan_keep(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> RepairPlan:
@@ -175,7 +175,7 @@ def _keep(plan: RepairPlan) -> Outcome:
             remove_rows(topic, table.table, plan.removals[table.what], step)
     repaired = Topic(topic.spark, topic.name, _properties(plan))
     outcome.topic["headers_rebuilt"] = rebuild_headers(repaired, plan.now_ms)
-    state = {**state_of(_properties(plan)), **fresh_tallies(repaired)}
+    state = {**state_of(_properties(plan)), **counted_anew(repaired)}
     state[TABLES] = table_ids(topic.spark, topic.name)
     commit(Step.REPAIR_STATE, partial(overwrite_state, topic.spark, topic.name, state))
     return outcome
