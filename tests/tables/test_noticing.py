@@ -1,6 +1,7 @@
 """What others do to the rows of a topic is noticed; what only moves them is not minded."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -109,14 +110,24 @@ def test_rows_that_others_change_stop_the_topic(
         assert f"{operations.get(change, '')} by spark" in said.replace("delete by", " by")
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["records", "batches"])
+@pytest.mark.parametrize(
+    ("number", "is_cut"), [(0, False), (1, True)], ids=["records", "batches, the oldest expired"]
+)
 def test_a_table_that_was_rolled_back_stops_the_topic(
-    sandbox: LakeSandbox, topic: TopicName, number: int
+    sandbox: LakeSandbox, topic: TopicName, number: int, is_cut: bool
 ) -> None:
+    """Also where as many rows are there as before, with older headers."""
     spark, table = sandbox.session, tables_of(topic)[number]
+    rewrite_files(spark, tables_of(topic))
     before = [int(java_table(spark, t).currentSnapshot().snapshotId()) for t in tables_of(topic)]
     clean(spark, str(topic), NIGHT_MS)
     assert_counted(spark, topic)
+    if is_cut:
+        now = f"TIMESTAMP '{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}'"
+        spark.sql(
+            f"CALL lake.system.expire_snapshots(table => '{table}', older_than => {now}, "
+            "retain_last => 2)"
+        )
     roll_back(spark, table, before[number])
     assert "rolled back from snapshot" in notice(spark, topic)
 

@@ -159,7 +159,9 @@ def _look_at(topic: Topic, table: Counted) -> Look:
         changed = rows_changed(spark, loaded, own)
         before = told_rows(topic.properties, table.what, partitions_of(changed))
         return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
-    if not since.is_cut:
+    # Who commits after `seen` gets a larger number, so an older one has been brought back.
+    is_older = current is None or int(current.sequenceNumber()) < seen.sequence_number
+    if is_older or not since.is_cut:
         return Look(table, seen, {}, [_rolled_back(seen, since), *foreign])
     found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
     if not foreign:
