@@ -156,6 +156,16 @@ def test_what_only_moves_rows_is_not_minded(sandbox: LakeSandbox, topic: TopicNa
     assert_counted(sandbox.session, topic)
 
 
+def test_a_count_that_was_killed_is_done_by_the_next(
+    sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
+) -> None:
+    rewrite_files(sandbox.session, tables_of(topic))
+    kill_at.append(Step.ROWS_COUNTED)
+    with pytest.raises(KilledError):
+        count_own(load(sandbox.session, topic))
+    assert_counted(sandbox.session, topic)
+
+
 @pytest.mark.parametrize("change", ["RENAME COLUMN key TO name", "DROP COLUMN key"])
 def test_a_column_that_somebody_renamed_or_dropped_is_named(
     sandbox: LakeSandbox, topic: TopicName, change: str

@@ -24,7 +24,7 @@ from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import view_of_table
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import expire_all, rewrite_files, tables_of
-from tests.tables.test_noticing import NIGHT_MS, SEGMENTS, roll_back
+from tests.tables.test_noticing import NIGHT_MS, roll_back
 from tests.tables.test_noticing import topic as topic
 
 NOBODY_KNOWS = Asked()
@@ -213,4 +213,3 @@ def test_a_lost_state_is_rebuilt(
     clean(spark, str(topic), NIGHT_MS + HOUR_MS)
     assert view_of_table(spark, topic, 0) == seen
     ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
-    assert len(SEGMENTS) > 1

@@ -162,7 +162,7 @@ def test_every_commit_point_outside_ingest_and_rounds_is_killed_in_some_test() -
     single = {Step.CONFIGURE_TOPIC, Step.RUN_ROW, Step.TIDIED}
     # In test_other_tools.
     lost = {Step.HOLDS_RELEASED, Step.HEADERS_REBUILT, Step.LOST_ROUND_STATE}
-    # In test_noticing and test_repair; after ROWS_COUNTED no job does anything.
+    # In test_noticing and test_repair.
     noticed = {Step.ROWS_REMOVING, Step.ROWS_COUNTED}
     noticed |= {step for step in Step if step.name.startswith("REPAIR")}
     # In test_archived_lakes and test_ingest_segments.

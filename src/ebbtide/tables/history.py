@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.log.tally import Rows
 from ebbtide.tables.commits import OWN
@@ -154,12 +154,15 @@ def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
         yield (int(place[1]), int(place[2])), int(file.recordCount())
 
 
-def count_rows(spark: SparkSession, name: str, snapshot: int) -> Rows:
-    """All live rows of a table by place, as of a snapshot; from its manifests alone."""
-    rows = spark.sql(
+def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
+    """`partition, segment, rows` of each physical segment as of a snapshot, from manifests alone.
+
+    `more` are further aggregates over the columns of `data_files`.
+    """
+    return spark.sql(
         f"""
         SELECT partition.`partition` AS `partition`, partition.segment AS segment,
-            sum(record_count - coalesce(deleted.rows, 0)) AS rows
+            {more + "," if more else ""} sum(record_count - coalesce(deleted.rows, 0)) AS rows
         FROM {name}.data_files VERSION AS OF {snapshot} AS data
         LEFT JOIN (
             SELECT referenced_data_file, sum(record_count) AS rows
@@ -168,5 +171,4 @@ def count_rows(spark: SparkSession, name: str, snapshot: int) -> Rows:
         ) AS deleted ON deleted.referenced_data_file = data.file_path
         GROUP BY 1, 2
         """
-    ).collect()
-    return {(row["partition"], row["segment"]): row["rows"] for row in rows if row["rows"]}
+    )

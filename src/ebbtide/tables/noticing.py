@@ -31,7 +31,7 @@ from ebbtide.log.tally import (
 from ebbtide.tables.columns import columns_of
 from ebbtide.tables.commits import Step
 from ebbtide.tables.files import MAX_OFFSET, plan_segments, read_segment
-from ebbtide.tables.history import Committed, Since, count_rows, history_since, rows_changed
+from ebbtide.tables.history import Committed, Since, history_since, live_rows, rows_changed
 from ebbtide.tables.java import items
 from ebbtide.tables.schema import BATCH_NAMES, RECORD_NAMES
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, java_table
@@ -77,9 +77,14 @@ def check_unchanged(topic: Topic) -> None:
 
 def count_own(topic: Topic) -> Topic:
     """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
-    if not _counted(topic):
+    counted = _counted(topic)
+    if not counted:
         return topic
-    return compare_and_set(topic, Step.ROWS_COUNTED, _counted)
+
+    def as_counted(current: Topic) -> Changes:
+        return counted if current.properties == topic.properties else _counted(current)
+
+    return compare_and_set(topic, Step.ROWS_COUNTED, as_counted)
 
 
 def announce_removal(topic: Topic) -> None:
@@ -125,7 +130,10 @@ def counted_anew(topic: Topic) -> dict[str, str]:
 
 def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
     current = loaded.currentSnapshot()
-    return {} if current is None else count_rows(spark, table.table, int(current.snapshotId()))
+    if current is None:
+        return {}
+    rows = live_rows(spark, table.table, int(current.snapshotId())).collect()
+    return {(row["partition"], row["segment"]): row["rows"] for row in rows if row["rows"]}
 
 
 def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:

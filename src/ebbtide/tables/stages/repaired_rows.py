@@ -25,7 +25,6 @@ from ebbtide.tables.stages.lost_round import lost_headers
 from ebbtide.tables.topics import Topic, current_snapshot
 
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
-_SCHEMA_OF_PLACES = ["file", "pos", "partition", "reason"]
 
 
 class Removal(NamedTuple):
@@ -136,7 +135,7 @@ def _removal(rows: DataFrame, reason: Column) -> Removal:
     found = (
         rows.withColumn("reason", reason)
         .where(F.col("reason").isNotNull())
-        .select(*_SCHEMA_OF_PLACES)
+        .select("file", "pos", "partition", "reason")
         .toArrow()
     )
     by_reason: dict[int, dict[str, int]] = {}

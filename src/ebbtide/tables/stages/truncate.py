@@ -16,6 +16,7 @@ from ebbtide.log.producers import last_records, remembered
 from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
 from ebbtide.tables.deletes import delete_rows, delete_segments
+from ebbtide.tables.history import live_rows
 from ebbtide.tables.java import items
 from ebbtide.tables.noticing import announce_removal
 from ebbtide.tables.topics import Topic, current_snapshot, java_table, load
@@ -102,22 +103,12 @@ def _find_records(topic: Topic, found: Truncation, snapshot: int) -> None:
 
 def _files(topic: Topic, snapshot: int) -> DataFrame:
     """One row a physical segment of the records table, from its manifests alone."""
-    return topic.spark.sql(
-        f"""
-        SELECT partition.`partition` AS `partition`, partition.segment AS segment,
-            min(readable_metrics.offset.lower_bound) AS first_offset,
-            max(readable_metrics.offset.upper_bound) AS last_offset,
-            count(*) AS files, sum(file_size_in_bytes) AS bytes,
-            sum(record_count - coalesce(deleted.rows, 0)) AS rows
-        FROM {topic.name.records_table}.data_files VERSION AS OF {snapshot} AS data
-        LEFT JOIN (
-            SELECT referenced_data_file, sum(record_count) AS rows
-            FROM {topic.name.records_table}.delete_files VERSION AS OF {snapshot}
-            GROUP BY referenced_data_file
-        ) AS deleted ON deleted.referenced_data_file = data.file_path
-        GROUP BY 1, 2
-        """
-    )
+    more = """
+        min(readable_metrics.offset.lower_bound) AS first_offset,
+        max(readable_metrics.offset.upper_bound) AS last_offset,
+        count(*) AS files, sum(file_size_in_bytes) AS bytes
+    """
+    return live_rows(topic.spark, topic.name.records_table, snapshot, more)
 
 
 def _count_astride(topic: Topic, found: Truncation) -> None:
