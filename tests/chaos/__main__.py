@@ -10,9 +10,11 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.chaos.schedules import SCHEDULES_A_LOG, disturbed, log_of, undisturbe
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
 
 A_PROCESS = 20  # schedules; hundreds would fill a JVM
+PROCESSES = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,35 +40,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = EBBTIDE_HOME / "chaos" / f"{arguments.seed}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     kept.touch()
-    done = [json.loads(line) for line in kept.read_text().splitlines()]
-    started = time.monotonic()
-    while len(done) < arguments.schedules:
-        end = min(len(done) + A_PROCESS - len(done) % A_PROCESS, arguments.schedules)
-        told = list(_in_process(arguments.seed, len(done), end, kept, started))
-        if not told:
-            return 1
-        done += told
-    return _sum_up(done[: arguments.schedules])
+    run_side_by_side(arguments.seed, arguments.schedules, kept)
+    done = _read(kept)
+    return _sum_up([done[number] for number in sorted(done) if number < arguments.schedules])
 
 
-def _in_process(seed: int, first: int, end: int, kept: Path, started: float) -> Any:
-    command = [sys.executable, "-m", "tests.chaos", "--seed", str(seed)]
-    command += ["--first", str(first), "--schedules", str(end)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith("{"):
-                continue
-            with kept.open("a") as file:
-                file.write(line)
-            told = json.loads(line)
-            print(
-                f"chaos: schedule {told['schedule']}, {time.monotonic() - started:.0f} s, "
-                f"{'ends as undisturbed' if not told['problems'] else told['problems']}",
-                file=sys.stderr,
-                flush=True,
-            )
-            yield told
+def run_side_by_side(seed: int, schedules: int, kept: Path) -> None:
+    """Run in processes of their own, two at a time, what is not kept yet."""
+    done, started, lock = _read(kept), time.monotonic(), threading.Lock()
+
+    def note(line: str) -> None:
+        told = json.loads(line)
+        with lock, kept.open("a") as file:
+            file.write(line)
+        ended = told["problems"] or "ends as undisturbed"
+        seconds = time.monotonic() - started
+        print(f"chaos: schedule {told['schedule']}, {seconds:.0f} s, {ended}", file=sys.stderr)
+
+    def run_some(first: int) -> None:
+        end = min(first + A_PROCESS, schedules)
+        left = [number for number in range(first, end) if number not in done]
+        if not left:
+            return
+        command = [sys.executable, "-m", "tests.chaos", "--seed", str(seed)]
+        command += ["--first", str(left[0]), "--schedules", str(end)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    note(line)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        list(pool.map(run_some, range(0, schedules, A_PROCESS)))
+
+
+def _read(kept: Path) -> dict[int, dict[str, Any]]:
+    told = [json.loads(line) for line in kept.read_text().splitlines()]
+    return {line["schedule"]: line for line in told}
 
 
 def run(seed: int, schedules: range) -> None:

@@ -19,9 +19,9 @@ from ebbtide.tables.commits import Step
 from ebbtide.tables.topics import java_table
 from tests.tables.other_tools import REWRITE_ALL, tables_of
 
-# Of commit points; the more a night has had, the fewer it gets.
-DISTURBED = 0.12
+DISTURBED = 0.12  # of commit points
 MOST_A_NIGHT = 3
+FULL_DISK = "full disk"
 
 
 class KilledError(Exception):
@@ -29,9 +29,14 @@ class KilledError(Exception):
 
 
 class Tools:
-    """Iceberg's own maintenance of a topic's data tables; counts what has changed something."""
+    """Iceberg's own maintenance of a topic's data tables; counts what has changed something.
 
-    def __init__(self, spark: SparkSession, name: TopicName, changed: Counter[str]) -> None:
+    A schedule has some of the tools, so that each of them comes by often and none always.
+    """
+
+    def __init__(
+        self, spark: SparkSession, name: TopicName, rng: random.Random, changed: Counter[str]
+    ) -> None:
         self._spark = spark
         self._name = name
         self._changed = changed
@@ -39,17 +44,27 @@ class Tools:
             "rewrite_data_files": self._rewrite_data_files,
             "rewrite_manifests": self._rewrite_manifests,
             "expire_snapshots": self._expire_snapshots,
+            "remove_orphan_files": self._remove_orphan_files,
         }
+        self._rng = rng
+        self._chosen = rng.sample([*self._tools, FULL_DISK], 3)
 
-    def run_some(self, rng: random.Random, *, is_between_jobs: bool) -> None:
-        """One to three of the tools, each on both tables."""
-        tools = self._tools
-        if is_between_jobs:
-            tools = tools | {"remove_orphan_files": self._remove_orphan_files}
-        for what in rng.sample(sorted(tools), rng.randint(1, len(tools))):
-            counts = [tools[what](table) for table in tables_of(self._name) if self._has(table)]
-            if any(counts):
-                self._changed[what] += 1
+    @property
+    def fill_disks(self) -> bool:
+        """Whether the disk is full now and then."""
+        return FULL_DISK in self._chosen
+
+    def run_one(self, *, is_between_jobs: bool) -> None:
+        """One of the schedule's tools on both tables; orphans are removed between jobs only."""
+        fit = [what for what in self._chosen if what in self._tools]
+        if not is_between_jobs:
+            fit = [what for what in fit if what != "remove_orphan_files"]
+        if not fit:
+            return
+        what = self._rng.choice(fit)
+        counts = [self._tools[what](table) for table in tables_of(self._name) if self._has(table)]
+        if any(counts):
+            self._changed[what] += 1
 
     def _has(self, table: str) -> bool:
         if not self._spark.catalog.tableExists(table):
@@ -102,7 +117,7 @@ class Disturbance:
         if "tools" in what:
             self._is_working = True
             try:
-                self._tools.run_some(self._rng, is_between_jobs=False)
+                self._tools.run_one(is_between_jobs=False)
             except Py4JJavaError:  # its own lost race is not ours
                 self._happened["tools that failed"] += 1
             finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,14 @@ from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.stages.repair import execute_repair, plan_repair
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
 from ebbtide.tables.topics import exists, java_table, load
-from tests.chaos.disturbance import MOST_A_NIGHT, Disturbance, KilledError, Tools, full_disk
+from tests.chaos.disturbance import (
+    FULL_DISK,
+    MOST_A_NIGHT,
+    Disturbance,
+    KilledError,
+    Tools,
+    full_disk,
+)
 from tests.jobs.submit import submit
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Topic
@@ -102,7 +110,7 @@ class _Schedule:
         self._spark = sandbox.session
         self._rng = rng
         self._told = told
-        self._tools = Tools(self._spark, name, told.changed)
+        self._tools = Tools(self._spark, name, rng, told.changed)
         self._disturbance = Disturbance(rng, self._tools, told.happened)
 
     def night(self, jobs: Iterator[Job], number: int, now_ms: int) -> None:
@@ -110,11 +118,11 @@ class _Schedule:
         self._disturbance.left = MOST_A_NIGHT
         with patch.object(commits, "before_commit", self._disturbance.before_commit):
             for what, job in jobs:
-                if self._kills and number and what == "clean":
+                if self._kills and number < 2 and what == "clean":
                     self._kill_9(now_ms)
                 self._until_done(what, job)
-                if self._rng.random() < 0.3:
-                    self._tools.run_some(self._rng, is_between_jobs=True)
+                if self._rng.random() < 0.4:
+                    self._tools.run_one(is_between_jobs=True)
                 if self._is_visited and number and self._rng.random() < 0.3:
                     self._visit()
 
@@ -148,24 +156,25 @@ class _Schedule:
 
     def _until_done(self, what: str, job: Callable[[], object]) -> None:
         for _ in range(MOST_TRIES):
+            is_full = self._tools.fill_disks and self._rng.random() < 0.15
             try:
-                if self._disturbance.left and self._rng.random() < 0.05:
-                    self._disturbance.left -= 1
-                    self._told.happened["full disk"] += 1
-                    with full_disk(self._spark, self._rng.choice([0, 500, 2_000, 6_000])):
-                        self._look_and_do(job)
-                else:
+                with self._full_disk() if is_full else nullcontext():
                     self._look_and_do(job)
             except KilledError:
                 continue
             except ForeignChangeError:
                 raise
             except Exception as error:
+                self._told.changed[FULL_DISK] += is_full
                 self._told.happened[f"{what}: {type(error).__name__}"] += 1
                 last = error
                 continue
             return
         raise EbbtideError(f"{what} is stuck: {last}")
+
+    def _full_disk(self) -> AbstractContextManager[None]:
+        self._told.happened[FULL_DISK] += 1
+        return full_disk(self._spark, self._rng.choice([0, 500, 2_000, 6_000]))
 
     def _look_and_do(self, job: Callable[[], object]) -> None:
         if exists(self._spark, self.name):
