@@ -21,6 +21,7 @@ from typing import Any
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.log.names import CATALOG
 from tests.chaos.schedules import SCHEDULES_A_LOG, disturbed, log_of, undisturbed
+from tests.kafka.oracle import MEMORY
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
 
 A_PROCESS = 20  # schedules; hundreds would fill a JVM
@@ -82,8 +83,9 @@ def _read(kept: Path) -> dict[int, dict[str, Any]]:
 
 def run(seed: int, schedules: range) -> None:
     """Run schedules in this process; a line of JSON each."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY) as folder:
         sandbox = LakeSandbox(Path(folder) / "home")
+        compile_all(sandbox)
         sandbox.session.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
         expected: dict[int, Any] = {}
         for number in schedules:
@@ -99,6 +101,12 @@ def run(seed: int, schedules: range) -> None:
                 "problems": told.problems,
             }
             print(json.dumps(line), flush=True)
+
+
+def compile_all(sandbox: LakeSandbox) -> None:
+    """Let the JVM compile well: this process lives much longer than a job does."""
+    conf = sandbox.home / "conf" / "spark-defaults.conf"
+    conf.write_text(conf.read_text().replace("-XX:TieredStopAtLevel=1", "-XX:+TieredCompilation"))
 
 
 def _sum_up(done: Sequence[dict[str, Any]]) -> int:
