@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--first", type=int, help="run these in this process, and keep nothing")
+    parser.add_argument(
+        "--only", type=int, nargs="+", help="run these in this process, and keep nothing"
+    )
     arguments = parser.parse_args(argv)
-    if arguments.first is not None:
-        run(arguments.seed, range(arguments.first, arguments.schedules))
+    if arguments.only:
+        run(arguments.seed, arguments.only)
         return 0
     kept = EBBTIDE_HOME / "chaos" / f"{arguments.seed}.jsonl"
     kept.parent.mkdir(exist_ok=True)
@@ -64,7 +66,7 @@ def run_side_by_side(seed: int, schedules: int, kept: Path) -> None:
         if not left:
             return
         command = [sys.executable, "-m", "tests.chaos", "--seed", str(seed)]
-        command += ["--first", str(left[0]), "--schedules", str(end)]
+        command += ["--only", *map(str, left)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 if line.startswith("{"):
@@ -81,7 +83,7 @@ def _read(kept: Path) -> dict[int, dict[str, Any]]:
     return {line["schedule"]: line for line in told}
 
 
-def run(seed: int, schedules: range) -> None:
+def run(seed: int, schedules: Iterable[int]) -> None:
     """Run schedules in this process; a line of JSON each."""
     with tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY) as folder:
         sandbox = LakeSandbox(Path(folder) / "home")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -185,20 +185,32 @@ class _Schedule:
 
     def _visit(self) -> None:
         """A stranger changes rows: that is noticed, and taken back."""
-        count_own(load(self._spark, self.name))
+        self._again(self._count)
         what = self._rng.choice(["append", "delete", "roll back"])
         table = self._rng.choice(tables_of(self.name))
         if not self._change(what, table):
             return
         self._told.happened[f"stranger: {what}"] += 1
         try:
-            count_own(load(self._spark, self.name))
+            self._again(self._count)
         except ForeignChangeError:
-            plan = plan_repair(self._spark, self.name, 0, Asked(), keeps=False)
-            execute_repair(plan)
-            count_own(load(self._spark, self.name))
+            self._again(self._take_back)
+            self._again(self._count)
         else:
             self._told.problems.append(f"nobody noticed: {what} of {table}")
+
+    def _again(self, work: Callable[[], object]) -> None:
+        """Do work that is no job, again where it is killed."""
+        for _ in range(MOST_TRIES):
+            with suppress(KilledError):
+                work()
+                return
+
+    def _count(self) -> None:
+        count_own(load(self._spark, self.name))
+
+    def _take_back(self) -> None:
+        execute_repair(plan_repair(self._spark, self.name, 0, Asked(), keeps=False))
 
     def _change(self, what: str, table: str) -> bool:
         """Whether the stranger found anything to change."""
