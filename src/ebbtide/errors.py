@@ -1,10 +1,22 @@
-"""Every error that ebbtide raises on purpose: one tree, by cause.
+"""Every error that ebbtide raises on purpose: one tree, by cause; and what a job ends with.
 
 A message says what was expected, what was found, where, and what to do about it.
 `transient` tells Airflow whether running the same thing again can help.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a job ends with."""
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2  # argparse's own, for what it refuses
+    TRANSIENT = 75  # sysexits' EX_TEMPFAIL
 
 
 class EbbtideError(Exception):
@@ -49,6 +61,10 @@ class ForeignChangeError(EbbtideError):
     """What others did to a topic's tables, so that they are no longer what its state says."""
 
 
+class StateError(EbbtideError):
+    """A topic's state that no job can have left so, or that a change would make so."""
+
+
 class UnreadableTableError(EbbtideError):
     """A table that the catalog knows and nobody can open."""
 
@@ -71,3 +87,28 @@ class UnavailableError(EbbtideError):
     """A service that did not answer; later it may."""
 
     transient = True
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether running the same thing again can help; never where nobody foresaw the error."""
+    return isinstance(error, EbbtideError) and error.transient
+
+
+def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
+    """One error for those of several partitions or replicas; None for none.
+
+    As long as a retry can help one of them it is worth trying, so its class is that of the first
+    such error; its message has all of them.
+    """
+    if len(errors) <= 1:
+        return next(iter(errors), None)
+    kind = type(next((error for error in errors if error.transient), errors[0]))
+    return kind("\n".join(map(str, errors)))
+
+
+def exit_code(errors: Iterable[BaseException | None]) -> ExitCode:
+    """What a job ends with after these errors of its topics, by the same rule."""
+    failures = [error for error in errors if error is not None]
+    if not failures:
+        return ExitCode.DONE
+    return ExitCode.TRANSIENT if any(map(is_transient, failures)) else ExitCode.FAILED

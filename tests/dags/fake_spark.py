@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ebbtide.errors import EbbtideError
+from ebbtide.errors import EbbtideError, ExitCode
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.erasure import KEYS
-from ebbtide.tables.application import EXIT_REFUSED
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 
@@ -43,8 +43,6 @@ class FakeSpark:
 
     def submit(self, hook: Any, application: str) -> None:
         """What SparkSubmitHook.submit does in client mode."""
-        from airflow.sdk.exceptions import AirflowException
-
         command = hook._build_spark_submit_command(application)
         job = hook._name.removeprefix("ebbtide ")
         options = parse(hook._application_args)
@@ -54,15 +52,15 @@ class FakeSpark:
         self.submitted.append(Submitted(job, topics, options, command, connections, keys))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
-            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 137.\nKilled")
+            fail(hook, 137, "\nKilled")
         if job in self.refuses:
-            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: {EXIT_REFUSED}.")
+            fail(hook, ExitCode.REFUSED)
         if options.plan_only:
             Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
             return
         errors = [self._attempt(job, topic, options) for topic in topics]
         if any(errors):
-            raise AirflowException(f"Cannot execute: {command[0]}. Error code is: 1.")
+            fail(hook, ExitCode.FAILED)
 
     def _attempt(self, job: str, topic: str, options: argparse.Namespace) -> EbbtideError | None:
         planned = self.failures.get((job, topic), [])
@@ -110,3 +108,11 @@ def topics_in(options: argparse.Namespace) -> list[str]:
     if options.request:
         return [asked["topic"] for asked in json.loads(options.request)["topics"]]
     return options.topic or ["log.found"]
+
+
+def fail(hook: Any, code: int, more: str = "") -> None:
+    """What the hook does where spark-submit ends with `code`."""
+    from airflow.sdk.exceptions import AirflowException
+
+    hook._submit_sp = SimpleNamespace(returncode=int(code))
+    raise AirflowException(f"Cannot execute: spark-submit. Error code is: {int(code)}.{more}")

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.errors import ConfigurationError, EbbtideError, ExitCode, UnavailableError
 from ebbtide.log.names import TopicName
 from ebbtide.tables import application
 from ebbtide.tables.application import (
-    EXIT_FAILED,
-    EXIT_TRANSIENT,
     exit_code,
     parse_now,
     run_topics,
@@ -36,9 +34,12 @@ MESSAGES = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
     ("errors", "code"),
     [
         pytest.param([None, None], 0, id="all is well"),
-        pytest.param([None, UnavailableError()], EXIT_TRANSIENT, id="a retry can help"),
-        pytest.param([UnavailableError(), ConfigurationError()], EXIT_FAILED, id="one cannot"),
-        pytest.param([ValueError()], EXIT_FAILED, id="what nobody foresaw"),
+        pytest.param([None, UnavailableError()], ExitCode.TRANSIENT, id="a retry can help"),
+        pytest.param([ConfigurationError()], ExitCode.FAILED, id="none can help"),
+        pytest.param(
+            [ConfigurationError(), UnavailableError()], ExitCode.TRANSIENT, id="it can help one"
+        ),
+        pytest.param([ValueError()], ExitCode.FAILED, id="what nobody foresaw"),
     ],
 )
 def test_the_exit_code_says_whether_a_retry_can_help(
@@ -58,8 +59,9 @@ def test_a_full_disk_is_tried_again_and_a_bug_is_not(
     topics = [TopicName("log", "full"), TopicName("log", "bug")]
     now = at(FIRST_MS)
     args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None, now=now)
-    assert run_topics(lake.session, args, topics[:1], work) == EXIT_TRANSIENT
-    assert run_topics(lake.session, args, topics, work) == EXIT_FAILED
+    assert run_topics(lake.session, args, topics[:1], work) == ExitCode.TRANSIENT
+    assert run_topics(lake.session, args, topics[1:], work) == ExitCode.FAILED
+    assert run_topics(lake.session, args, topics, work) == ExitCode.TRANSIENT
     rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
     assert rows["log.full"]["is_transient"] is True
     assert rows["log.full"]["error_class"] == "UnavailableError"
@@ -79,9 +81,10 @@ def test_a_row_that_cannot_be_written_stops_no_other_topic(
     args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None)
     args.now = at(FIRST_MS)
     topics = [TopicName("log", "a"), TopicName("log", "b")]
-    assert run_topics(lake.session, args, topics, lambda *_: Outcome()) == EXIT_TRANSIENT
+    assert run_topics(lake.session, args, topics, lambda *_: Outcome()) == ExitCode.TRANSIENT
     assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
-    assert "a_job log.a: UnavailableError: expected the catalog and its" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ERROR a_job log.a: failed: UnavailableError: expected the catalog and its" in said
 
 
 def test_now_is_exact_to_the_millisecond() -> None:
@@ -110,12 +113,13 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
     assert not lake.session.catalog.tableExists(RUNS_TABLE)
 
     done = submit(lake, "clean_log", *arguments)
-    assert done.returncode == EXIT_FAILED
+    assert done.returncode == ExitCode.FAILED
     message = (
         "expected an integer in [-1, 9223372036854775807] for kafka.retention.ms, found 'soon'"
     )
     # spark-submit hands on both outputs of the job in one.
-    assert f"clean_log log.bad: ConfigurationError: {message}" in done.stdout
+    assert f" ERROR clean_log log.bad: failed: ConfigurationError: {message}" in done.stdout
+    assert "Traceback" not in done.stdout
     rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
     assert rows["log.good"]["status"] == "succeeded"
     assert json.loads(rows["log.good"]["result"])["partitions"]["0"]["superseded"] == 1

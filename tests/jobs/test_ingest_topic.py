@@ -15,10 +15,10 @@ from threading import Event, Thread
 import pytest
 from confluent_kafka.admin import AdminClient, ResourceType
 
+from ebbtide.errors import ExitCode
 from ebbtide.log.connections import CONNECTIONS
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import SLICE
-from ebbtide.tables.application import EXIT_REFUSED, EXIT_TRANSIENT
 from ebbtide.tables.commits import Step
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.topics import load
@@ -167,7 +167,7 @@ def test_what_says_no_topic_is_refused_before_spark_starts(
     said: str,
 ) -> None:
     connect(monkeypatch, broker)
-    assert main_with(*arguments) == EXIT_REFUSED
+    assert main_with(*arguments) == ExitCode.REFUSED
     assert said in capsys.readouterr().err
 
 
@@ -177,7 +177,7 @@ def test_brokers_that_do_not_answer_may_answer_a_retry(
     (port,) = free_ports(1)
     nowhere = {"bootstrap.servers": f"127.0.0.1:{port}"}
     monkeypatch.setenv(CONNECTIONS, json.dumps({CONNECTION: nowhere}))
-    assert main_with("--topics-pattern", ".*") == EXIT_TRANSIENT
+    assert main_with("--topics-pattern", ".*") == ExitCode.TRANSIENT
     assert "UnavailableError: expected the brokers of connection 'main'" in capsys.readouterr().err
 
 

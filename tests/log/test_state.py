@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.errors import ConfigurationError
-from ebbtide.log.state import NEVER, PartitionState, StateError, parse_states, to_properties
+from ebbtide.errors import ConfigurationError, StateError
+from ebbtide.log.state import NEVER, PartitionState, parse_states, to_properties
 
 STATE = PartitionState(
     log_start_offset=5,

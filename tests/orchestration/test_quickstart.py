@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
+from ebbtide.errors import ForeignLogError
 from ebbtide.orchestration import quickstart
 from ebbtide.orchestration.quickstart import (
     Progress,
     StepError,
     Watch,
     cause_in,
-    failed_topics_in,
+    failures_of,
     last_append_of,
     lines_of,
     nights_after,
 )
 from ebbtide.orchestration.settings import Paths
 from ebbtide.orchestration.task_logs import TaskLogs
+from tests.lake_sandbox import LakeSandbox
 
 
 def test_the_demonstration_names_its_topics_and_touches_no_other(
@@ -145,13 +147,10 @@ def test_a_command_that_fails_without_a_word_shows_its_end(tmp_path: Path) -> No
         list(lines_of([sys.executable, "-c", code], tmp_path / "log", on_failure=cause_in))
 
 
-def test_a_failed_ingest_names_topics_and_javas_own_words() -> None:
-    text = (
-        "ingest_segments log.a: done in 3 s\n"
-        "ingest_segments log.b: Py4JJavaError: An error occurred\n: java.X: why\n\tat a.b\n"
-        "ingest_segments log.c: ForeignLogError: expected x, found y\n"
+def test_a_failed_ingest_names_topics_and_causes(lake: LakeSandbox) -> None:
+    lake.run("log.a", "ingest_segments", run_id="ours")
+    lake.run(
+        "log.b", "ingest_segments", run_id="ours", error=ForeignLogError("expected x, found y")
     )
-    assert failed_topics_in(text) == (
-        "ingest_segments log.b: Py4JJavaError: An error occurred\n: java.X: why\n"
-        "ingest_segments log.c: ForeignLogError: expected x, found y"
-    )
+    lake.run("log.c", "ingest_segments", run_id="another", error=ForeignLogError("expected z"))
+    assert failures_of("ours", "") == "ingest_segments log.b: ForeignLogError: expected x, found y"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.errors import ExitCode
 from ebbtide.log.names import TopicName
-from ebbtide.tables.application import EXIT_FAILED, EXIT_REFUSED
 from ebbtide.tables.commits import Step
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.topics import exists, load
@@ -39,7 +39,7 @@ def test_a_killed_process_and_one_that_meets_damage(sandbox: LakeSandbox, tmp_pa
     damage(segment_path(source, 1, topic="bad"))
     done = submit(sandbox, "ingest_segments", *arguments)
 
-    assert done.returncode == EXIT_FAILED, done.stderr[-2000:]
+    assert done.returncode == ExitCode.FAILED, done.stderr[-2000:]
     output = done.stdout + done.stderr
     message = (
         f"ingest_segments log.bad: CorruptSegmentError: {segment_path(source, 1, topic='bad')}: "
@@ -90,6 +90,6 @@ def test_a_source_that_is_not_there_is_one_clear_line(
     write_segments(tmp_path, {0: [batch(0)]})
     given = [argument.format(tmp_path) for argument in arguments]
     code = main([*given, "--cluster", "log", "--now", NOW, "--run-id", "r"])
-    assert code == EXIT_REFUSED
+    assert code == ExitCode.REFUSED
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"ingest_segments: {message.format(tmp_path)}")
+    assert f" ERROR ingest_segments: refused: {message.format(tmp_path)}" in line

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, ForeignChangeError
+from ebbtide.errors import CommitConflictError, ForeignChangeError, StateError
 from ebbtide.log.names import TopicName
-from ebbtide.log.state import MERGE, ROUND, StateError
+from ebbtide.log.state import MERGE, ROUND
 from ebbtide.tables import tasks
 from ebbtide.tables.commits import Step
 from ebbtide.tables.files import SegmentFiles

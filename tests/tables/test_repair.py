@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignChangeError, RequestError
+from ebbtide.errors import ForeignChangeError, RequestError, StateError
 from ebbtide.log.erasure import Erasure
 from ebbtide.log.names import TopicName
 from ebbtide.log.repairing import Asked
-from ebbtide.log.state import CHECKSUM, ROUND, StateError
+from ebbtide.log.state import CHECKSUM, ROUND
 from ebbtide.tables.commits import Step
 from ebbtide.tables.noticing import count_own
 from ebbtide.tables.stages.erase import erase_keys

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ebbtide.errors import ConfigurationError, EbbtideError
+from ebbtide.errors import ConfigurationError, StateError
 from ebbtide.log.names import quoted_list
 from ebbtide.log.properties import parse_property, unreadable
 from ebbtide.records.json_text import MAX_INT, parse_whole, whole
@@ -38,10 +38,6 @@ _OF_TOPIC = frozenset(
 NEVER = -1
 # The job and DAG that an error of a state points at.
 REPAIR = "repair_state"
-
-
-class StateError(EbbtideError):
-    """A state that moves where it must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

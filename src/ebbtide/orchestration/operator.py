@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
@@ -17,7 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from ebbtide.errors import EbbtideError
+from ebbtide.errors import EbbtideError, ExitCode
 from ebbtide.log.delete_request import parse_request
 from ebbtide.orchestration.attempt import Attempt, attempt_of
 from ebbtide.orchestration.causes import explained
@@ -46,9 +45,13 @@ if TYPE_CHECKING:
 
 LABELLED_TOPICS = 3
 PLAN = "plan"  # the key of the XCom
-# Exit codes of every job.
-BAD_ARGUMENTS = 2
-TRY_AGAIN = 75
+
+
+class Problem(NamedTuple):
+    """What spark-submit said last before it failed, and whether its exit code asks for a retry."""
+
+    message: str
+    can_retry: bool
 
 
 class EbbtideJobOperator(SparkSubmitOperator):
@@ -119,7 +122,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if context["params"].get("plan_only"):
             return self._settle_plan(problem)
         with open_lake() as lake:
-            outcome = Outcome.of(topics, answers, attempts(lake, attempt), problem)
+            said = None if problem is None else problem.message
+            outcome = Outcome.of(topics, answers, attempts(lake, attempt), said)
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
@@ -172,8 +176,10 @@ class EbbtideJobOperator(SparkSubmitOperator):
             self.log.info("ebbtide: %s: Spark is not started", self.job)
         return answers
 
-    def _submit(self, context: Context, attempt: Attempt, topics: list[str] | None) -> str | None:
-        """Run the job; what spark-submit said last if it failed, else None."""
+    def _submit(
+        self, context: Context, attempt: Attempt, topics: list[str] | None
+    ) -> Problem | None:
+        """Run the job; how spark-submit failed, else None."""
         self._require_spark_connection()
         request = self._request(context, topics or ())
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
@@ -187,13 +193,19 @@ class EbbtideJobOperator(SparkSubmitOperator):
                     super().execute(context)
                 self._show_plan(context, files.read_plan())
         except AirflowException as error:
-            if re.search(rf"Error code is: {BAD_ARGUMENTS}\b", str(error)):
+            code = self._exit_code()
+            if code == ExitCode.REFUSED:
                 raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
-            return str(error)
+            return Problem(str(error), can_retry=code == ExitCode.TRANSIENT)
         finally:
             seconds = time.monotonic() - started
             self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
         return None
+
+    def _exit_code(self) -> int | None:
+        """What spark-submit ended with; None where it was not started."""
+        process = getattr(self._hook, "_submit_sp", None)
+        return None if process is None else process.returncode
 
     def _prepare(
         self,
@@ -269,12 +281,11 @@ class EbbtideJobOperator(SparkSubmitOperator):
         message = f"{self.job}: " + "\n".join(outcome.failures)
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
 
-    def _settle_plan(self, problem: str | None) -> list[LowWatermark]:
+    def _settle_plan(self, problem: Problem | None) -> list[LowWatermark]:
         """A plan writes no row: the exit code says whether it could be made."""
         if problem is None:
             return []
-        can_retry = re.search(rf"Error code is: {TRY_AGAIN}\b", problem)
-        raise (AirflowException if can_retry else AirflowFailException)(problem)
+        raise (AirflowException if problem.can_retry else AirflowFailException)(problem.message)
 
     def _show_plan(self, context: Context, plan: str) -> None:
         """Hand the plan on to verdict; spark-submit's output has it among much else."""

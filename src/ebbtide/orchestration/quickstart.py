@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ebbtide.orchestration.report import find_run, render_run
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.report import failed, find_run, render_run
 from ebbtide.orchestration.settings import Paths, paths
 from ebbtide.orchestration.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.tables.reader import open_lake
@@ -149,16 +151,16 @@ def ingest(
     where: Paths, source: Path, topics: Sequence[str], now: datetime, progress: Progress
 ) -> None:
     """Bring the sample into the lake by the job itself."""
-    started = time.monotonic()
+    started, run_id = time.monotonic(), f"quickstart__{datetime.now(UTC).isoformat()}"
     command = [
         *("spark-submit", "--name", "ebbtide ingest_segments", "--py-files"),
         *(str(where.package_zip), str(where.jobs / "ingest_segments.py")),
         *("--source", str(source), "--cluster", CLUSTER, "--now", now.isoformat()),
         *(argument for topic in topics for argument in ("--topic", topic)),
         *(argument for setting in GUARDS_OFF for argument in ("--set", setting)),
-        *("--run-id", f"quickstart__{datetime.now(UTC).isoformat()}", "--task", "ingest_segments"),
+        *("--run-id", run_id, "--task", "ingest_segments"),
     ]
-    for _ in lines_of(command, where.logs / "ingest.log", on_failure=failed_topics_in):
+    for _ in lines_of(command, where.logs / "ingest.log", on_failure=partial(failures_of, run_id)):
         pass
     progress.ended("ingest_segments", started)
 
@@ -251,10 +253,11 @@ def cause_in(text: str) -> str:
     return "\n".join(dict.fromkeys(line.strip() for line in found))
 
 
-def failed_topics_in(text: str) -> str:
-    """The line that a job ends with for each topic that failed, and Java's own words after it."""
-    found = re.findall(r"^ingest_segments \S+: \w*Error: .*(?:\n: .*)?", text, flags=re.MULTILINE)
-    return "\n".join(found)
+def failures_of(run_id: str, _: str) -> str:
+    """A line for each topic that failed in the run, as `runs` has it."""
+    with open_lake() as lake:
+        runs = find_run(lake, run_id)
+    return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
 
 
 def last_lines(text: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -16,10 +16,12 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import (
     CommitConflictError,
     EbbtideError,
+    ExitCode,
     ForeignChangeError,
-    UnavailableError,
+    exit_code,
 )
 from ebbtide.log.names import TopicName
+from ebbtide.tables import job_log
 from ebbtide.tables.noticing import check_unchanged, count_own
 from ebbtide.tables.outages import explained, is_of_gone_files
 from ebbtide.tables.plans import render_plan
@@ -27,11 +29,10 @@ from ebbtide.tables.runs import Attempt, Outcome, append_run
 from ebbtide.tables.schema import create_runs
 from ebbtide.tables.topics import exists, load
 
+log = logging.getLogger(__name__)
+
 TOPICS_AT_ONCE = 4
 ATTEMPTS_ON_CONFLICT = 3
-EXIT_FAILED = 1
-EXIT_REFUSED = 2  # argparse's own, for what it refuses
-EXIT_TRANSIENT = 75  # sysexits' EX_TEMPFAIL
 
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
@@ -113,11 +114,16 @@ def run_unchecked(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
 ) -> int:
     """The same, whatever was done to the topics."""
+    job_log.start(args.job)
     if not args.plan_only:
         create_runs(spark)
+
+    def run(topic: TopicName) -> BaseException | None:
+        with job_log.about(args.job, topic):
+            return _run_topic(spark, args, topic, work)
+
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
-        errors = list(pool.map(lambda topic: _run_topic(spark, args, topic, work), topics))
-    return exit_code(errors)
+        return exit_code(list(pool.map(run, topics)))
 
 
 def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> Outcome:
@@ -136,20 +142,11 @@ def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicN
     return outcome
 
 
-def exit_code(errors: Iterable[BaseException | None]) -> int:
-    """0 when all is well; EXIT_TRANSIENT when running again can help every failure."""
-    failures = [error for error in errors if error is not None]
-    if not failures:
-        return 0
-    if all(getattr(error, "transient", False) for error in failures):
-        return EXIT_TRANSIENT
-    return EXIT_FAILED
-
-
-def refuse(job: str, error: EbbtideError) -> int:
-    """Say why no topic is begun; EXIT_REFUSED, or EXIT_TRANSIENT where running again can help."""
-    print(f"{job}: {type(error).__name__}: {error}", file=sys.stderr)
-    return EXIT_TRANSIENT if error.transient else EXIT_REFUSED
+def refuse(job: str, error: EbbtideError) -> ExitCode:
+    """Say why no topic is begun; what the job ends with then."""
+    job_log.start(job)
+    _log_failure("refused", error)
+    return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
 
 
 def _run_topic(
@@ -157,7 +154,7 @@ def _run_topic(
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
-    outcome, error = _attempt(session, args.job, topic, work)
+    outcome, error = _attempt(session, topic, work)
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
@@ -171,16 +168,16 @@ def _run_topic(
         ended=ended,
         now=args.now,
     )
-    for where, numbers in _noted(topic, outcome):
-        print(f"{args.job} {where}: {numbers['note']}", flush=True)
+    for where, numbers in _noted(outcome):
+        log.info("%s%s", where, numbers["note"])
     if args.plan_only:
         _show_plan(args, topic, outcome, error)
     else:
         error = _written(session, attempt, outcome, error)
     if error is None:
-        print(f"{args.job} {topic}: done in {seconds} s", flush=True)
+        log.info("done in %s s", seconds)
     else:
-        print(f"{args.job} {topic}: {_shown(error)}", file=sys.stderr, flush=True)
+        _log_failure("failed", error)
     return error
 
 
@@ -194,14 +191,14 @@ def _written(
         lost = explained(failure)
         if error is None:
             return lost
-        print(f"{attempt.job} {attempt.topic}: no row in runs: {_shown(lost)}", file=sys.stderr)
+        _log_failure("no row in runs", lost)
     return error
 
 
-def _shown(error: BaseException) -> str:
-    """What a log says of an error; below it what an outage was found in, with its stack trace."""
-    shown = f"{type(error).__name__}: {error}"
-    return f"{shown}\n{error.__cause__}" if isinstance(error, UnavailableError) else shown
+def _log_failure(what: str, error: BaseException) -> None:
+    """Log an error; one that nobody foresaw comes with its traceback."""
+    foreseen = isinstance(error, EbbtideError)
+    log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if foreseen else error)
 
 
 def _show_plan(
@@ -217,16 +214,16 @@ def _show_plan(
             file.write(f"{plan}\n\n")
 
 
-def _noted(topic: TopicName, outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
+def _noted(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
     """What has a `note` that the run is to say aloud, and where."""
-    of_partitions = ((f"{topic} partition {p}", of) for p, of in outcome.partitions.items())
-    for where, numbers in ((str(topic), outcome.topic), *of_partitions):
+    of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
+    for where, numbers in (("", outcome.topic), *of_partitions):
         if "note" in numbers:
             yield where, numbers
 
 
 def _attempt(
-    session: SparkSession, job: str, topic: TopicName, work: Work
+    session: SparkSession, topic: TopicName, work: Work
 ) -> tuple[Outcome, BaseException | None]:
     """Work, and work again where another writer was faster; every other error is the result."""
     for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
@@ -236,11 +233,11 @@ def _attempt(
         except CommitConflictError as error:
             if attempt == ATTEMPTS_ON_CONFLICT:
                 return Outcome(), error
-            print(f"{job} {topic}: {error} (attempt {attempt})", file=sys.stderr, flush=True)
+            log.warning("%s (attempt %d)", error, attempt)
             time.sleep(attempt)
         except Exception as error:  # one topic's failure is not another's
             if attempt == ATTEMPTS_ON_CONFLICT or not is_of_gone_files(error):
                 return Outcome(), explained(error)
-            print(f"{job} {topic}: {_GONE} (attempt {attempt})", file=sys.stderr, flush=True)
+            log.warning("%s (attempt %d)", _GONE, attempt)
             time.sleep(attempt)
     raise AssertionError("unreachable")

@@ -117,7 +117,7 @@ def prepare_changes(
         (unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, paths, strict=True)
     ]
-    replacements = map_segments(spark, _write_changed, work, count_rows(units))
+    replacements = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
     return prepare_replacements(spark, batches_table, replacements, properties, hold)
 
 

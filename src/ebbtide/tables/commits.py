@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -13,6 +15,8 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
@@ -95,10 +99,14 @@ def before_commit(step: Step) -> None:
 
 
 def commit(step: Step, action: Callable[[], T]) -> T:
-    """Run the commit; a lost race becomes CommitConflictError, which a retry can help."""
+    """Run the commit and log it, with the id of a snapshot if `action` returns that.
+
+    A lost race becomes CommitConflictError, which a retry can help.
+    """
     before_commit(step)
+    started = time.monotonic()
     try:
-        return action()
+        done = action()
     except Exception as error:
         if conflict := conflict_of(error):
             raise CommitConflictError(
@@ -106,6 +114,9 @@ def commit(step: Step, action: Callable[[], T]) -> T:
                 f"{conflict}; run the job again"
             ) from error
         raise
+    snapshot = f", snapshot {done}" if isinstance(done, int) else ""
+    log.info("committed %s%s in %.1f s", step, snapshot, time.monotonic() - started)
+    return done
 
 
 def conflict_of(error: BaseException) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -11,7 +12,7 @@ from ebbtide.tables.commits import Step, commit, own_summary, snapshot_propertie
 from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
-from ebbtide.tables.topics import java_table
+from ebbtide.tables.topics import java_table, snapshot_after
 
 
 def delete_segments(
@@ -21,8 +22,8 @@ def delete_segments(
     segments: Mapping[int, Sequence[int]],
     step: Step,
     properties: Mapping[str, str],
-) -> None:
-    """Drop whole physical segments, {partition: segments}, as one metadata commit.
+) -> int | None:
+    """Drop whole physical segments, {partition: segments}; the snapshot of the metadata commit.
 
     Their files are those of `snapshot`: what an ingest has added to one since then stays.
     """
@@ -32,7 +33,7 @@ def delete_segments(
         delete = delete.deleteFile(task.file())
     for name, value in own_summary(properties).items():
         delete = delete.set(name, value)
-    commit(step, delete.commit)
+    return commit(step, partial(snapshot_after, spark, table, delete.commit))
 
 
 def segments_filter(spark: SparkSession, segments: Mapping[int, Sequence[int]]) -> Any:
@@ -53,7 +54,11 @@ def segments_filter(spark: SparkSession, segments: Mapping[int, Sequence[int]]) 
 
 def delete_rows(
     spark: SparkSession, table: str, condition: str, step: Step, properties: Mapping[str, str]
-) -> None:
-    """Run `DELETE FROM table WHERE condition`; segment bounds in it must be literals."""
+) -> int | None:
+    """Run `DELETE FROM table WHERE condition`; the newest snapshot then.
+
+    Segment bounds in the condition must be literals.
+    """
+    delete = partial(spark.sql, f"DELETE FROM {table} WHERE {condition}")
     with snapshot_properties(spark, properties):
-        commit(step, lambda: spark.sql(f"DELETE FROM {table} WHERE {condition}"))
+        return commit(step, partial(snapshot_after, spark, table, delete))

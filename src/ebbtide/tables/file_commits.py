@@ -31,8 +31,8 @@ from ebbtide.tables.holds import Hold, holding
 from ebbtide.tables.java import iceberg_class, items, java_class
 from ebbtide.tables.topics import java_table, own_spec
 
-# Makes what was prepared visible.
-Commit = Callable[[], None]
+# Makes what was prepared visible; the id of the snapshot that it is in.
+Commit = Callable[[], int]
 
 
 class Replacement(NamedTuple):
@@ -143,19 +143,24 @@ def prepare_merge(
 class _Begun(NamedTuple):
     """Where an update is begun, and what commits it, with tags if it is to be held."""
 
+    table: Any
     updates: Any
     commit: Callable[[Any], None]
 
     @classmethod
     def of(cls, table: Any, hold: Hold | None, before: int | None) -> _Begun:
         if hold is None or before is None:
-            return cls(table, lambda update: update.commit())
-        return cls(*holding(table, hold, before))
+            return cls(table, table, lambda update: update.commit())
+        return cls(table, *holding(table, hold, before))
 
     def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
         for name, value in own_summary(properties).items():
             update = update.set(name, value)
-        return partial(self.commit, update)
+        return partial(self._commit, update)
+
+    def _commit(self, update: Any) -> int:
+        self.commit(update)
+        return int(self.table.currentSnapshot().snapshotId())
 
 
 class _Tasks(NamedTuple):

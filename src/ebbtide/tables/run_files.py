@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from datetime import datetime, timedelta
 
 from pyspark.sql import SparkSession
@@ -11,6 +11,8 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.log.names import CATALOG, quoted
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.schema import RUNS_TABLE
+
+log = logging.getLogger(__name__)
 
 # Days before these are one file already, unless no night has run for so long.
 DAYS_BACK = 40
@@ -34,7 +36,7 @@ def compact_runs(spark: SparkSession, now: datetime) -> int:
     try:
         row = commit(Step.REWRITE_FILES, lambda: spark.sql(call).first())
     except CommitConflictError as error:
-        print(f"expire_snapshots: runs are compacted by another: {error}", file=sys.stderr)
+        log.warning("the files of runs are merged by another: %s", error)
         return 0
     return 0 if row is None else int(row["rewritten_data_files_count"])
 

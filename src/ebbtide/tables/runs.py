@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import is_transient
 from ebbtide.log.names import TopicName
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.schema import RUNS_TABLE
@@ -76,7 +77,7 @@ def append_run(
         "status": "succeeded" if error is None else "failed",
         "error": None if error is None else str(error),
         "error_class": None if error is None else type(error).__name__,
-        "is_transient": error is not None and bool(getattr(error, "transient", False)),
+        "is_transient": error is not None and is_transient(error),
         "result": outcome.to_json(),
         "rows_removed": outcome.rows_removed,
         "files_removed": outcome.files_removed,

@@ -75,7 +75,7 @@ def write_segments(
     """Write the segments, some at a time; what was written of those."""
     at_once = max(1, spark.sparkContext.defaultParallelism) * SEGMENTS_PER_CORE
     for start in range(0, len(segments), at_once):
-        yield in_tasks(spark, write_segment, segments[start : start + at_once])
+        yield in_tasks(spark, write_segment, segments[start : start + at_once], "writes")
 
 
 def write_segment(segment: SegmentToWrite) -> WrittenSegment:

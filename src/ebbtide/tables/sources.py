@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heapreplace
@@ -15,7 +16,10 @@ from ebbtide.errors import EbbtideError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.segment import BatchLimits, read_records, require_whole, walk_segment
+from ebbtide.tables.job_log import watched
 from ebbtide.tables.tasks import errors_of_tasks
+
+log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
@@ -81,7 +85,7 @@ def walk_files(spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLi
     if not files:
         return WALK_SCHEMA.empty_table()
     frame = _in_tasks(spark, files, [file.size_bytes for file in files], walk, WALK_SCHEMA)
-    with errors_of_tasks():
+    with errors_of_tasks(), watched(spark, log, f"walks {len(files)} segment files"):
         return frame.toArrow()
 
 

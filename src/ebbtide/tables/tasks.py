@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from ebbtide import errors
+from ebbtide.tables.job_log import watched
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,19 +30,26 @@ _RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 def map_segments(
-    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int
+    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int, doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; `rows` is how many they hold in all."""
-    return [work(unit) for unit in units] if is_little(rows) else in_tasks(spark, work, units)
+    """What `work` makes of each unit, in order; `rows` is how many they hold in all.
+
+    `doing` names the work to those who wait for it.
+    """
+    if is_little(rows):
+        return [work(unit) for unit in units]
+    return in_tasks(spark, work, units, doing)
 
 
-def in_tasks(spark: SparkSession, work: Callable[[T], R], units: Sequence[T]) -> list[R]:
+def in_tasks(
+    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
+) -> list[R]:
     """What `work` makes of each unit, in order; a Spark task does one or more."""
     if not units:
         return []
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
-    with errors_of_tasks():
+    with errors_of_tasks(), watched(spark, log, f"{doing} {len(units)} segments"):
         return context.parallelize(units, slices).map(work).collect()
 
 

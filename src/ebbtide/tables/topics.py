@@ -14,6 +14,7 @@ from ebbtide.errors import (
     CommitConflictError,
     ConfigurationError,
     ForeignChangeError,
+    StateError,
     UnknownTopicError,
 )
 from ebbtide.log.config import TopicConfig, parse_config
@@ -23,7 +24,6 @@ from ebbtide.log.state import (
     REPAIR,
     TABLES,
     PartitionState,
-    StateError,
     is_state,
     parse_states,
     settings_of,
@@ -246,6 +246,12 @@ def current_snapshot(spark: SparkSession, table: str) -> int | None:
     """Id of the table's current snapshot; None for a table without data."""
     snapshot = java_table(spark, table).currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
+
+
+def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object]) -> int | None:
+    """Write to the table; the id of its current snapshot then."""
+    write()
+    return current_snapshot(spark, table)
 
 
 def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:

@@ -6,26 +6,31 @@ a hole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
+from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.log.live import Slice
 from ebbtide.log.names import TopicName
 from ebbtide.log.state import SLICE, to_properties
 from ebbtide.tables.commits import OWN, Step, commit
 from ebbtide.tables.event_time import failing_clearly
+from ebbtide.tables.job_log import watched
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import BATCH_NAMES, create_topic
 from ebbtide.tables.stages.ingested import Ingested
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog
 from ebbtide.tables.tasks import errors_of_tasks
-from ebbtide.tables.topics import Topic, current_snapshot, load, own_spec_id
+from ebbtide.tables.topics import Topic, load, own_spec_id, snapshot_after
 from ebbtide.tables.views import create_views
+
+log = logging.getLogger(__name__)
 
 TOPIC_ID = "kafka.topic.id"
 # Numbers of a partition that add up over slices.
@@ -102,9 +107,11 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
     # No sort, and no writer is held open for another segment.
     writer = _unsorted(topic, rows, topic.name.records_table)
-    with errors_of_tasks(), failing_clearly(topic.config.event_time):
-        commit(Step.INGEST_RECORDS, writer.append)
-    return current_snapshot(topic.spark, topic.name.records_table) or -1
+    spark, table = topic.spark, topic.name.records_table
+    append = partial(snapshot_after, spark, table, writer.append)
+    watching = watched(spark, log, "reads and writes records")
+    with watching, errors_of_tasks(), failing_clearly(topic.config.event_time):
+        return commit(Step.INGEST_RECORDS, append) or -1
 
 
 def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
@@ -127,8 +134,11 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
     in_order = [(column, "ascending") for column in ("partition", "segment", "base_offset")]
     rows = spark.createDataFrame(unwritten.select(BATCH_NAMES).sort_by(in_order)).coalesce(1)
     # One task and in order: no writer is held open for another segment, and there may be thousands.
-    commit(Step.INGEST_BATCHES, _unsorted(topic, rows, name.batches_table).append)
-    return [current_snapshot(spark, name.batches_table) or -1]
+    append = _unsorted(topic, rows, name.batches_table).append
+    committed = commit(
+        Step.INGEST_BATCHES, partial(snapshot_after, spark, name.batches_table, append)
+    )
+    return [committed or -1]
 
 
 def state_changes(
@@ -184,11 +194,4 @@ def add_slice(done: Outcome, of_slice: Outcome) -> None:
         done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
     done.snapshot_ids += of_slice.snapshot_ids
     errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
-    done.error = joined(errors)
-
-
-def joined(errors: Sequence[EbbtideError]) -> EbbtideError | None:
-    """One error for all of them; None for none."""
-    if len(errors) <= 1:
-        return next(iter(errors), None)
-    return type(errors[0])("\n".join(str(error) for error in errors))
+    done.error = standing_for(errors)

@@ -8,6 +8,8 @@ ends where an unbroken one would, also when other tools have rewritten files or 
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.file_commits import Commit, prepare_deletions
 from ebbtide.tables.files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.tables.holds import Hold, held_by, release
+from ebbtide.tables.job_log import MOST_LINES, log_partitions
 from ebbtide.tables.merges import check_no_merge
 from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.replicas import held_back_from
@@ -54,6 +57,9 @@ from ebbtide.tables.topics import (
     load,
     read_again,
 )
+from ebbtide.text import moment
+
+log = logging.getLogger(__name__)
 
 # How often the batches are prepared anew where other tools move them meanwhile.
 COMMIT_ATTEMPTS = 5
@@ -87,6 +93,7 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     """The round to run on the topic at `now_ms`, or the one in flight, with what it will do."""
     in_flight = open_round(topic)
     if in_flight is not None:
+        log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
         in_flight = _repinned(topic, in_flight)
         return CleanPlan(topic, in_flight, effect_of(topic, in_flight), {})
     config = topic.config
@@ -96,6 +103,7 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
         start_workers(topic.spark, effect_of)
     pins = _pins(topic) if candidates else None
     if pins is None:
+        _log_left(reasons)
         return CleanPlan(topic, None, None, _shown(reasons))
     headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
     chosen: dict[int, PartitionRound] = {}
@@ -104,10 +112,23 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
         reasons[partition] = reason
         if part is not None:
             chosen[partition] = part
+    log_partitions(log, {p: _picked(part, reasons[p] or "") for p, part in chosen.items()})
+    _log_left({p: reason for p, reason in reasons.items() if p not in chosen})
     if not chosen:
         return CleanPlan(topic, None, None, _shown(reasons))
     new_round = _new_round(config, chosen, pins, now_ms)
     return CleanPlan(topic, new_round, effect_of(topic, new_round, headers), _shown(reasons))
+
+
+def _picked(part: PartitionRound, reason: str) -> str:
+    first, end = part.dirty
+    return f"picked ({reason}), offsets {first} to {end} are dirty"
+
+
+def _log_left(reasons: Mapping[int, str | None]) -> None:
+    """Log why partitions are not picked, and how many for the same reason."""
+    for reason, partitions in Counter(reasons.values()).most_common(MOST_LINES):
+        log.info("%d partitions not picked: %s", partitions, reason or "nothing to clean")
 
 
 class _Pins(NamedTuple):
@@ -266,7 +287,8 @@ def _with_tombstones(
         return {}
     units = plan_segments(topic.spark, topic.name.records_table, records_snapshot, ends)
     found: dict[int, set[int]] = {partition: set() for partition in due}
-    held = map_segments(topic.spark, partial(_tombstone_batches, bases), units, count_rows(units))
+    find = partial(_tombstone_batches, bases)
+    held = map_segments(topic.spark, find, units, count_rows(units), "looks for tombstones in")
     for unit, of_segment in zip(units, held, strict=True):
         found[unit.partition] |= of_segment
     return found

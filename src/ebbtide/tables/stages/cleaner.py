@@ -7,6 +7,8 @@ covers, once.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,13 +41,28 @@ from ebbtide.tables.batches import read_headers
 from ebbtide.tables.files import (
     Deletion,
     SegmentFiles,
+    count_rows,
     deletion_of,
     plan_segments,
     read_segment,
 )
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.rounds import CleaningRound, PartitionRound
 from ebbtide.tables.stages.offset_map import map_with_superseded
 from ebbtide.tables.topics import Topic
+from ebbtide.text import moment, number, size
+
+log = logging.getLogger(__name__)
+
+
+# Numbers of a partition, in words.
+_REMOVED = {
+    "superseded": "superseded",
+    "aborted": "aborted",
+    "keyless": "without a key",
+    "tombstones_removed": "tombstones",
+    "markers_removed": "transaction markers",
+}
 
 
 @dataclass(slots=True)
@@ -130,9 +147,23 @@ def effect_of(
         changes = _changes(partition, headers[partition], after, mine)
         tables.append(_with_carried(partition, headers[partition], of_partition, changes))
         _describe(effect, partition, (headers[partition], of_partition, after), mine)
+    log_partitions(log, {p: _decided(numbers) for p, numbers in effect.numbers.items()})
     effect.changes = pa.concat_tables(tables) if tables else no_changes()
     effect.deletions = [deletion for unit in units for deletion in unit.deletions]
     return effect
+
+
+def _decided(numbers: Mapping[str, Any]) -> str:
+    """What the round does to a partition, as its log says it."""
+    removed = [
+        f"{number(count)} {what}" for name, what in _REMOVED.items() if (count := numbers.get(name))
+    ]
+    return (
+        f"removes {', '.join(removed) or 'no record'}; "
+        f"{size(numbers['bytes_before'])} become {size(numbers['bytes_after'])}; "
+        f"{number(numbers['tombstones_kept'])} tombstones stay, next horizon "
+        f"{moment(numbers['next_horizon_ms'])}"
+    )
 
 
 def _judge(topic: Topic, partition: int, headers: Headers, cleaning: CleaningRound) -> _Judged:
@@ -184,6 +215,8 @@ def _clean_units(
     future_limit_ms = topic.config.message_timestamp_after_max_ms
     dirty = [unit.records for unit in _dirty_units(units, judged)]
     rules = {partition: of_partition.rules() for partition, of_partition in judged.items()}
+    log.info("judges %d segments, of which %d may hold dirty records", len(units), len(dirty))
+    started = time.monotonic()
     shared = spark.sparkContext.broadcast((rules, units, future_limit_ms))
     effects = map_with_superseded(
         spark,
@@ -193,6 +226,8 @@ def _clean_units(
         partial(_clean_unit, shared),
     )
     shared.destroy()
+    rows = number(count_rows([unit.records for unit in units]))
+    log.info("judged %s rows of files in %.1f s", rows, time.monotonic() - started)
     return [effect for effect in effects if effect is not None]
 
 

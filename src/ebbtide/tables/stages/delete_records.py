@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +18,13 @@ from ebbtide.log.delete_records import (
 from ebbtide.log.delete_request import TIMEOUT_MS
 from ebbtide.log.state import PartitionState
 from ebbtide.tables.commits import Step
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.delete_on_replicas import Replicas, Wanted, raise_starts
 from ebbtide.tables.stages.truncate import truncate_below_start
 from ebbtide.tables.topics import Topic, compare_and_set
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
     moved = {p: a.log_start_offset for p, a in plan.answers.items() if a.error is ErrorCode.NONE}
     if not moved:
         return plan.outcome()
+    log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
     replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))

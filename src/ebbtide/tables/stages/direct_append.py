@@ -8,6 +8,7 @@ its records is none.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -37,7 +38,10 @@ from ebbtide.tables.topics import (
     current_snapshot,
     own_spec_id,
     read_again,
+    snapshot_after,
 )
+
+log = logging.getLogger(__name__)
 
 Ends = Mapping[int, int]
 Keys = Mapping[int, Sequence[bytes]]  # by partition
@@ -98,8 +102,8 @@ def _append_alone(
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))
     # To overwrite nothing is to append, but for the check that nobody else did.
-    commit(step, lambda: writer.overwrite(F.lit(False)))
-    snapshot = current_snapshot(spark, table)
+    append = partial(writer.overwrite, F.lit(False))
+    snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
 
 

@@ -7,6 +7,7 @@ one now. A key whose latest record is a tombstone gets no other, so a run may be
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ from ebbtide.tables.stages.erased_keys import (
 from ebbtide.tables.stages.mark import execute_mark, plan_mark
 from ebbtide.tables.stages.quarantine import RunOf
 from ebbtide.tables.topics import Topic, java_table, load, read_again
+
+log = logging.getLogger(__name__)
 
 WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
@@ -183,6 +186,8 @@ def execute_erase(plan: ErasePlan, done: Outcome) -> Outcome:
     `done` is what the run has removed and committed before; the outcome counts it too.
     """
     topic, erasure = plan.topic, plan.erasure
+    found = "%d keys, found in %d places, of which %d lack a tombstone"
+    log.info(found, len(plan.keys), len(plan.held), len(plan.lacking))
     rows = _log_tombstones(plan, done)
     _await_arrival(topic, rows, erasure.timeout_ms)
     topic = read_again(topic)
@@ -254,11 +259,12 @@ def _await_arrival(topic: Topic, rows: Rows, timeout_ms: int) -> None:
             )
         if time.monotonic() >= next_word:
             next_word += WORD_EVERY_S
-            print(
-                f"erase_keys {topic.name}: the tombstones are in the live topic; waits up to "
-                f"{left_s:.0f} s more for an ingest to bring them ({'; '.join(behind)}). Unless "
-                "one is scheduled soon, trigger archive_topics for this topic",
-                flush=True,
+            log.info(
+                "the tombstones are in the live topic; waits up to %.0f s more for an ingest to "
+                "bring them (%s). Unless one is scheduled soon, trigger archive_topics for this "
+                "topic",
+                left_s,
+                "; ".join(behind),
             )
         time.sleep(min(POLL_S, left_s))
 

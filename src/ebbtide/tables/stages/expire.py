@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ebbtide.log.retention import Expiry, Offsets, Rule, expire, record_limit
 from ebbtide.log.state import REMOVING, PartitionState, to_properties
 from ebbtide.tables.batches import read_headers
 from ebbtide.tables.commits import Step
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.expired_records import (
     ExpiredRecords,
@@ -28,6 +30,9 @@ from ebbtide.tables.stages.expired_records import (
 )
 from ebbtide.tables.stages.truncate import truncate_below_start
 from ebbtide.tables.topics import Changes, Topic, compare_and_set
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
 
 NIGHTLY = "nightly_retention"
 
@@ -156,7 +161,21 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
             scopes[partition] = Scope(expiry.log_start_offset, state.log_end_offset, limit)
         expiries[partition] = expiry
     records = find_expired_records(topic, scopes)
+    log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
+    past = {p: f"{number(found.rows)} records are past the limit" for p, found in records.items()}
+    log_partitions(log, past)
     return ExpirePlan(topic, now_ms, expiries, scopes, records, missing)
+
+
+def _going(expiry: Expiry) -> str:
+    """Which segments of a partition go, as its log says it."""
+    by = Counter(str(rule) for _, rule in expiry.removed)
+    gone = size(sum(segment.size_bytes for segment, _ in expiry.removed))
+    return (
+        f"{len(expiry.removed)} segments of {gone} go "
+        f"({', '.join(f'{count} by {rule}' for rule, count in by.items())}); "
+        f"the log begins at offset {expiry.log_start_offset}"
+    )
 
 
 def _largest_event_time(headers: Headers) -> int:

@@ -52,8 +52,8 @@ def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int,
 def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> int | None:
     """Delete them from the records table; the snapshot that did it."""
     table = topic.name.records_table
-    delete_rows(topic.spark, table, _condition(topic, scopes), Step.EXPIRE_RECORDS, {})
-    return current_snapshot(topic.spark, table)
+    condition = _condition(topic, scopes)
+    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS, {})
 
 
 def _condition(topic: Topic, scopes: Mapping[int, Scope]) -> str:

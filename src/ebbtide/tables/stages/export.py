@@ -15,6 +15,7 @@ killed export leaves no target, and is begun anew.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ from ebbtide.tables.files import SegmentFiles, plan_segments
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.sinks import SegmentToWrite, StoredSegment, WrittenSegment, write_segments
 from ebbtide.tables.topics import Topic, current_snapshot, load
+from ebbtide.text import size
+
+log = logging.getLogger(__name__)
 
 TOPIC_ID = f"{PREFIX}topic.id"
 Numbers = dict[str, Any]
@@ -175,7 +179,7 @@ def execute_export(plan: ExportPlan) -> Outcome:
     """Write the segments beside the target, then all else, and rename them to the target."""
     topic, target = plan.topic, plan.export.target
     if plan.written is not None:
-        print(f"export_segments {topic.name}: {target} is whole already", flush=True)
+        log.info("%s is whole already", target)
         return plan.outcome()
     partitions = [(topic.name.topic, partition) for partition in plan.states]
     uri = begin_log_directory(target, partitions)
@@ -199,11 +203,7 @@ def _write(plan: ExportPlan) -> list[WrittenSegment]:
     for some in write_segments(plan.topic.spark, plan.segments):
         written += some
         size_bytes = sum(segment.file.size_bytes for segment in written)
-        print(
-            f"export_segments {plan.topic.name}: {len(written)} of {len(plan.segments)} segments, "
-            f"{size_bytes:,} bytes",
-            flush=True,
-        )
+        log.info("wrote %d of %d segments, %s", len(written), len(plan.segments), size(size_bytes))
     return written
 
 

@@ -7,17 +7,23 @@ an ingest of its own, since the rows of new batches pass through the driver.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 
-from ebbtide.errors import CorruptSegmentError, ForeignLogError, UnavailableError
+from ebbtide.errors import (
+    CorruptSegmentError,
+    ForeignLogError,
+    UnavailableError,
+    standing_for,
+)
 from ebbtide.log.config import TopicConfig
 from ebbtide.log.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.state import PartitionState
@@ -33,6 +39,7 @@ from ebbtide.records.segment import MAX_BATCH_BYTES, BatchLimits
 from ebbtide.tables.application import to_ms
 from ebbtide.tables.commits import Step
 from ebbtide.tables.event_time import event_time_of, failing_clearly
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.noticing import set_counted
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.sources import (
@@ -50,7 +57,6 @@ from ebbtide.tables.stages.appending import (
     check_no_live_slice,
     check_topic_id,
     held_topic,
-    joined,
     new_topic,
     numbers_of,
     pinned,
@@ -60,6 +66,9 @@ from ebbtide.tables.stages.appending import (
 from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import GapRule, SourceLog, read_back, take_log
 from ebbtide.tables.topics import Topic, exists
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
 
 # New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
 MAX_BATCHES = 1_000_000
@@ -131,7 +140,7 @@ class IngestPlan:
         """The numbers of the plan; `error` where a part of the source was refused."""
         outcome = Outcome(partitions=numbers_of(self.topic, self.logs))
         errors = [error for log in self.logs.values() for error in log.errors]
-        outcome.error = joined(errors)
+        outcome.error = standing_for(errors)
         return outcome
 
 
@@ -277,7 +286,8 @@ def unread_segments(
 def execute_ingest(plan: IngestPlan) -> Outcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
-    ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
+    ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
+    log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
     if ranges:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
         rows = records_frame(topic.spark, ranges, append_time, batch_limits(topic.config))
@@ -294,6 +304,13 @@ def execute_ingest(plan: IngestPlan) -> Outcome:
     )
     add_ingested(outcome, ingested)
     return outcome
+
+
+def _to_take(numbers: Mapping[str, Any]) -> str:
+    return (
+        f"takes {number(numbers['records'])} records in {number(numbers['batches'])} batches of "
+        f"{size(numbers['bytes'])}; the log ends at offset {numbers['log_end_offset']}"
+    )
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:

@@ -7,6 +7,7 @@ is finished as it was planned, and without the broker.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ebbtide.errors import (
     NotCoveredError,
     RequestError,
     UnknownTopicError,
+    standing_for,
 )
 from ebbtide.frames.live_records import ActiveSegment, to_headers
 from ebbtide.log.drift import drift_note, drifts, layout_of
@@ -46,6 +48,7 @@ from ebbtide.tables.commits import Step
 from ebbtide.tables.conditions import any_of
 from ebbtide.tables.event_time import event_time_of, failing_clearly
 from ebbtide.tables.java_client import java_options
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.kafka_source import live_records, reading, source_frame
 from ebbtide.tables.live_topic import LiveTopic, list_topics
 from ebbtide.tables.noticing import set_counted
@@ -58,7 +61,6 @@ from ebbtide.tables.stages.appending import (
     append_records,
     check_topic_id,
     held_topic,
-    joined,
     live_slice,
     new_topic,
     numbers_of,
@@ -69,6 +71,8 @@ from ebbtide.tables.stages.appending import (
 from ebbtide.tables.stages.ingested import find_ends, read_ingested
 from ebbtide.tables.stages.source_log import HeldLog, SourceLog
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, exists
+
+log = logging.getLogger(__name__)
 
 # Batches of a transaction.
 _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
@@ -109,7 +113,7 @@ class LivePlan:
 
     def outcome(self) -> Outcome:
         """The numbers of the plan."""
-        outcome = Outcome(topic=self.drift(), error=joined(self.errors))
+        outcome = Outcome(topic=self.drift(), error=standing_for(self.errors))
         for partition, found in self.left.items():
             state = self.topic.partitions.get(partition)
             start = found.start if state is None else state.log_start_offset
@@ -253,6 +257,8 @@ def _take_slice(plan: LivePlan, piece: Slice, done: Outcome) -> Topic:
     live, planned = plan.live, plan.topic
     topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
     ranges = {partition: found for partition, found in piece.ranges.items() if found.offsets}
+    taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
+    log_partitions(log, taken)
     if ranges:
         spark, config = topic.spark, topic.config
         options = java_options(live.connection, live.settings)
@@ -373,5 +379,5 @@ def _answer(done: Outcome, plan: LivePlan) -> Outcome:
             "accepted_gaps": [gap] if gap else [],
         }
     done.topic |= plan.drift()
-    done.error = joined(plan.errors)
+    done.error = standing_for(plan.errors)
     return done

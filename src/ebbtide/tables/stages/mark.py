@@ -7,6 +7,7 @@ again, then what the log must not hold, then marks, then first unmarked offsets.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.log.marking import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state import to_properties
 from ebbtide.tables.commits import Step, commit
+from ebbtide.tables.job_log import log_partitions
 from ebbtide.tables.rounds import open_round
 from ebbtide.tables.runs import Outcome
 from ebbtide.tables.stages.marks import (
@@ -30,6 +32,9 @@ from ebbtide.tables.stages.marks import (
 from ebbtide.tables.stages.quarantine import RunOf, quarantine_note, take_to_quarantine
 from ebbtide.tables.tombstones import tombstone_rule
 from ebbtide.tables.topics import Changes, Topic, compare_and_set, current_snapshot
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,8 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
 
 def execute_mark(plan: MarkPlan, run: RunOf) -> Outcome:
     """Mark what the plan found, then move the first unmarked offsets past it."""
-    outcome, topic, spark = plan.outcome(), plan.topic, plan.topic.spark
+    log_partitions(log, {p: _to_mark(plan, p) for p in plan.ranges})
+    outcome, topic = plan.outcome(), plan.topic
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
     if plan.snapshot is not None and quarantined(plan.changes).num_rows:
@@ -94,12 +100,19 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> Outcome:
             topic, quarantined(plan.changes), plan.snapshot, run
         )
     if plan.snapshot is not None and plan.changes.num_rows:
-        commit(Step.MARK_RECORDS, prepare_marks(topic, plan.snapshot, plan.changes))
-        snapshot = current_snapshot(spark, topic.name.records_table)
-        outcome.snapshot_ids += [] if snapshot is None else [snapshot]
+        prepared = prepare_marks(topic, plan.snapshot, plan.changes)
+        outcome.snapshot_ids.append(commit(Step.MARK_RECORDS, prepared))
     if plan.ranges:
         compare_and_set(topic, Step.MARK_STATE, lambda current: _marked(current, plan))
     return outcome
+
+
+def _to_mark(plan: MarkPlan, partition: int) -> str:
+    (first, end), counts = plan.ranges[partition], plan.counts[partition]
+    return (
+        f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
+        f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"
+    )
 
 
 def _moved_back(current: Topic, plan: MarkPlan) -> Changes:

@@ -186,7 +186,7 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
         _Work(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
-    written = map_segments(spark, _write_marked, work, count_rows(units))
+    written = map_segments(spark, _write_marked, work, count_rows(units), "writes marks of")
     deletions = [deletion for of in written for deletion in of.deletions]
     added = [of.added for of in written]
     return prepare_deletions(spark, table, ends_of(units), deletions, {}, added)

@@ -6,6 +6,7 @@ more small file in both tables for ever. Order: written down, records, batches, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 
@@ -36,6 +37,8 @@ from ebbtide.tables.topics import (
     find_snapshot,
 )
 
+log = logging.getLogger(__name__)
+
 # So many small neighbours are waited for: each row is then written again a few times, not nightly.
 AT_LEAST = 8
 
@@ -47,6 +50,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
     if not groups:
         return 0
     merge = Merge.of(groups)
+    log.info("merges %d groups of small segments", sum(map(len, groups.values())))
     started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, merge))
     if open_merge(started) != merge:
         return 0  # a cleaner round was first; tomorrow will do
@@ -132,7 +136,7 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
     if not units:
         return None
     work = list(zip(units, new_paths(spark, table, units), strict=True))
-    written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units))
+    written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
     return prepare_merge(spark, table, ends, list(written), {MERGE: merge.id}, _hold(merge))
 
 

@@ -7,6 +7,7 @@ is made a share of the keys at a time, and marks what each share supersedes befo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,9 @@ from ebbtide.frames.keys import OffsetMap, hash_keys
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.tables.files import SegmentFiles, count_rows, read_segment
 from ebbtide.tables.tasks import map_segments
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
 
 # Dirty records whose map is sent to every task: some 200 bytes each there.
 MAX_SENT_RECORDS = 4_000_000
@@ -108,8 +112,8 @@ class _TurnWork(NamedTuple):
     def by_share(self, turn: _Turn, clean: Clean[R]) -> list[R]:
         """Find what each share of the map supersedes, then clean each segment by that."""
         superseded = [BitMap64() for _ in self.numbers]
-        for number in range(turn.shares):
-            share = _Share(number, turn.shares)
+        for turn_number in range(turn.shares):
+            share = _Share(turn_number, turn.shares)
             found = self._with_map(share, partial(_superseded, share))
             superseded = [one | more for one, more in zip(superseded, found, strict=True)]
         work = partial(_clean_by_offsets, clean)
@@ -118,13 +122,14 @@ class _TurnWork(NamedTuple):
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
         """What `work` makes of a partition's map, a number and its segment."""
         keys = partial(_keys_of, self.find_keys, share)
-        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty))
+        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of")
         by_partition: dict[int, list[pa.Table]] = {
             self.segments[n].partition: [] for n in self.numbers
         }
         for unit, of_segment in zip(self.dirty, found, strict=True):
             by_partition[unit.partition].append(of_segment)
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
+        log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
         shared = self.spark.sparkContext.broadcast((maps, self.segments))
         done = self._in_tasks(partial(_of_segment, shared, work), self.numbers)
         shared.destroy()
@@ -132,7 +137,7 @@ class _TurnWork(NamedTuple):
 
     def _in_tasks(self, work: Callable[[Any], R], of_segments: Sequence[Any]) -> list[R]:
         rows = count_rows([self.segments[number] for number in self.numbers])
-        return map_segments(self.spark, work, of_segments, rows)
+        return map_segments(self.spark, work, of_segments, rows, "judges")
 
 
 def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:

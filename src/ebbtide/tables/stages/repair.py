@@ -7,20 +7,20 @@ that nothing is removed which might be needed (docs/repair_state.md).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import RequestError, StateError
 from ebbtide.log.names import TopicName
 from ebbtide.log.repairing import Asked, rebuilt_states
 from ebbtide.log.state import (
     REPLICA_OF,
     TABLES,
     PartitionState,
-    StateError,
     settings_of,
     state_of,
     to_properties,
@@ -38,6 +38,8 @@ from ebbtide.tables.stages.repaired_rows import (
 )
 from ebbtide.tables.state_table import overwrite_state
 from ebbtide.tables.topics import Topic, java_table, load, load_without_state, table_ids
+
+log = logging.getLogger(__name__)
 
 TAKE_BACK, KEEP = "take back", "keep"
 
@@ -142,6 +144,8 @@ def execute_repair(plan: RepairPlan) -> Outcome:
 
     One that was killed is planned anew, and finds less to do.
     """
+    for line in plan.what:
+        log.warning("others have changed the topic: %s", line)
     if not plan.what:
         return plan.outcome()
     if plan.problem:

@@ -6,6 +6,7 @@ killed try go, records, batches, state. Each replica goes on from its own log en
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError
+from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.log.names import TopicName
 from ebbtide.log.replication import (
     Replication,
@@ -31,6 +32,7 @@ from ebbtide.tables.commits import OWN, Step, commit
 from ebbtide.tables.conditions import any_expression
 from ebbtide.tables.files import planned_tasks
 from ebbtide.tables.java import iceberg_class, java_class
+from ebbtide.tables.job_log import watched
 from ebbtide.tables.noticing import announce_removal, count_own, set_counted
 from ebbtide.tables.replicas import find_replica, replica_names
 from ebbtide.tables.runs import Outcome
@@ -47,8 +49,11 @@ from ebbtide.tables.topics import (
     load,
     own_spec_id,
     read_again,
+    snapshot_after,
 )
 from ebbtide.tables.views import create_views
+
+log = logging.getLogger(__name__)
 
 PIN_ATTEMPTS = 20
 
@@ -96,7 +101,7 @@ class ReplicatePlan:
                     for name, s in known.items()
                 },
             }
-        outcome.error = _joined(self.errors) if self.errors else None
+        outcome.error = standing_for(self.errors)
         return outcome
 
 
@@ -132,12 +137,6 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> Outcome:
     outcome.topic["replicas"] = {str(name): said.numbers for name, said in numbers.items()}
     outcome.snapshot_ids = [s for said in numbers.values() for s in said.snapshot_ids]
     return outcome
-
-
-def _joined(errors: list[EbbtideError]) -> EbbtideError:
-    """One error for all, which a retry helps where it helps one of them."""
-    kind = type(next((error for error in errors if error.transient), errors[0]))
-    return kind("\n".join(map(str, errors)))
 
 
 def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:
@@ -220,6 +219,7 @@ def _replicate(
         for partition, leader in source.topic.partitions.items()
         if states[partition].log_end_offset < leader.log_end_offset
     }
+    log.info("%s: %d of %d partitions lack offsets", name, len(lacking), len(states))
     for table in tables if lacking else ():
         _append(replica, source, table, lacking)
     replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
@@ -373,7 +373,9 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
     if table.snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
     # To overwrite nothing is to append, but for the check that nobody else did.
-    commit(table.step, lambda: writer.overwrite(F.lit(False)))
+    append = partial(writer.overwrite, F.lit(False))
+    with watched(spark, log, f"copies new rows of {table.what}"):
+        commit(table.step, partial(snapshot_after, spark, table.name, append))
 
 
 def _place(lacking: Lacking) -> Column:

@@ -7,6 +7,7 @@ their age is taken on its clock, not on `--now`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from ebbtide.tables.runs import Outcome
 from ebbtide.tables.schema import RUNS_TABLE
 from ebbtide.tables.stages.merge import merge_segments
 from ebbtide.tables.topics import Topic, compare_and_set, java_table
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
 
 FILES_A_RUN = 1000
 
@@ -65,6 +69,8 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
         return outcome
     before, deletions = _disk(topic), _deletions(topic)
+    found = "%d files of %s, with %s deleted rows still in them"
+    log.info(found, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
     # Nothing is freed before snapshots expire, so what came by then was written.
     full = _disk(topic) if rewritten else before
@@ -77,6 +83,9 @@ def execute_expire_snapshots(topic: Topic) -> Outcome:
     outcome.error = rewrite_error or merge_error
     outcome.files_removed = max(0, full.files - left.files)
     outcome.bytes_removed = max(0, full.bytes - left.bytes)
+    freed = "%d files of %s left the disk, %d of %s stay"
+    gone = outcome.files_removed, size(outcome.bytes_removed)
+    log.info(freed, *gone, after.files, size(after.bytes))
     outcome.topic |= {
         "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
         "bytes_freed": outcome.bytes_removed,
@@ -201,6 +210,7 @@ def _rewrite(topic: Topic) -> int:
         "remove-dangling-deletes": "true",
     }
     listed = ", ".join(f"'{name}', '{value}'" for name, value in options.items())
+    log.info("rewrites files of which %g or more is deleted", _rewritten_share(topic))
     result = commit(
         Step.REWRITE_FILES,
         lambda: _call(
@@ -231,6 +241,7 @@ def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> i
         f"CALL {quoted(catalog)}.system.expire_snapshots(table => '{_escaped(table)}', "
         f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)"
     )
+    log.info("%d snapshots of %s are past their age", due, table)
     commit(Step.EXPIRE_SNAPSHOTS, lambda: spark.sql(call).first())
     return due
 

@@ -6,6 +6,7 @@ whatever still lies below, so a killed one is finished by the next.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -20,6 +21,9 @@ from ebbtide.tables.history import live_rows
 from ebbtide.tables.java import items
 from ebbtide.tables.noticing import announce_removal
 from ebbtide.tables.topics import Topic, current_snapshot, java_table, load
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
 
 Ids = list[int]
 
@@ -51,13 +55,15 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
         return []
     _find_records(topic, found, snapshot)
     if found.whole or found.astride:
+        rows, segments = found.rows.total(), sum(map(len, found.whole.values()))
+        log.info("removes %s records, among them %d whole segments", number(rows), segments)
         announce_removal(topic)
     if found.whole:
-        delete_segments(spark, table, snapshot, found.whole, Step.TRUNCATE_RECORD_SEGMENTS, {})
-        committed.append(current_snapshot(spark, table))
+        step = Step.TRUNCATE_RECORD_SEGMENTS
+        committed.append(delete_segments(spark, table, snapshot, found.whole, step, {}))
     if found.astride:
-        delete_rows(spark, table, _below_start(topic, found.astride), Step.TRUNCATE_RECORDS, {})
-        committed.append(current_snapshot(spark, table))
+        below = _below_start(topic, found.astride)
+        committed.append(delete_rows(spark, table, below, Step.TRUNCATE_RECORDS, {}))
         _count_whole_files(topic, found)
     return committed
 
@@ -71,15 +77,14 @@ def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int 
     if found.batches_whole or found.batches_single:
         announce_removal(topic)
     if found.batches_whole:
-        delete_segments(spark, table, snapshot, found.batches_whole, Step.TRUNCATE_BATCHES, {})
-        committed.append(current_snapshot(spark, table))
+        step = Step.TRUNCATE_BATCHES
+        committed.append(delete_segments(spark, table, snapshot, found.batches_whole, step, {}))
     if found.batches_single:
         condition = " OR ".join(
             f"(`partition` = {p} AND base_offset IN ({', '.join(map(str, offsets))}))"
             for p, offsets in found.batches_single.items()
         )
-        delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES, {})
-        committed.append(current_snapshot(spark, table))
+        committed.append(delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES, {}))
     return committed
 
 
