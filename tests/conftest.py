@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ebbtide.tables.application import STRICT
 from tests.fresh_seed import FRESH_SEED
 from tests.slowest_files import slowest_files
 
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ[STRICT] = "yes"
 
 # A busy machine must not fail a test, and a landing must not depend on the examples drawn.
 settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.environ)

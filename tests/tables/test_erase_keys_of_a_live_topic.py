@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -107,7 +108,7 @@ def erase(spark: SparkSession, name: TopicName, *keys: bytes, **fields: Any) -> 
 
 
 def test_produced_ingested_marked_cleaned_gone(
-    broker: KafkaBroker, spark: SparkSession, cluster: str
+    broker: KafkaBroker, spark: SparkSession, cluster: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = TopicName(cluster, TOPIC)
     write(broker, HELD)
@@ -122,8 +123,11 @@ def test_produced_ingested_marked_cleaned_gone(
             "kafka.delete.retention.ms": str(DAY_MS),
         },
     )
-    with pytest.raises(UnavailableError, match="partition 0 ends at 2, before 3"):
+    late = pytest.raises(UnavailableError, match="partition 0 ends at 2, before 3")
+    with late, caplog.at_level(logging.INFO, "ebbtide"):
         erase(spark, name, b"a", b"x", timeout_ms=1_500)
+    (waits,) = [message for message in caplog.messages if "waits up to" in message]
+    assert "Unless one is scheduled soon, trigger archive_topics for this topic" in waits
     before = read(broker)
     produced = {p: [(r.key, r.value) for r in rs[2:]] for (_, p), rs in before.items()}
     assert produced == {0: [(b"a", None)], 1: [(b"a", None)]}

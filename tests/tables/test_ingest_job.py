@@ -41,10 +41,9 @@ def test_a_killed_process_and_one_that_meets_damage(sandbox: LakeSandbox, tmp_pa
 
     assert done.returncode == ExitCode.FAILED, done.stderr[-2000:]
     output = done.stdout + done.stderr
-    message = (
-        f"ingest_segments log.bad: CorruptSegmentError: {segment_path(source, 1, topic='bad')}: "
-    )
-    found = [line for line in output.splitlines() if line.startswith(message)]
+    path = segment_path(source, 1, topic="bad")
+    message = f" ERROR ingest_segments log.bad: failed: CorruptSegmentError: {path}: "
+    found = [line for line in output.splitlines() if message in line]
     assert len(found) == 1, output[-2000:]
     line = found[0]
     assert "expected CRC-32C" in line

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 from ebbtide.log.properties import max_snapshot_age_ms
+from ebbtide.log.results import SnapshotsTopic
 from ebbtide.tables.reader import Run, Topic
 
 JOB = "expire_snapshots"
@@ -71,7 +73,7 @@ def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
 
 
 def _waiting_rows(run: Run) -> int:
-    return int(run.topic_result.get("deleted_rows_in_files", 0))
+    return cast("SnapshotsTopic", run.topic_result).get("deleted_rows_in_files", 0)
 
 
 def _minute(when: datetime) -> str:

@@ -10,10 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from textwrap import fill
-from typing import Any
+from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.results import (
+    CleanedPartition,
+    ConfiguredTopic,
+    DeletedPartition,
+    ExpiredPartition,
+)
 from ebbtide.orchestration.deletions import HISTORY, Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.tables.reader import Lake, Run, open_lake
@@ -142,7 +148,7 @@ def changed(run: Run) -> bool:
 
 def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
     """The settings that a run changed, as (before, after); rows of before hold the latter only."""
-    changes: Mapping[str, Any] = run.topic_result.get("changes", {})
+    changes = cast("ConfiguredTopic", run.topic_result).get("changes", {})
     return {name: of for name, of in changes.items() if isinstance(of, list)}
 
 
@@ -218,9 +224,9 @@ def _said(run: Run, partition: int) -> Mapping[str, Any]:
 def _partition_cells(
     by_job: Mapping[str, Mapping[str, Any]], next_horizon_ms: int | None
 ) -> list[str]:
-    clean = by_job.get("clean_log", {})
-    expired = by_job.get("expire_segments", {})
-    deleted = by_job.get("delete_records", {})
+    clean = cast("CleanedPartition", by_job.get("clean_log", {}))
+    expired = cast("ExpiredPartition", by_job.get("expire_segments", {}))
+    deleted = cast("DeletedPartition", by_job.get("delete_records", {}))
     newest = list(by_job.values())[-1]
     records = _before_after("records", by_job.values())
     log_bytes = _before_after("bytes", by_job.values())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from ebbtide.errors import (
     exit_code,
 )
 from ebbtide.log.names import TopicName
+from ebbtide.log.results import problems
 from ebbtide.tables import job_log
 from ebbtide.tables.noticing import check_unchanged, count_own
 from ebbtide.tables.outages import explained, is_of_gone_files
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE = 4
 ATTEMPTS_ON_CONFLICT = 3
+# Set in tests: a result that is not of its job's types fails the job.
+STRICT = "EBBTIDE_STRICT_RESULTS"
 
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
@@ -186,6 +191,8 @@ def _written(
 ) -> BaseException | None:
     """Write the attempt's row; `error`, or else why the row could not be written."""
     try:
+        if STRICT in os.environ:
+            _check_result(attempt.job, outcome)
         append_run(session, attempt, outcome, error)
     except Exception as failure:  # the other topics' rows are still to be written
         lost = explained(failure)
@@ -193,6 +200,12 @@ def _written(
             return lost
         _log_failure("no row in runs", lost)
     return error
+
+
+def _check_result(job: str, outcome: Outcome) -> None:
+    found = list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
+    if found:
+        raise AssertionError(f"the result of {job} is not of its types: {'; '.join(found)}")
 
 
 def _log_failure(what: str, error: BaseException) -> None:

@@ -69,7 +69,8 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
     finally:
         ended.set()
         watcher.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def _watch(

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import is_transient
 from ebbtide.log.names import TopicName
+from ebbtide.log.results import VERSION
 from ebbtide.tables.commits import Step, commit
 from ebbtide.tables.schema import RUNS_TABLE
 
@@ -42,9 +43,10 @@ class Outcome:
     error: BaseException | None = None  # what was refused, beside what was done
 
     def to_json(self) -> str:
-        """The row's `result`."""
+        """The row's `result`, a `ebbtide.log.results.Result`."""
         partitions = {str(partition): numbers for partition, numbers in self.partitions.items()}
-        return json.dumps({"partitions": partitions, "topic": self.topic})
+        result = {"version": VERSION, "partitions": partitions, "topic": self.topic}
+        return json.dumps(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

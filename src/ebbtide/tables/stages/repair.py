@@ -66,9 +66,9 @@ class RepairPlan:
         if not self.what:
             topic["note"] = "nobody else has changed the topic; there is nothing to repair"
         for table, snapshot in self.targets.items():
-            topic[f"{table} go back to snapshot"] = str(snapshot)
+            topic[f"{table}_back_to_snapshot"] = str(snapshot)
         if self.problem:
-            topic["cannot be taken back"] = self.problem
+            topic["cannot_be_taken_back"] = self.problem
         outcome = Outcome(topic=topic)
         for partition in sorted({*self.topic.partitions, *self.states}):
             outcome.partitions[partition] = self._numbers(partition)

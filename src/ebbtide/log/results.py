@@ -1,0 +1,301 @@
+"""What each job says of a run: `result` of lake.ebbtide.runs, a type a job, written and read by it.
+
+Times are milliseconds since the epoch, -1 where Kafka has none; sizes are bytes. A field with a
+default may be missing: its job had nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
+
+# Rises when a field goes or means something else.
+VERSION = 1
+
+
+class OfPartition(TypedDict):
+    """What every job says of a partition."""
+
+    log_start_offset: Annotated[int, "the log's first offset after the job"]
+    low_watermark: Annotated[int, "the least log start offset of all replicas; -1 is not known"]
+    log_end_offset: Annotated[int, "the offset after the last"]
+    note: NotRequired[Annotated[str, "what the numbers do not say"]]
+
+
+class OfTopic(TypedDict):
+    """What every job says of a topic."""
+
+    seconds: NotRequired[Annotated[float, "what the job took, its start apart"]]
+    note: NotRequired[Annotated[str, "what the numbers do not say"]]
+
+
+class IngestedPartition(OfPartition):
+    """ingest_segments and ingest_topic, of a partition."""
+
+    records: NotRequired[Annotated[int, "records that were appended"]]
+    batches: NotRequired[Annotated[int, "their batches"]]
+    bytes: NotRequired[Annotated[int, "of these batches, as the broker wrote them"]]
+    segments: NotRequired[Annotated[int, "their segments"]]
+    skipped: NotRequired[Annotated[list[str], "what of the source was left out, and why"]]
+    accepted_gaps: NotRequired[Annotated[list[Any], "offsets that are missing, first and end"]]
+    timestamps_in_headers: NotRequired[Annotated[int, "records whose event time a header says"]]
+    event_times_missing: NotRequired[
+        Annotated[int, "records in which the topic's expression found no event time"]
+    ]
+    offsets: NotRequired[Annotated[int, "offsets that a plan would take"]]
+
+
+class IngestedTopic(OfTopic):
+    """ingest_segments and ingest_topic, of a topic."""
+
+    drift: NotRequired[Annotated[list[Any], "settings that the brokers have differently"]]
+
+
+class MarkedPartition(OfPartition):
+    """mark_tombstones, of a partition."""
+
+    marked: Annotated[int, "records that became tombstones"]
+    by: Annotated[dict[str, int], "these by the rule that said so"]
+    unmarked: Annotated[int, "records that are tombstones no more"]
+    quarantined: Annotated[int, "records that went to the quarantine table"]
+
+
+class MarkedTopic(OfTopic):
+    """mark_tombstones, of a topic."""
+
+    quarantine: NotRequired[Annotated[str, "the table that took records"]]
+
+
+class BeforeAndAfter(OfPartition):
+    """A log before and after a job, as its batch headers count it; markers are no records."""
+
+    records_before: NotRequired[Annotated[int, "records before the job"]]
+    records_after: NotRequired[Annotated[int, "records after it"]]
+    bytes_before: NotRequired[Annotated[int, "batches before the job"]]
+    bytes_after: NotRequired[Annotated[int, "batches after it"]]
+
+
+class CleanedPartition(BeforeAndAfter):
+    """clean_log, of a partition; no number where it was not picked."""
+
+    picked: Annotated[bool, "whether a cleaner round covered it"]
+    reason: Annotated[str, "why, or why not"]
+    superseded: NotRequired[Annotated[int, "records removed since a newer one has their key"]]
+    aborted: NotRequired[Annotated[int, "records removed with their aborted transaction"]]
+    keyless: NotRequired[Annotated[int, "records removed since they have no key"]]
+    tombstones_kept: NotRequired[Annotated[int, "tombstones that stay for now"]]
+    tombstones_removed: NotRequired[Annotated[int, "tombstones past their delete horizon"]]
+    markers_removed: NotRequired[Annotated[int, "transaction markers past their delete horizon"]]
+    markers_kept: NotRequired[Annotated[int, "transaction markers that stay for now"]]
+    next_horizon_ms: NotRequired[Annotated[int | None, "the first delete horizon to come"]]
+    held_back: NotRequired[
+        Annotated[dict[str, int], "tombstones and markers that a replica does not hold yet"]
+    ]
+
+
+class ExpiredPartition(BeforeAndAfter):
+    """expire_segments, of a partition."""
+
+    segments_expired: Annotated[int, "logical segments that retention removed"]
+    records_in_segments: Annotated[int, "their records, as their batch headers count them"]
+    newest_record_ms: Annotated[int | None, "the largest timestamp in them"]
+    bytes_removed: Annotated[int, "their batches"]
+    by: Annotated[dict[str, int], "segments by the rule that removed them"]
+    records_expired: Annotated[int, "single records past the event-time limit"]
+    record_bytes_expired: Annotated[int, "these records, without compression"]
+    records_removed: NotRequired[Annotated[int, "rows that left the records table"]]
+
+
+class ExpiredTopic(OfTopic):
+    """expire_segments, of a topic."""
+
+    plan: Annotated[str, "names what goes and what stays; accept_plan takes it"]
+    delete_ratio: Annotated[float, "the share of the topic's bytes that goes, in [0, 1]"]
+
+
+class DeletedPartition(OfPartition):
+    """delete_records, of a partition."""
+
+    error_code: Annotated[int, "as Kafka's DeleteRecordsResponse has it; 0 is none"]
+    error_name: Annotated[str, "its name"]
+    requested_offset: NotRequired[Annotated[int, "up to where was asked; -1 is the high watermark"]]
+    records_removed: NotRequired[Annotated[int, "rows that left the records table"]]
+    committed: NotRequired[
+        Annotated[dict[str, Any], "the offset that each consumer group has committed"]
+    ]
+    timestamp: NotRequired[Annotated[Any, "the time that was asked for"]]
+
+
+class DeletedTopic(OfTopic):
+    """delete_records, of a topic."""
+
+    error_code: NotRequired[Annotated[int, "where every partition has the same error"]]
+    error_name: NotRequired[Annotated[str, "its name"]]
+
+
+class ReplicatedPartition(OfPartition):
+    """replicate_log, of a partition."""
+
+    replica_end_offsets: Annotated[dict[str, int], "the log end offset of each replica; -1 is none"]
+
+
+class ReplicatedTopic(OfTopic):
+    """replicate_log, of a topic."""
+
+    replicas: Annotated[dict[str, Any], "rows appended to each replica that was behind"]
+
+
+class SnapshotsTopic(OfTopic):
+    """expire_snapshots, of a topic."""
+
+    max_snapshot_age_ms: NotRequired[Annotated[int, "the age from which snapshots expire"]]
+    snapshots_expired: NotRequired[Annotated[int, "snapshots that did"]]
+    files: NotRequired[Annotated[int, "files of the tables, in a plan"]]
+    bytes: NotRequired[Annotated[int, "their size, in a plan"]]
+    bytes_written: NotRequired[Annotated[int, "files that were rewritten or merged"]]
+    bytes_freed: NotRequired[Annotated[int, "what left the disk"]]
+    bytes_kept: NotRequired[Annotated[int, "what stays on it"]]
+    files_removed: NotRequired[Annotated[int, "files that left the disk"]]
+    files_rewritten: NotRequired[Annotated[int, "files rewritten without their deleted rows"]]
+    segments_merged: NotRequired[Annotated[int, "physical segments fewer than before"]]
+    deleted_rows_in_files: NotRequired[Annotated[int, "rows deleted and in a file still"]]
+
+
+class ErasedPartition(OfPartition):
+    """erase_keys, of a partition."""
+
+    keys: Annotated[int, "keys that were found in it"]
+    found: Annotated[int, "their records, tombstones apart"]
+    tombstones: Annotated[int, "tombstones that the run brought into the log"]
+    superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
+    left: NotRequired[Annotated[int, "those that have not yet"]]
+    last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
+    out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
+    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+
+
+class ErasedTopic(OfTopic):
+    """erase_keys, of a topic."""
+
+    keys: Annotated[int, "keys that were asked for"]
+    not_found: Annotated[int, "those that no partition has"]
+    way: Annotated[str, "how tombstones reach the log: produced or appended"]
+    requested_by: Annotated[str, "who asked"]
+    reason: Annotated[str, "why"]
+    superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
+    left: NotRequired[Annotated[int, "those that have not yet"]]
+    last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
+    out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
+    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+
+
+class ExportedPartition(OfPartition):
+    """export_segments, of a partition."""
+
+    segments: Annotated[int, "segment files"]
+    batches: NotRequired[Annotated[int, "batches in them"]]
+    records: NotRequired[Annotated[int, "records in them"]]
+    bytes: NotRequired[Annotated[int, "their size"]]
+    converted_batches: NotRequired[Annotated[int, "batches of magic 0 or 1 that became 2"]]
+    batches_above_max_message_bytes: NotRequired[
+        Annotated[int, "batches that a broker would refuse from a producer"]
+    ]
+    largest_batch_bytes: NotRequired[Annotated[int, "the largest batch"]]
+
+
+class ExportedTopic(OfTopic):
+    """export_segments, of a topic."""
+
+    target: Annotated[str, "the log directory"]
+
+
+class ConfiguredPartition(OfPartition):
+    """configure_topic, of a partition."""
+
+    next_run: Annotated[dict[str, Any], "what the next run's jobs would do, each in its own words"]
+
+
+class ConfiguredTopic(OfTopic):
+    """configure_topic, of a topic."""
+
+    changes: Annotated[dict[str, Any], "settings before and after"]
+    next_run: Annotated[dict[str, Any], "the next expiry's plan"]
+
+
+class RepairedPartition(OfPartition):
+    """repair_state, of a partition."""
+
+    records_removed: NotRequired[Annotated[dict[str, int], "rows of the records table, by reason"]]
+    batches_removed: NotRequired[Annotated[dict[str, int], "rows of the batches table, by reason"]]
+    cleaned_again_from: NotRequired[Annotated[int, "where the next cleaner round begins"]]
+    rebuilt: NotRequired[Annotated[str, "what of the state was worked out anew"]]
+
+
+class RepairedTopic(OfTopic):
+    """repair_state, of a topic."""
+
+    found: Annotated[str, "what others did to the tables"]
+    way: Annotated[str, "take back, keep, or none"]
+    headers_rebuilt: NotRequired[Annotated[int, "batch headers made from the records left"]]
+    records_back_to_snapshot: NotRequired[Annotated[str, "where the records table went back to"]]
+    batches_back_to_snapshot: NotRequired[Annotated[str, "where the batches table went back to"]]
+    cannot_be_taken_back: NotRequired[Annotated[str, "why"]]
+
+
+class Result(TypedDict):
+    """`result` of one row, as JSON; partitions are named by their numbers."""
+
+    version: int
+    partitions: dict[str, Mapping[str, Any]]
+    topic: Mapping[str, Any]
+
+
+# What a job says of a partition and of a topic.
+BY_JOB: Mapping[str, tuple[type, type]] = {
+    "ingest_segments": (IngestedPartition, IngestedTopic),
+    "ingest_topic": (IngestedPartition, IngestedTopic),
+    "mark_tombstones": (MarkedPartition, MarkedTopic),
+    "clean_log": (CleanedPartition, OfTopic),
+    "expire_segments": (ExpiredPartition, ExpiredTopic),
+    "delete_records": (DeletedPartition, DeletedTopic),
+    "replicate_log": (ReplicatedPartition, ReplicatedTopic),
+    "expire_snapshots": (OfPartition, SnapshotsTopic),
+    "erase_keys": (ErasedPartition, ErasedTopic),
+    "export_segments": (ExportedPartition, ExportedTopic),
+    "configure_topic": (ConfiguredPartition, ConfiguredTopic),
+    "repair_state": (RepairedPartition, RepairedTopic),
+}
+
+
+def problems(job: str, result: Result) -> Iterator[str]:
+    """Where a result is not what its job's types say: a field missing, unknown, of another type."""
+    if job not in BY_JOB:
+        yield f"nobody says what {job} says"
+        return
+    of_partition, of_topic = BY_JOB[job]
+    yield from _problems("the topic", of_topic, result["topic"])
+    for partition, numbers in result["partitions"].items():
+        yield from _problems(f"partition {partition}", of_partition, numbers)
+
+
+def _problems(where: str, kind: type, numbers: Mapping[str, Any]) -> Iterator[str]:
+    types, described = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    required = {name for name, of in described.items() if get_origin(of) is not NotRequired}
+    yield from (f"{where} has no {name}" for name in sorted(required - numbers.keys()))
+    for name, value in numbers.items():
+        if name not in types:
+            yield f"{where} has an unknown {name}"
+        elif not _is_of(types[name], value):
+            yield f"{where} has {name} = {value!r}, which is no {types[name]}"
+
+
+def _is_of(kind: Any, value: object) -> bool:
+    if kind is Any:
+        return True
+    if get_origin(kind) is UnionType:
+        return any(_is_of(one, value) for one in get_args(kind))
+    kind = get_origin(kind) or kind
+    if kind in (int, float, bool, str, NoneType):
+        return type(value) is kind or (kind is float and type(value) is int)
+    return isinstance(value, Mapping if kind is dict else kind)
