@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Of 2,140 random logs none was refused, and one round in two thousand kept a marker longer.
+# Of 3,100 random logs none was refused. Few logs keep a marker longer, each for up to all of its
+# rounds: in six runs of a hundred logs 0 to 8 of 500 rounds.
 MOST_REFUSED = 0.05  # of the logs
-MOST_MARKERS_KEPT = 0.05  # of the rounds
+MOST_MARKERS_KEPT = 0.1  # of the rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

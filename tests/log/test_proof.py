@@ -20,7 +20,7 @@ def test_a_run_that_compared_everything_has_no_gap() -> None:
 
 
 def test_few_refused_logs_and_few_markers_are_no_gap() -> None:
-    assert compared(refused=5, markers_kept_longer=15).gaps() == []
+    assert compared(refused=5, markers_kept_longer=30).gaps() == []
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_few_refused_logs_and_few_markers_are_no_gap() -> None:
     [
         ({"refused": 100}, "refused by Kafka and by the plain rules, found 100 of 100"),
         ({"refused": 6}, "found 6 of 100"),
-        ({"markers_kept_longer": 16}, "found 16 of 300"),
+        ({"markers_kept_longer": 31}, "found 31 of 300"),
         ({"picked": {"none": 300}}, "expected a dirty round, found none among 300 rounds"),
         ({"picked": {}}, "expected a dirty round, found none among 0 rounds"),
     ],
