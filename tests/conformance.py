@@ -405,7 +405,7 @@ def _named(name: str) -> str:
 
 def missing() -> list[str]:
     """Names of tests, cases and regressions that are not there."""
-    cases = _strings(CASES)
+    cases = _names_of_cases(CASES)
     regressions = {path.stem for path in (ROOT / REGRESSIONS).glob("*.json")}
     named = [name for rows in ROWS.values() for row in rows for name in row.shown]
     return [
@@ -415,15 +415,20 @@ def missing() -> list[str]:
     ]
 
 
-def _strings(path: str) -> set[str]:
+def _names_of_cases(path: str) -> set[str]:
+    """The keys of the dict CASES; those of other dicts name no case."""
     tree = ast.parse((ROOT / path).read_text())
-    return {
-        key.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict)
-        for key in node.keys
-        if isinstance(key, ast.Constant) and isinstance(key.value, str)
-    }
+    (cases,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and ast.unparse(_target(node)) == "CASES"
+    ]
+    assert isinstance(cases, ast.Dict)
+    return {ast.literal_eval(key) for key in cases.keys if key is not None}
+
+
+def _target(node: ast.Assign | ast.AnnAssign) -> ast.expr:
+    return node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
 
 
 def _is_test(name: str) -> bool:

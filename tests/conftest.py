@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from ebbtide.tables.application import STRICT
+from tests.commit_points import CommitPoints
 from tests.fresh_seed import FRESH_SEED
 from tests.slowest_files import slowest_files
 
@@ -18,6 +19,11 @@ os.environ[STRICT] = "yes"
 # A busy machine must not fail a test, and a landing must not depend on the examples drawn.
 settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("ebbtide")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail a whole run in which no test killed a job at some commit point."""
+    config.pluginmanager.register(CommitPoints(Path(__file__).parent), "commit points")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -103,10 +103,12 @@ def test_every_service_that_stays_is_watched(services: dict[str, Any]) -> None:
 
 
 def test_what_is_waited_for_exists(services: dict[str, Any]) -> None:
-    for service in services.values():
-        for name, needed in service.get("depends_on", {}).items():
-            ends = needed["condition"] == "service_completed_successfully"
-            assert ends == (name in ENDS_BY_ITSELF)
+    waits = [wait for of in services.values() for wait in of.get("depends_on", {}).items()]
+    assert {name for name, _ in waits} <= services.keys()
+    for name, needed in waits:
+        ends = needed["condition"] == "service_completed_successfully"
+        assert ends == (name in ENDS_BY_ITSELF)
+    assert {name for name, _ in waits} >= ENDS_BY_ITSELF
 
 
 def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
@@ -123,6 +125,7 @@ def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
 def test_every_variable_is_in_the_example() -> None:
     used = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yaml").read_text()))
     example = (ROOT / "conf" / "compose" / "env.example").read_text()
+    assert used
     assert used == set(re.findall(r"^([A-Z_]+)=", example, flags=re.MULTILINE))
 
 
@@ -147,6 +150,7 @@ def test_what_the_image_copies_is_there() -> None:
         for line in re.findall(r"^COPY (.+)$", dockerfile, re.MULTILINE)
         for source in line.split()[:-1]
     ]
+    assert len(sources) > 1
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for source in sources:
         assert (ROOT / source).exists()

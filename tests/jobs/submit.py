@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 from ebbtide.tables.commits import Step
+from tests.commit_points import record_hit
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 KILL_AT = Path(__file__).parent / "kill_at.py"
 BIN = Path(sys.executable).parent
+KILLED = 128 + 9  # what spark-submit returns when its Python is killed with -9
 
 
 def submit(
@@ -19,13 +21,20 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     """Run the job to its end, or until it kills itself at a commit point."""
     sandbox.package()
-    main = [str(ROOT / "jobs" / f"{job}.py")] if kill_at is None else [str(KILL_AT), kill_at, job]
+    killed_at = sandbox.home / "killed_at"
+    main = [str(ROOT / "jobs" / f"{job}.py")]
+    if kill_at is not None:
+        killed_at.unlink(missing_ok=True)
+        main = [str(KILL_AT), str(killed_at), kill_at, job]
     command = [str(BIN / "spark-submit"), "--py-files", str(sandbox.home / "ebbtide.zip")]
     environment = {**os.environ, **sandbox.environment(), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    return subprocess.run(
+    done = subprocess.run(
         [*command, *main, *arguments, "--run-id", "test"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+    if kill_at is not None and done.returncode == KILLED and killed_at.exists():
+        record_hit(killed_at.read_text())
+    return done

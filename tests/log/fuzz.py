@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.kafka.oracle import JARS, compiled_classes
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Topic, to_json
+from tests.log.proof import Compared
 from tests.log.replay import Replay, replay_topics
 from tests.log.shrink import shrink
 
@@ -34,6 +35,7 @@ class Summary:
     """What a run of logs showed; `failed` has the numbers of those that differ."""
 
     logs: int = 0
+    refused: int = 0  # by Kafka too
     picked: Counter[str] = field(default_factory=Counter)
     markers_kept_longer: int = 0
     estimates: list[tuple[int, int]] = field(default_factory=list)
@@ -42,16 +44,27 @@ class Summary:
     def add(self, other: Summary) -> None:
         """Count the other's logs too."""
         self.logs += other.logs
+        self.refused += other.refused
         self.picked += other.picked
         self.markers_kept_longer += other.markers_kept_longer
         self.estimates += other.estimates
         self.failed |= other.failed
 
+    def gaps(self) -> list[str]:
+        """Why the run proves too little, were there no difference."""
+        return Compared(
+            logs=self.logs,
+            refused=self.refused,
+            picked=self.picked,
+            markers_kept_longer=self.markers_kept_longer,
+        ).gaps()
+
     def __str__(self) -> str:
         rounds = ", ".join(f"{count} {picked}" for picked, count in self.picked.most_common())
         lines = [
             f"{self.logs} logs, {self.picked.total()} rounds ({rounds}): "
-            f"{len(self.failed)} differ, {self.markers_kept_longer} rounds keep a marker longer"
+            f"{len(self.failed)} differ, {self.refused} refused, "
+            f"{self.markers_kept_longer} rounds keep a marker longer"
         ]
         if self.estimates:
             errors = sorted(abs(ours - theirs) / theirs for ours, theirs in self.estimates)
@@ -78,6 +91,7 @@ def run_chunk(seed: int, numbers: range) -> Summary:
 
 def _count(summary: Summary, number: int, outcome: Replay) -> None:
     summary.logs += 1
+    summary.refused += outcome.is_refused
     summary.picked.update(outcome.picked)
     summary.markers_kept_longer += outcome.markers_kept_longer
     summary.estimates += outcome.estimates
@@ -119,7 +133,7 @@ def as_text(value: object, indent: str = "") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run and tell how far it is; 1 where a log differs."""
+    """Run and tell how far it is; 1 where a log differs, or too little was compared."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, required=True)
@@ -137,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, lines in summary.failed.items():
             print(f"log {number}:", *lines[:5], sep="\n  ")
             print(f"smallest: {write_smallest(arguments.seed, number)}")
-    print(total)
-    return 1 if total.failed else 0
+    print(*total.gaps(), total, sep="\n")
+    return 1 if total.failed or total.gaps() else 0
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ def test_kafka_leaves_the_same_of_random_logs(
         print(f"\nseed {seed}: {total}")
     for number, lines in list(total.failed.items())[:1]:
         pytest.fail(f"log {number}: {lines[:5]}; smallest: {write_smallest(seed, number)}")
+    assert total.logs == LOGS
+    assert total.gaps() == []
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +47,5 @@ def replays(kafka_jars: Path) -> dict[str, Replay]:
 @pytest.mark.parametrize("name", [path.stem for path in FOUND])
 def test_kafka_leaves_the_same_of_what_once_differed(name: str, replays: dict[str, Replay]) -> None:
     assert replays[name].differences == []
+    assert not replays[name].is_refused
+    assert replays[name].picked != []

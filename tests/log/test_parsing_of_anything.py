@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -30,6 +31,8 @@ EXAMPLES = settings(max_examples=1_000)
 SEEDS = st.randoms(use_true_random=True)
 INPUTS_A_DRAW = 10
 LIMIT = 2**63
+# How often the inputs of a test came to what it asks; each test begins anew.
+happened: Counter[str] = Counter()
 # Where numbers, nesting and text come to an end of what something can hold.
 EDGES: list[Any] = [
     None, True, False, 0, -1, 1, LIMIT - 1, LIMIT, -LIMIT, -LIMIT - 1, 10**40, 1e308, float("inf"),
@@ -72,6 +75,7 @@ def text(random: Random) -> str:
 
 
 SELECTOR = "offset timestamp age groups connection"
+AGES = ["PT0S", "PT0.001S", "P1D", "P20833D", "P999999999D", "P99999999999999999D", "-P1D", "P1M"]
 
 
 def request(random: Random) -> Any:
@@ -80,7 +84,10 @@ def request(random: Random) -> Any:
 
 def topic(random: Random) -> Any:
     named = {"topic": "log.a"} if random.random() < 0.8 else some(random, "topic partitions x")
-    if random.random() < 0.5:
+    how = random.random()
+    if how < 0.1:
+        return named | {"age": random.choice(AGES)}
+    if how < 0.5:
         return named | some(random, SELECTOR)
     partitions = [
         {"partition": number} | some(random, "partition " + SELECTOR)
@@ -91,7 +98,7 @@ def topic(random: Random) -> Any:
 
 @EXAMPLES
 @given(random=SEEDS)
-def test_requests(random: Random) -> None:
+def check_requests(random: Random) -> None:
     for _ in range(INPUTS_A_DRAW):
         check_request(random)
 
@@ -101,11 +108,20 @@ def check_request(random: Random) -> None:
         found = parse_request(text_of(random, request))
     except RequestError as error:
         str(error).encode()  # a log can be written
+        happened["request refused"] += 1
         return
+    happened["request taken"] += 1
     for asked in found.topics.values():
         for selector in asked.of([0]).values():
             if isinstance(selector, OlderThan):
+                happened["age taken"] += 1
                 assert selector.at(1_800_000_000_000).timestamp_ms >= 0
+
+
+def test_requests() -> None:
+    happened.clear()
+    check_requests()
+    assert min(happened[of] for of in ("request taken", "request refused", "age taken")) > 20
 
 
 PART = "log_start_offset first_segment_offset first_dirty_offset first_uncleanable_offset"
@@ -168,6 +184,7 @@ def test_properties_in_json(
 
     run()
     assert len(taken) > 20
+    assert len(refused) > 20
     assert all(name in message and len(message) < 500 for message in refused)
     if name != SLICE:
         assert all(parse(found.to_json()) == found for found in taken)
@@ -181,9 +198,15 @@ STATE = (
 
 @EXAMPLES
 @given(random=SEEDS)
-def test_states(random: Random) -> None:
+def check_states(random: Random) -> None:
     for _ in range(INPUTS_A_DRAW):
         check_state(random)
+
+
+def test_states() -> None:
+    happened.clear()
+    check_states()
+    assert happened["state taken"] > 20
 
 
 def check_state(random: Random) -> None:
@@ -197,13 +220,20 @@ def check_state(random: Random) -> None:
         for state in parse_states(properties).values():
             numbers = [number for segment in state.segments for number in segment]
             assert all(-LIMIT <= number < LIMIT for number in [*numbers, state.log_end_offset])
+            happened["state taken"] += 1
 
 
 @EXAMPLES
 @given(random=SEEDS)
-def test_settings(random: Random) -> None:
+def check_all_settings(random: Random) -> None:
     for _ in range(INPUTS_A_DRAW):
         check_settings(random)
+
+
+def test_settings() -> None:
+    happened.clear()
+    check_all_settings()
+    assert happened["setting taken"] > 20
 
 
 def check_settings(random: Random) -> None:
@@ -212,6 +242,7 @@ def check_settings(random: Random) -> None:
     for parse in (config.parse_config, max_snapshot_age_ms):
         with contextlib.suppress(ConfigurationError):
             parse(properties)
+            happened["setting taken"] += 1
 
 
 @EXAMPLES

@@ -21,6 +21,13 @@ grandchild = subprocess.Popen(["sleep", "300"], start_new_session=True)
 open(f"{os.environ['PIDS']}/{os.getpid()}", "w").write(f"{os.getpid()} {grandchild.pid}")
 time.sleep(300)
 """
+# Ends once the other child has told its processes.
+ENDS_SECOND = """
+import os, pathlib, time
+while not any(path.read_text() for path in pathlib.Path(os.environ["PIDS"]).iterdir()):
+    time.sleep(0.1)
+raise SystemExit(3)
+"""
 SUPERVISOR = """
 import json, os, sys
 from ebbtide.orchestration import serve
@@ -89,11 +96,12 @@ def test_a_signal_ends_every_child_and_what_they_left(
 
 
 def test_a_child_that_ends_by_itself_ends_everything(tmp_path: Path, port: int) -> None:
-    supervisor = supervise(tmp_path, port, one=[CHILD], two=["raise SystemExit(3)"])
+    supervisor = supervise(tmp_path, port, one=[CHILD], two=[ENDS_SECOND])
     output, _ = supervisor.communicate(timeout=20)
     assert supervisor.returncode == 1
     assert f"up: two ended, see {tmp_path}/logs/two.log" in output.splitlines()
     pids = [int(p) for path in (tmp_path / "pids").iterdir() for p in path.read_text().split()]
+    assert len(pids) == 2
     assert [pid for pid in pids if is_alive(pid)] == []
 
 

@@ -1,10 +1,12 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from ebbtide.tables import commits
 from ebbtide.tables.commits import Step
+from tests.commit_points import record_hit
 from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.lake_sandbox import LakeSandbox
 
@@ -31,6 +33,12 @@ class KilledError(Exception):
     """Stands for a process that ends at a commit point."""
 
 
+def kill(step: Step) -> NoReturn:
+    """End the job here, and note that it came here."""
+    record_hit(step)
+    raise KilledError(step)
+
+
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     """Steps at which the next commit raises, once each."""
@@ -39,7 +47,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Step]]:
     def before_commit(step: Step) -> None:
         if step in steps:
             steps.remove(step)
-            raise KilledError(step)
+            kill(step)
 
     monkeypatch.setattr(commits, "before_commit", before_commit)
     yield steps

@@ -94,10 +94,6 @@ def test_a_round_killed_anywhere_ends_as_an_unbroken_one(
     assert load(sandbox.session, topic).partitions[0].first_dirty_offset == 5
 
 
-def test_every_commit_point_of_a_round_is_killed_above() -> None:
-    assert {step for step in Step if step.name.startswith("ROUND")} == set(ROUND_STEPS)
-
-
 def test_two_owners_of_one_round_end_as_one(sandbox: LakeSandbox, topic: TopicName) -> None:
     plan = plan_clean(load(sandbox.session, topic), NIGHT_MS)
     execute_clean(plan)

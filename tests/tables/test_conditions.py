@@ -59,6 +59,7 @@ def test_spark_takes_a_condition_of_thousands_of_partitions(
         within(dict.fromkeys(range(2_000), (0, 9))),
         any_column(F.col("partition") == p for p in range(2_000)),
     ):
-        assert "partition" in rows.where(condition)._jdf.queryExecution().optimizedPlan().toString()
+        plan = rows.where(condition)._jdf.queryExecution().optimizedPlan().toString()
+        assert plan.startswith("Filter ")
     assert rows.where(any_column([])).count() == 0
     assert rows.where(any_of([])).count() == 0

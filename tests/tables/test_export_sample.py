@@ -117,6 +117,7 @@ def test_the_sample_has_all_that_is_hard_to_write(kafkas: dict[int, dict[str, Lo
 
 def test_the_numbers_of_the_run(nights: dict[int, Exported]) -> None:
     for exported in nights.values():
+        assert sorted(exported.outcome.partitions) == list(PARTITIONS)
         for partition, numbers in exported.outcome.partitions.items():
             files = list((exported.directory / f"flights-{partition}").glob("*.log"))
             assert numbers["segments"] == len(files)
@@ -128,7 +129,9 @@ def test_the_numbers_of_the_run(nights: dict[int, Exported]) -> None:
 
 
 def test_files_have_the_times_of_their_segments(nights: dict[int, Exported]) -> None:
-    for found in list_log_directory(str(nights[1].directory)):
+    listed = list_log_directory(str(nights[1].directory))
+    assert sorted(found.partition for found in listed) == list(PARTITIONS)
+    for found in listed:
         times = [Path(file.path).stat().st_mtime_ns for file in found.segments]
         view = nights[1].views[found.partition]
         assert times == [modified_ms * 1_000_000 for _, modified_ms in view.segments]
@@ -142,6 +145,9 @@ def test_the_same_tables_give_the_same_bytes(
     first = nights[2].directory
     files = {p.relative_to(first): p for p in first.rglob("*")}
     assert sorted(again) == sorted(files)
+    assert {path.parent.name for path in files.values() if path.suffix == ".log"} == {
+        f"flights-{partition}" for partition in PARTITIONS
+    }
     for name, path in files.items():
         assert path.is_dir() or path.read_bytes() == again[name].read_bytes(), name
 

@@ -542,4 +542,4 @@ class TestTasks:
         assert spread([1, 1, 5, 1, 1, 1, 0], 2) == [[2, 6], [0, 1, 3, 4, 5]]
 
     def test_no_task_is_empty(self) -> None:
-        assert all(spread([0, 0, 0], 3))
+        assert sorted(spread([0, 0, 0], 3)) == [[0], [1], [2]]

@@ -29,7 +29,7 @@ from ebbtide.tables.stages.ingest import LISTINGS, Source, ingest_segments
 from ebbtide.tables.topics import compare_and_set, current_snapshot, exists, load
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
-from tests.tables.conftest import KilledError
+from tests.tables.conftest import KilledError, kill
 from tests.tables.contents import Contents, contents
 from tests.tables.nights import HOUR_MS, ingest, source_of
 from tests.tables.partition_log import (
@@ -313,7 +313,7 @@ class TestSlices:
         def stop(step: Step) -> None:
             steps.append(step)
             if len(steps) == commit + 1:
-                raise KilledError(step)
+                kill(step)
 
         monkeypatch.setattr(commits, "before_commit", stop)
         grow(source)

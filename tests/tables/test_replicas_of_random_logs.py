@@ -46,9 +46,12 @@ def test_a_replica_ends_with_its_primarys_values(
             _feed(sandbox, name, topic, tmp_path / str(attempt), random.Random(seed))
         except NotCoveredError:
             continue  # Kafka stops cleaning a log of this topic too, so another one is drawn
-        _end_alike(sandbox, name, topic.rounds[-1].now_ms)
-        return
-    pytest.fail(f"none of {ATTEMPTS} topics from seed {seed} on could be cleaned to its end")
+        if _end_alike(sandbox, name, topic.rounds[-1].now_ms):
+            return
+    pytest.fail(
+        f"none of {ATTEMPTS} topics from seed {seed} on could be cleaned to its end and then held "
+        "a value"
+    )
 
 
 def _feed(
@@ -67,8 +70,8 @@ def _feed(
             _clean(spark, replica_of(name), topic.rounds[number].now_ms + rng.randint(0, 2))
 
 
-def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> None:
-    """Once both have been cleaned of all that may go, they hold the same values."""
+def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> int:
+    """How many values both hold once they have been cleaned of all that may go: the same ones."""
     spark = sandbox.session
     last = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
     last |= {"min.compaction.lag.ms": "0", "delete.retention.ms": "0"}
@@ -89,6 +92,7 @@ def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> None:
         assert _records(spark, replica_of(name), p) == _records(spark, name, p)
     primary_values, replica_values = _values(spark, name), _values(spark, replica_of(name))
     assert {at: v for at, v in replica_values.items() if at[0] not in blocked} == primary_values
+    return len(primary_values)
 
 
 def _open_below_start(spark: SparkSession, name: TopicName) -> set[int]:

@@ -28,6 +28,7 @@ from ebbtide.tables.stages.snapshots import execute_expire_snapshots
 from ebbtide.tables.topics import compare_and_set, current_snapshot, java_table, load
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.conftest import KilledError, Meanwhile
+from tests.tables.conftest import kill as kill_job
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -319,7 +320,7 @@ def test_what_another_run_left_just_before_is_taken_over(
 
     def die(step: Step) -> None:
         if step is Step.REPLICATE_BATCHES:
-            raise KilledError(step)
+            kill_job(step)
 
     with monkeypatch.context() as patched:
         patched.setattr(commits, "before_commit", die)

@@ -287,7 +287,7 @@ def test_each_number_of_random_nights_is_what_the_tables_say(
 ) -> None:
     nights, rng = Nights(sandbox.session, TopicName(cluster, TOPIC)), random.Random(seed)
     run_nights(nights, topic_of(rng.randrange(10**6)), tmp_path / "log", rng)
-    assert seed != FIXED_SEED or nights.said >= TOLD
+    assert nights.said >= (TOLD if seed == FIXED_SEED else {"ingest_segments records"})
 
 
 def test_single_records_that_leave_count_beside_the_headers_which_stay(

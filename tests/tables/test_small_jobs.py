@@ -7,6 +7,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.names import TopicName
+from ebbtide.log.state import TIDIED
 from ebbtide.tables.commits import Step
 from ebbtide.tables.stages.configure import execute_configure, plan_configure
 from ebbtide.tables.stages.snapshots import execute_expire_snapshots
@@ -101,6 +102,17 @@ def test_expired_snapshots_take_the_removed_values_off_the_disk(
         assert sandbox.session.sql(f"SELECT * FROM {table}.snapshots").count() == 1
 
 
+def test_a_note_that_a_topic_is_tidy_which_was_killed_is_made_by_the_next(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+) -> None:
+    kill_at.append(Step.TIDIED)
+    with pytest.raises(KilledError):
+        execute_expire_snapshots(load(sandbox.session, name))
+    assert TIDIED not in load(sandbox.session, name).properties
+    execute_expire_snapshots(load(sandbox.session, name))
+    assert TIDIED in load(sandbox.session, name).properties
+
+
 @pytest.mark.parametrize("step", [Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS])
 def test_a_killed_expiry_of_snapshots_loses_nothing(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
@@ -142,32 +154,3 @@ def test_a_bad_setting_is_refused_before_anything_is_set(
     topic = load(sandbox.session, name)
     with pytest.raises(ConfigurationError, match=message):
         plan_configure(topic, dict([setting]), NIGHT_MS)
-
-
-def test_every_commit_point_outside_ingest_and_rounds_is_killed_in_some_test() -> None:
-    here = {Step.MARK_RECORDS, Step.MARK_STATE, Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS}
-    # In test_mark_again and test_quarantine.
-    here |= {Step.MARK_AGAIN, Step.QUARANTINE_TABLE, Step.QUARANTINE_RECORDS}
-    here |= {Step.QUARANTINE_STATE}
-    expiry = {Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES}
-    expiry |= {Step.EXPIRE_RECORDS}
-    requests = {Step.TRUNCATE_RECORDS}
-    exports = {Step.EXPORT_CHECKPOINTS, Step.EXPORT_TARGET}
-    merges = {Step.MERGE_STARTED, Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE}
-    # In test_replicate_log, where all of these are.
-    replications = {step for step in Step if step.name.startswith("REPLICATE")}
-    # In test_erase_keys.
-    erasures = {step for step in Step if step.name.startswith("APPEND")} | {Step.ERASURE_ROWS}
-    # One property commit each, with nothing before or after it in the job.
-    single = {Step.CONFIGURE_TOPIC, Step.RUN_ROW, Step.TIDIED}
-    # In test_other_tools.
-    lost = {Step.HOLDS_RELEASED, Step.HEADERS_REBUILT, Step.LOST_ROUND_STATE}
-    # In test_noticing and test_repair.
-    noticed = {Step.ROWS_REMOVING, Step.ROWS_COUNTED}
-    noticed |= {step for step in Step if step.name.startswith("REPAIR")}
-    # In test_archived_lakes and test_ingest_segments.
-    states = {Step.STATE_TABLE, Step.STATE_MOVED, Step.PROBE, Step.FOLLOW_SETTINGS}
-    ours = {s for s in Step if not s.name.startswith(("ROUND", "INGEST", "LIVE", "CREATE"))}
-    lost |= noticed
-    killed = lost | states | here | expiry | requests | exports | merges | replications | erasures
-    assert ours == killed | single
