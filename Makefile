@@ -31,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help setup setup-test machine archive run test fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
+.PHONY: help docs setup setup-test machine archive run test fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -63,6 +63,10 @@ check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+
+docs: setup-test ## Write the generated pages: docs/settings.md and docs/conformance.md
+	@$(PY) -m docs.generate
+	@$(PY) -m tests.conformance
 
 up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
 	@$(WITH_ENV) exec $(PY) -m ebbtide.orchestration.serve --port $(PORT)

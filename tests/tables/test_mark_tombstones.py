@@ -104,9 +104,9 @@ def test_a_delete_of_debezium_is_a_tombstone(
     }
 
 
-def test_readme_has_that_predicate() -> None:
-    readme = Path(__file__).parents[2] / "README.md"
-    assert f"`{DEBEZIUM[PREDICATE]}`" in readme.read_text()
+def test_the_page_has_that_predicate() -> None:
+    page = Path(__file__).parents[2] / "docs" / "tombstones.md"
+    assert f"`{DEBEZIUM[PREDICATE]}`" in page.read_text()
 
 
 def test_the_first_reason_that_holds_is_kept(

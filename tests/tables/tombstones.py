@@ -20,7 +20,7 @@ COMPACT = {"kafka.cleanup.policy": "compact", "kafka.min.cleanable.dirty.ratio":
 EXPLICIT = {"ebbtide.tombstone.explicit": "true"}
 BY_HEADER = {"ebbtide.tombstone.header": "op=d"}
 PREDICATE = "ebbtide.tombstone.predicate"
-# As README has it.
+# As docs/tombstones.md has it.
 DEBEZIUM = {
     PREDICATE: "coalesce(get_json_object(string(value), '$.payload.op'), "
     "get_json_object(string(value), '$.op')) = 'd'"

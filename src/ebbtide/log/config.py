@@ -27,6 +27,20 @@ DELETE = "delete"
 T = TypeVar("T")
 
 
+class Values(NamedTuple):
+    """The texts that a setting takes: in words, and how one is read."""
+
+    expected: str
+    parse: Callable[[str, str], Any]
+
+
+class Setting(NamedTuple):
+    """The field of TopicConfig that a property fills, and the values it takes."""
+
+    field: str
+    values: Values
+
+
 class EventTime(NamedTuple):
     """What says a record's event time: its `timestamp`, a `header` or an expression in `sql`."""
 
@@ -106,13 +120,13 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
     problems = []
     for name, text in properties.items():
         try:
-            if name in _SETTINGS:
-                field, parse = _SETTINGS[name]
-                values[field] = parse(name, text)
-            elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _WITHOUT_EFFECT:
+            if name in SETTINGS:
+                setting = SETTINGS[name]
+                values[setting.field] = setting.values.parse(name, text)
+            elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in WITHOUT_EFFECT:
                 raise ConfigurationError(
                     f"expected a topic configuration that Kafka knows, found {name}; "
-                    f"known here: {', '.join(sorted(_SETTINGS))}"
+                    f"known here: {', '.join(sorted(SETTINGS))}"
                 )
         except ConfigurationError as problem:
             problems.append(str(problem))
@@ -129,29 +143,31 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
 
 def settings() -> list[str]:
     """Names of all properties that configure a topic."""
-    return sorted(_SETTINGS)
+    return sorted(SETTINGS)
 
 
-def _integer(minimum: int, maximum: int) -> Callable[[str, str], int]:
+def _integer(minimum: int, maximum: int) -> Values:
+    expected = f"an integer in [{minimum}, {maximum}]"
+
     def parse(name: str, text: str) -> int:
         try:
             value = int(_digits(text))
         except ValueError:
-            raise _refused(name, f"an integer in [{minimum}, {maximum}]", text) from None
+            raise _refused(name, expected, text) from None
         if not minimum <= value <= maximum:
-            raise _refused(name, f"an integer in [{minimum}, {maximum}]", text)
+            raise _refused(name, expected, text)
         return value
 
-    return parse
+    return Values(expected, parse)
 
 
 def _ratio(name: str, text: str) -> float:
     try:
         value = float(_digits(text))
     except ValueError:
-        raise _refused(name, "a number in [0, 1]", text) from None
+        raise _refused(name, _RATIO.expected, text) from None
     if not 0 <= value <= 1:
-        raise _refused(name, "a number in [0, 1]", text)
+        raise _refused(name, _RATIO.expected, text)
     return value
 
 
@@ -163,23 +179,25 @@ def _digits(text: str) -> str:
 
 
 def _boolean(name: str, text: str) -> bool:
-    return _choice({"true": True, "false": False})(name, text.strip().lower())
+    return bool(_choice(_TRUTH).parse(name, text.strip().lower()))
 
 
-def _choice(choices: Mapping[str, T]) -> Callable[[str, str], T]:
+def _choice(choices: Mapping[str, T]) -> Values:
+    expected = f"one of {', '.join(choices)}"
+
     def parse(name: str, text: str) -> T:
         if text not in choices:
-            raise _refused(name, f"one of {', '.join(choices)}", text)
+            raise _refused(name, expected, text)
         return choices[text]
 
-    return parse
+    return Values(expected, parse)
 
 
 def _policy(name: str, text: str) -> frozenset[str]:
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     policy = frozenset(parts)
     if not policy <= {COMPACT, DELETE} or len(policy) < len(parts):
-        raise _refused(name, "compact, delete, both separated by a comma, or nothing", text)
+        raise _refused(name, _POLICY.expected, text)
     return policy
 
 
@@ -191,19 +209,19 @@ def _event_time(name: str, text: str) -> EventTime:
     source, _, detail = text.partition(":")
     if text == OF_TIMESTAMP.source or (source in ("header", "sql") and detail.strip()):
         return EventTime(source, detail)
-    raise _refused(name, "timestamp, header:NAME or sql:EXPRESSION", text)
+    raise _refused(name, _EVENT_TIME.expected, text)
 
 
 def _tombstone_header(name: str, text: str) -> TombstoneHeader:
     header, equals, value = text.partition("=")
     if not header.strip():
-        raise _refused(name, "NAME or NAME=VALUE", text)
+        raise _refused(name, _HEADER.expected, text)
     return TombstoneHeader(header, value if equals else None)
 
 
 def _predicate(name: str, text: str) -> str:
     if not text.strip():
-        raise _refused(name, "a SQL predicate over key, value, headers and timestamp", text)
+        raise _refused(name, _PREDICATE.expected, text)
     return text
 
 
@@ -211,52 +229,68 @@ def _refused(name: str, expected: str, text: str) -> ConfigurationError:
     return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
 
 
-_SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "kafka.cleanup.policy": ("cleanup_policy", _policy),
-    "kafka.delete.retention.ms": ("delete_retention_ms", _integer(0, MAX_LONG)),
-    "kafka.min.cleanable.dirty.ratio": ("min_cleanable_dirty_ratio", _ratio),
-    "kafka.min.compaction.lag.ms": ("min_compaction_lag_ms", _integer(0, MAX_LONG)),
-    "kafka.max.compaction.lag.ms": ("max_compaction_lag_ms", _integer(1, MAX_LONG)),
-    "kafka.retention.ms": ("retention_ms", _integer(-1, MAX_LONG)),
-    "kafka.retention.bytes": ("retention_bytes", _integer(MIN_LONG, MAX_LONG)),
-    "kafka.retention.max.eventtime.ms": ("retention_max_eventtime_ms", _integer(-1, MAX_LONG)),
-    "kafka.segment.bytes": ("segment_bytes", _integer(1024**2, MAX_INT)),
-    "kafka.segment.ms": ("segment_ms", _integer(1, MAX_LONG)),
-    "kafka.max.message.bytes": ("max_message_bytes", _integer(0, MAX_INT)),
-    "kafka.message.timestamp.type": (
+_TRUTH = {"true": True, "false": False}
+_TEXT = Values("any text", _text)
+_RATIO = Values("a number in [0, 1]", _ratio)
+_BOOLEAN = Values("one of true, false", _boolean)
+_POLICY = Values("compact, delete, both separated by a comma, or nothing", _policy)
+_EVENT_TIME = Values("timestamp, header:NAME or sql:EXPRESSION", _event_time)
+_HEADER = Values("NAME or NAME=VALUE", _tombstone_header)
+_PREDICATE = Values("a SQL predicate over key, value, headers and timestamp", _predicate)
+_REPLICAS = Values(
+    "<catalog>.<namespace> and kafka:<connection>, separated by commas, or nothing", parse_replicas
+)
+_UPSTREAM = Values("kafka:<connection>, segments:<URI> or nothing", parse_upstream)
+
+# By property; effects.py says in a line what each does.
+SETTINGS: dict[str, Setting] = {
+    "kafka.cleanup.policy": Setting("cleanup_policy", _POLICY),
+    "kafka.delete.retention.ms": Setting("delete_retention_ms", _integer(0, MAX_LONG)),
+    "kafka.min.cleanable.dirty.ratio": Setting("min_cleanable_dirty_ratio", _RATIO),
+    "kafka.min.compaction.lag.ms": Setting("min_compaction_lag_ms", _integer(0, MAX_LONG)),
+    "kafka.max.compaction.lag.ms": Setting("max_compaction_lag_ms", _integer(1, MAX_LONG)),
+    "kafka.retention.ms": Setting("retention_ms", _integer(-1, MAX_LONG)),
+    "kafka.retention.bytes": Setting("retention_bytes", _integer(MIN_LONG, MAX_LONG)),
+    "kafka.retention.max.eventtime.ms": Setting(
+        "retention_max_eventtime_ms", _integer(-1, MAX_LONG)
+    ),
+    "kafka.segment.bytes": Setting("segment_bytes", _integer(1024**2, MAX_INT)),
+    "kafka.segment.ms": Setting("segment_ms", _integer(1, MAX_LONG)),
+    "kafka.max.message.bytes": Setting("max_message_bytes", _integer(0, MAX_INT)),
+    "kafka.message.timestamp.type": Setting(
         "message_timestamp_type",
         _choice({"CreateTime": "CreateTime", "LogAppendTime": "LogAppendTime"}),
     ),
-    "kafka.message.timestamp.after.max.ms": (
+    "kafka.message.timestamp.after.max.ms": Setting(
         "message_timestamp_after_max_ms",
         _integer(0, MAX_LONG),
     ),
-    "kafka.producer.id.expiration.ms": ("producer_id_expiration_ms", _integer(1, MAX_INT)),
-    "kafka.topic.id": ("topic_id", _text),
-    "ebbtide.enabled": ("is_enabled", _boolean),
-    "ebbtide.clean.idle": ("cleans_idle", _boolean),
-    "ebbtide.rewrite.deleted.share": ("rewrite_deleted_share", _ratio),
-    "ebbtide.merge.target.bytes": ("merge_target_bytes", _integer(0, MAX_LONG)),
-    MAX_DECOMPRESSED: ("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
-    "ebbtide.max.delete.ratio": ("max_delete_ratio", _ratio),
-    "ebbtide.retention.combine": (
+    "kafka.producer.id.expiration.ms": Setting("producer_id_expiration_ms", _integer(1, MAX_INT)),
+    "kafka.topic.id": Setting("topic_id", _TEXT),
+    "ebbtide.enabled": Setting("is_enabled", _BOOLEAN),
+    "ebbtide.clean.idle": Setting("cleans_idle", _BOOLEAN),
+    "ebbtide.rewrite.deleted.share": Setting("rewrite_deleted_share", _RATIO),
+    "ebbtide.merge.target.bytes": Setting("merge_target_bytes", _integer(0, MAX_LONG)),
+    MAX_DECOMPRESSED: Setting("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
+    "ebbtide.max.delete.ratio": Setting("max_delete_ratio", _RATIO),
+    "ebbtide.retention.combine": Setting(
         "needs_all_time_limits",
         _choice({"any": False, "all": True}),
     ),
-    "ebbtide.retention.granularity": (
+    "ebbtide.retention.granularity": Setting(
         "expires_records",
         _choice({"segment": False, "record": True}),
     ),
-    "ebbtide.event.time": ("event_time", _event_time),
-    "ebbtide.tombstone.explicit": ("tombstones_are_explicit", _boolean),
-    "ebbtide.tombstone.header": ("tombstone_header", _tombstone_header),
-    "ebbtide.tombstone.predicate": ("tombstone_predicate", _predicate),
-    REPLICAS: ("replicas", parse_replicas),
-    SOURCE: ("upstream", parse_upstream),
+    "ebbtide.event.time": Setting("event_time", _EVENT_TIME),
+    "ebbtide.tombstone.explicit": Setting("tombstones_are_explicit", _BOOLEAN),
+    "ebbtide.tombstone.header": Setting("tombstone_header", _HEADER),
+    "ebbtide.tombstone.predicate": Setting("tombstone_predicate", _PREDICATE),
+    REPLICAS: Setting("replicas", _REPLICAS),
+    SOURCE: Setting("upstream", _UPSTREAM),
 }
 
 # Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     """
     compression.type compression.gzip.level compression.lz4.level compression.zstd.level
     file.delete.delay.ms flush.messages flush.ms index.interval.bytes

@@ -1,0 +1,96 @@
+"""The reference pages say what the code does, and the README stays a page."""
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from docs.generate import PAGE, VARIABLES, page
+from ebbtide.errors import EbbtideError
+from ebbtide.log.config import SETTINGS
+from ebbtide.log.effects import EFFECTS, HEADERS, STATE, SUMMARY
+from ebbtide.log.state import StateError
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = [
+    path for folder in ("src", "jobs", "dags", "plugins") for path in (ROOT / folder).rglob("*.py")
+]
+NAME = re.compile(r"(?:kafka|ebbtide)(?:\.[a-z][a-z0-9_-]*)+\.?")
+# Names of that form which are no property of a table and no header.
+OTHERS = {
+    "ebbtide.orchestration",  # the package
+    "ebbtide.zip",  # what Spark gets of it
+    "kafka.isolation.level",  # an option of Spark's source
+}
+OPERATIONS = ROOT / "docs" / "operations.md"
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def test_the_settings_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == page(), "run make docs"
+
+
+def test_each_setting_has_its_effect_and_nothing_else_has() -> None:
+    assert set(EFFECTS) == set(SETTINGS)
+
+
+def names_in_the_code() -> Iterator[str]:
+    """Each text of the code that is such a name, whole or up to its variable part."""
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value.partition("=")[0]
+                if NAME.fullmatch(name):
+                    yield name
+
+
+def test_every_property_that_the_code_names_is_on_the_page() -> None:
+    known = {**EFFECTS, **STATE, **SUMMARY, **HEADERS}
+    found = set(names_in_the_code()) - OTHERS
+    assert len(found) > 40
+    beginnings = {name for name in found if name.endswith(".")}
+    missing = {name for name in found - beginnings if name not in known}
+    missing |= {b for b in beginnings if not any(fnmatchcase(name, f"{b}*") for name in known)}
+    assert not missing
+    assert all(name in page() for name in known)
+
+
+def test_every_variable_for_users_is_on_the_page() -> None:
+    code = "".join(
+        path.read_text() for path in CODE if "dags" in path.parts or path.stem in "house pool"
+    )
+    assert set(
+        re.findall(r"EBBTIDE_[A-Z]+_(?:SCHEDULE|SOURCE|CLUSTER|CONNECTION|TOPICS|SLOTS)", code)
+    ) == set(VARIABLES)
+
+
+def subclasses(kind: type[EbbtideError]) -> set[type[EbbtideError]]:
+    return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(subclasses(EbbtideError) - {EbbtideError}, key=lambda kind: kind.__name__)
+)
+def test_operations_says_of_each_error_whether_a_retry_helps(kind: type[EbbtideError]) -> None:
+    assert issubclass(StateError, EbbtideError)  # it is defined apart from the others
+    answer = "yes" if kind.transient else "no"
+    assert re.search(
+        rf"^\| `{kind.__name__}` \|.*\| {answer} \|", OPERATIONS.read_text(), re.MULTILINE
+    )
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "source",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: path.name,
+)
+def test_links_lead_to_files(source: Path) -> None:
+    targets = LINK.findall(source.read_text())
+    assert [target for target in targets if not (source.parent / target).exists()] == []
