@@ -22,6 +22,7 @@ from tests.tables.other_tools import REWRITE_ALL, tables_of
 DISTURBED = 0.12  # of commit points
 MOST_A_NIGHT = 3
 FULL_DISK = "full disk"
+_ORPHANS = "remove_orphan_files"
 
 
 class KilledError(Exception):
@@ -44,7 +45,7 @@ class Tools:
             "rewrite_data_files": self._rewrite_data_files,
             "rewrite_manifests": self._rewrite_manifests,
             "expire_snapshots": self._expire_snapshots,
-            "remove_orphan_files": self._remove_orphan_files,
+            _ORPHANS: self._remove_orphan_files,
         }
         self._rng = rng
         self._chosen = rng.sample([*self._tools, FULL_DISK], 3)
@@ -58,10 +59,17 @@ class Tools:
         """One of the schedule's tools on both tables; orphans are removed between jobs only."""
         fit = [what for what in self._chosen if what in self._tools]
         if not is_between_jobs:
-            fit = [what for what in fit if what != "remove_orphan_files"]
+            fit = [what for what in fit if what != _ORPHANS]
         if not fit:
             return
-        what = self._rng.choice(fit)
+        self._run(self._rng.choice(fit))
+
+    def end_night(self) -> None:
+        """Remove orphans, which kills have left by then, if the schedule has that tool."""
+        if _ORPHANS in self._chosen:
+            self._run(_ORPHANS)
+
+    def _run(self, what: str) -> None:
         counts = [self._tools[what](table) for table in tables_of(self._name) if self._has(table)]
         if any(counts):
             self._changed[what] += 1

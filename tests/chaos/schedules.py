@@ -126,6 +126,7 @@ class _Schedule:
                     self._tools.run_one(is_between_jobs=True)
                 if self._is_visited and number and self._rng.random() < 0.3:
                     self._visit()
+        self._tools.end_night()
 
     def _kill_9(self, now_ms: int) -> None:
         """The round begins in a process of its own, which is killed."""
