@@ -64,7 +64,7 @@ check: setup-test ## Format, lint, types and import contracts
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 
-docs: setup-test ## Write the generated pages: docs/settings.md and docs/conformance.md
+docs: setup-test ## Write the generated pages: docs/settings.md, docs/runs.md and docs/conformance.md
 	@$(PY) -m docs.generate
 	@$(PY) -m tests.conformance
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import PAGE, VARIABLES, page
+from docs.generate import DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
 from ebbtide.log.config import SETTINGS
 from ebbtide.log.effects import EFFECTS, HEADERS, STATE, SUMMARY
@@ -28,8 +28,9 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
-def test_the_settings_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text() == page(), "run make docs"
+@pytest.mark.parametrize("file", sorted(PAGES))
+def test_a_generated_page_is_what_the_code_says(file: str) -> None:
+    assert (DOCS / file).read_text() == PAGES[file](), "run make docs"
 
 
 def test_each_setting_has_its_effect_and_nothing_else_has() -> None:
