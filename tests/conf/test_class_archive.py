@@ -52,7 +52,6 @@ def test_a_submitted_job_takes_its_classes_from_the_archive(
     ours = [line for line in loaded if re.search(r" org\.apache\.(spark|iceberg)\.", line)]
     assert "org.apache.iceberg.spark.source.SparkTable" in mapped
     assert len(mapped) > 10_000
-    assert len(ours) > 1_000
     # What a lambda compiles to is loaded as before.
     assert sum("source: file:" in line or "source: jar:" in line for line in ours) < 200
 

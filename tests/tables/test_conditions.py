@@ -54,12 +54,12 @@ def test_spark_takes_a_condition_of_thousands_of_partitions(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
     rows = sandbox.session.table(name.records_table)
-    # Planned only, and fewer: to optimize 8,000 parts takes Spark a minute on a busy machine.
+    # Fewer: to optimize 8,000 parts takes Spark a minute on a busy machine.
     for condition in (
         within(dict.fromkeys(range(2_000), (0, 9))),
         any_column(F.col("partition") == p for p in range(2_000)),
     ):
-        plan = rows.where(condition)._jdf.queryExecution().optimizedPlan().toString()
-        assert plan.startswith("Filter ")
+        assert rows.where(condition).count() == 1
+    assert rows.where(within({1: (0, 9)})).count() == 0
     assert rows.where(any_column([])).count() == 0
     assert rows.where(any_of([])).count() == 0
