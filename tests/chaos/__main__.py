@@ -87,7 +87,6 @@ def run(seed: int, schedules: Iterable[int]) -> None:
     """Run schedules in this process; a line of JSON each."""
     with tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY) as folder:
         sandbox = LakeSandbox(Path(folder) / "home")
-        compile_all(sandbox)
         sandbox.session.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
         expected: dict[int, Any] = {}
         for number in schedules:
@@ -103,12 +102,6 @@ def run(seed: int, schedules: Iterable[int]) -> None:
                 "problems": told.problems,
             }
             print(json.dumps(line), flush=True)
-
-
-def compile_all(sandbox: LakeSandbox) -> None:
-    """Let the JVM compile well: this process lives much longer than a job does."""
-    conf = sandbox.home / "conf" / "spark-defaults.conf"
-    conf.write_text(conf.read_text().replace("-XX:TieredStopAtLevel=1", "-XX:+TieredCompilation"))
 
 
 def _sum_up(done: Sequence[dict[str, Any]]) -> int:

@@ -32,10 +32,9 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     """Rebuild the headers of what the round has cleaned, and forget it; the topic after that."""
     changes = lost_headers(topic, lost)
     log.warning(
-        "%s: the round begun at %s ms cannot be finished as it was planned: another tool expired "
+        "the round begun at %s ms cannot be finished as it was planned: another tool expired "
         "the snapshots that it held. %s batch headers are rebuilt from the records that are left; "
         "sizes of compressed ones are estimates",
-        topic.name,
         lost.now_ms,
         changes.num_rows,
     )

@@ -47,7 +47,7 @@ def take_to_quarantine(topic: Topic, found: pa.Table, snapshot: int, run: RunOf)
     What a killed run has copied is not copied again.
     """
     spark, name = topic.spark, topic.name
-    log.warning("%s: %s", name, quarantine_note(found.num_rows, name.quarantine_table))
+    log.warning("%s", quarantine_note(found.num_rows, name.quarantine_table))
     if not spark.catalog.tableExists(name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
