@@ -28,24 +28,24 @@ def _search_path(_: int) -> list[str]:
 
 
 def test_little_is_done_on_the_driver(sandbox: LakeSandbox) -> None:
-    done = map_segments(sandbox.session, _process, range(3), LITTLE)
+    done = map_segments(sandbox.session, _process, range(3), LITTLE, "works on")
     assert done == [(number, os.getpid()) for number in range(3)]
 
 
 def test_much_is_done_in_tasks_and_comes_back_in_order(sandbox: LakeSandbox) -> None:
-    done = map_segments(sandbox.session, _process, range(40), MUCH)
+    done = map_segments(sandbox.session, _process, range(40), MUCH, "works on")
     assert [number for number, _ in done] == list(range(40))
     assert os.getpid() not in {process for _, process in done}
-    assert map_segments(sandbox.session, _process, [], MUCH) == []
+    assert map_segments(sandbox.session, _process, [], MUCH, "works on") == []
 
 
 @pytest.mark.parametrize("rows", [LITTLE, MUCH])
 def test_an_error_of_ours_stays_what_it_is(sandbox: LakeSandbox, rows: int) -> None:
     with pytest.raises(UnavailableError, match=r"^expected segment 2, found none$") as raised:
-        map_segments(sandbox.session, _fail, range(4), rows)
+        map_segments(sandbox.session, _fail, range(4), rows, "works on")
     assert raised.value.transient
 
 
 def test_a_worker_imports_nothing_from_sparks_own_archives(sandbox: LakeSandbox) -> None:
-    (paths,) = map_segments(sandbox.session, _search_path, range(1), MUCH)
+    (paths,) = map_segments(sandbox.session, _search_path, range(1), MUCH, "works on")
     assert not [path for path in paths if path.endswith(("pyspark.zip", ".jar"))]
