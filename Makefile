@@ -42,7 +42,7 @@ setup: machine $(READY) ## Environment, jars, configuration and Airflow's databa
 setup-test: setup $(DONE)/requirements-dev
 
 run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the report
-	@$(WITH_ENV) exec $(PY) -m ebbtide.orchestration.quickstart
+	@$(WITH_ENV) exec $(PY) -m ebbtide.local.quickstart
 
 test: check ## Set up everything and run all checks and tests
 	@$(PY) -m pytest --numprocesses 2 --dist loadfile
@@ -53,7 +53,7 @@ fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SE
 
 fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (TOPICS=, SEED=, FIRST=)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
-	@$(PY) -m tests.tables.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
+	@$(PY) -m tests.nights.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
 
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
@@ -69,7 +69,7 @@ docs: setup-test ## Write the generated pages: docs/settings.md, docs/runs.md an
 	@$(PY) -m tests.conformance
 
 up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
-	@$(WITH_ENV) exec $(PY) -m ebbtide.orchestration.serve --port $(PORT)
+	@$(WITH_ENV) exec $(PY) -m ebbtide.local.serve --port $(PORT)
 
 sample: setup-test ## Produce the sample log again, on a real broker
 	@$(PY) -m sample.make_sample

@@ -21,13 +21,13 @@ from statistics import median
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
+from ebbtide.iceberg.topics import current_snapshot, java_table, load
+from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.tables.application import to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.ingest import Source, ingest_segments
-from ebbtide.tables.topics import current_snapshot, java_table, load
+from ebbtide.runs.application import to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)

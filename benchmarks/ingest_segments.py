@@ -21,13 +21,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from ebbtide.log.names import TopicName
-from ebbtide.records.segment import BatchLimits
+from ebbtide.iceberg import commits
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.settings.names import TopicName
+from ebbtide.records.files.segment_reader import BatchLimits
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.tables import commits
-from ebbtide.tables.sources import records_frame
-from ebbtide.tables.stages.ingest import Source, ingest_segments, plan_ingest, records_to_read
-from ebbtide.tables.topics import Topic
+from ebbtide.stages.ingest_segments.segment_source import records_frame
+from ebbtide.stages.ingest_segments.stage import (
+    Source,
+    ingest_segments,
+    plan_ingest,
+    records_to_read,
+)
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 T = TypeVar("T")

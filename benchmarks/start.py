@@ -88,7 +88,7 @@ class Home:
         measured([*render, f"{self.sandbox.home}/conf"], self.environment())
         load = f"set -a; . {self.sandbox.home}/conf/airflow.env; set +a; "
         measured(["bash", "-c", load + "airflow db migrate"], self.environment())
-        quickstart = "exec python -m ebbtide.orchestration.quickstart"
+        quickstart = "exec python -m ebbtide.local.quickstart"
         return measured(["bash", "-c", load + quickstart], self.environment())
 
     def environment(self) -> dict[str, str]:

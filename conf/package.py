@@ -1,7 +1,7 @@
 """Zip what Spark needs of the package: `package.py TARGET`.
 
-A .zip, because executors cannot import from a wheel in --py-files; without orchestration/, which
-only Airflow runs. The same sources give the same bytes.
+A .zip, because executors cannot import from a wheel in --py-files; without the folders that only
+Airflow's side imports. The same sources give the same bytes.
 """
 
 import sys
@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
-NOT_FOR_SPARK = "orchestration"
+NOT_FOR_SPARK = {"lake", "local", "orchestration"}
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -21,7 +21,7 @@ def main(target: Path) -> None:
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as package:
         for path in sorted((SOURCES / "ebbtide").rglob("*.py")):
             name = path.relative_to(SOURCES)
-            if NOT_FOR_SPARK not in name.parts:
+            if name.parts[1] not in NOT_FOR_SPARK:
                 entry = zipfile.ZipInfo(str(name), EPOCH)
                 package.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     fresh.replace(target)

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk import Param, chain, dag, get_current_context, task
 
-from ebbtide.orchestration.causes import explained
+from ebbtide.orchestration.driver.causes import explained
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
 from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN, optional
 from ebbtide.orchestration.operator import EbbtideJobOperator

@@ -9,7 +9,7 @@ What became of each key, and from when it is out of the table and off the disk, 
 
 from airflow.sdk import Param, chain, dag
 
-from ebbtide.log.erasure import KEYS, Encoding
+from ebbtide.log.requests.erase_request import KEYS, Encoding
 from ebbtide.orchestration.handover import verdict
 from ebbtide.orchestration.house import HOUSE, optional, required, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator

@@ -7,7 +7,7 @@ that holds other files is refused. docs/restore.md says how a broker takes it ov
 
 from airflow.sdk import Param, chain, dag
 
-from ebbtide.log.credentials import WITHOUT_CREDENTIALS
+from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import verdict
 from ebbtide.orchestration.house import HOUSE, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator

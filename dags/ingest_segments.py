@@ -9,7 +9,7 @@ import os
 
 from airflow.sdk import Param, chain, dag
 
-from ebbtide.log.credentials import WITHOUT_CREDENTIALS
+from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import publish_low_watermarks, verdict
 from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator

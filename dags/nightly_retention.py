@@ -26,7 +26,7 @@ from ebbtide.orchestration.handover import (
     verdict,
 )
 from ebbtide.orchestration.house import HOUSE, night_schedule, now, topics, topics_per_application
-from ebbtide.orchestration.stages import NIGHT
+from ebbtide.orchestration.night import NIGHT
 
 ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
 

@@ -7,7 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
-from ebbtide.log.config import (
+from ebbtide.log.results import BY_JOB, OfPartition, OfTopic
+from ebbtide.log.settings.config import (
     MAX_INT,
     MAX_LONG,
     MIN_LONG,
@@ -16,9 +17,8 @@ from ebbtide.log.config import (
     Setting,
     TopicConfig,
 )
-from ebbtide.log.effects import EFFECTS, HEADERS, STATE, SUMMARY
-from ebbtide.log.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
-from ebbtide.log.results import BY_JOB, OfPartition, OfTopic
+from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
+from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
 
 DOCS = Path(__file__).parent
 LIMITS = {str(MAX_LONG): "2^63 - 1", str(MIN_LONG): "-2^63", str(MAX_INT): "2^31 - 1"}

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import execute_clean, plan_clean, settle
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean, settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:

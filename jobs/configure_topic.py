@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.changes import parse_changes
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.configure import execute_configure, plan_configure
-from ebbtide.tables.stages.source_settings import changes_from_source
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.changes import parse_changes
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.configure_topic.source_settings import changes_from_source
+from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.delete_request import parse_request, read_request
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, run_topics, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.answer_request import answer_request
+from ebbtide.log.requests.delete_request import parse_request, read_request
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import argument, job_parser, run_topics, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.delete_records.stage import answer_request
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.log.erasure import Encoding, Erasure
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.erase import erase_keys, plan_erase
-from ebbtide.tables.stages.erased_keys import typed_keys
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.requests.erase_request import Encoding, Erasure
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.erase_keys.keys import typed_keys
+from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
 
 
 def main(argv: Sequence[str] | None = None) -> int:

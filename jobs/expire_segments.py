@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import finish_round
-from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 
 
 def main(argv: Sequence[str] | None = None) -> int:

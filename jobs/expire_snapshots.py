@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import job_parser, run_topics
-from ebbtide.tables.run_files import compact_runs
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import finish_round
-from ebbtide.tables.stages.snapshots import (
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.expire_snapshots.run_files import compact_runs
+from ebbtide.stages.expire_snapshots.stage import (
     execute_expire_snapshots,
     expire_run_snapshots,
     plan_expire_snapshots,
 )
-from ebbtide.tables.topics import load
 
 
 def main(argv: Sequence[str] | None = None) -> int:

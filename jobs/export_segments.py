@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.credentials import check_uri
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, run_topics
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import finish_round
-from ebbtide.tables.stages.export import Export, execute_export, plan_export
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.credentials import check_uri
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import argument, job_parser, run_topics
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 
 
 def main(argv: Sequence[str] | None = None) -> int:

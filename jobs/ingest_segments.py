@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
-from ebbtide.log.changes import parse_setting
-from ebbtide.log.credentials import check_uri
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, refuse, run_topics
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.ingest import Source, ingest_segments
+from ebbtide.log.settings.changes import parse_setting
+from ebbtide.log.settings.credentials import check_uri
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import argument, job_parser, refuse, run_topics
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 
 
 def main(argv: Sequence[str] | None = None) -> int:

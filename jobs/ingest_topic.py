@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
-from ebbtide.log.live import Isolation
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, refuse, run_topics
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.live import LiveSource, choose_topics, ingest_topic
+from ebbtide.log.live_offsets import Isolation
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import argument, job_parser, refuse, run_topics
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.ingest_topic.stage import LiveSource, choose_topics, ingest_topic
 
 
 def main(argv: Sequence[str] | None = None) -> int:

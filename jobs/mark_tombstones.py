@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.marking import parse_from_offset
-from ebbtide.log.names import TopicName
-from ebbtide.tables.application import argument, job_parser, run_topics
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
-from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.requests.from_offset import parse_from_offset
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import argument, job_parser, run_topics
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
 
 
 def main(argv: Sequence[str] | None = None) -> int:

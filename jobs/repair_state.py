@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.log.names import TopicName
-from ebbtide.log.repairing import Asked, parse_asked
-from ebbtide.tables.application import job_parser, run_unchecked, to_ms
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.repair import execute_repair, plan_repair
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.rebuilding import Asked, parse_asked
+from ebbtide.runs.application import job_parser, run_unchecked, to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ def record_hit(step: str) -> None:
 
 def all_steps() -> list[str]:
     """Every commit point, in order."""
-    from ebbtide.tables.commits import Step  # here, since it brings Spark
+    from ebbtide.iceberg.commits import Step  # here, since it brings Spark
 
     return [str(step) for step in Step]
 

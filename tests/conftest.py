@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from ebbtide.tables.application import STRICT
+from ebbtide.runs.application import STRICT
 from tests.commit_points import CommitPoints
 from tests.fresh_seed import FRESH_SEED
 from tests.slowest_files import slowest_files

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ebbtide.errors import EbbtideError
-from ebbtide.log.names import CATALOG, TopicName
-from ebbtide.log.state import PartitionState, to_properties
-from ebbtide.tables.commits import snapshot_properties
-from ebbtide.tables.reader import read_defaults
-from ebbtide.tables.runs import Attempt, Outcome, append_run
-from ebbtide.tables.schema import create_runs, create_topic
+from ebbtide.iceberg.commits import snapshot_properties
+from ebbtide.iceberg.schema import create_runs, create_topic
+from ebbtide.lake.reader import read_defaults
+from ebbtide.log.settings.names import CATALOG, TopicName
+from ebbtide.log.state.topic_state import PartitionState, to_properties
+from ebbtide.runs.runs_table import Attempt, Outcome, append_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

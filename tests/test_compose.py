@@ -171,7 +171,7 @@ def test_the_image_archives_its_classes_and_its_driver_looks_for_them() -> None:
 
 
 def test_the_template_differs_from_the_local_one_only_where_it_must() -> None:
-    from ebbtide.tables.reader import read_defaults
+    from ebbtide.lake.reader import read_defaults
 
     local = read_defaults(ROOT / "conf" / "spark-defaults.conf")
     compose = read_defaults(ROOT / "conf" / "compose" / "spark-defaults.conf")

@@ -10,8 +10,8 @@ import pytest
 
 from docs.generate import DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
-from ebbtide.log.config import SETTINGS
-from ebbtide.log.effects import EFFECTS, HEADERS, STATE, SUMMARY
+from ebbtide.log.settings.config import SETTINGS
+from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = [

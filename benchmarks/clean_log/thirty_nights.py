@@ -25,12 +25,12 @@ from benchmarks.clean_log.data.log_files import SEED, Part, append_part
 from benchmarks.clean_log.data.tables import NAME, SETTINGS
 from benchmarks.clean_log.report.kept import now
 from benchmarks.clean_log.report.nights import KeptNights, Night, nights_table
-from ebbtide.tables.stages.clean import execute_clean, plan_clean
-from ebbtide.tables.stages.ingest import Source, ingest_segments
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
-from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.stages.snapshots import execute_expire_snapshots
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
 
 BATCH_RECORDS = 100
 DAY_MS = 86_400_000

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
-from ebbtide.log.names import CATALOG
+from ebbtide.log.settings.names import CATALOG
 from tests.chaos.schedules import SCHEDULES_A_LOG, disturbed, log_of, undisturbed
 from tests.kafka.oracle import MEMORY
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox

@@ -18,19 +18,19 @@ from unittest.mock import patch
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, ForeignChangeError
-from ebbtide.log.names import TopicName
-from ebbtide.log.repairing import Asked
-from ebbtide.log.state import MERGE, REMOVING, ROUND
-from ebbtide.tables import commits
-from ebbtide.tables.commits import Step
-from ebbtide.tables.merges import open_merge
-from ebbtide.tables.noticing import count_own
-from ebbtide.tables.stages.clean import finish_round
-from ebbtide.tables.stages.delete_records import execute_delete, plan_delete
-from ebbtide.tables.stages.merge import merge_segments
-from ebbtide.tables.stages.repair import execute_repair, plan_repair
-from ebbtide.tables.stages.snapshots import execute_expire_snapshots
-from ebbtide.tables.topics import exists, java_table, load
+from ebbtide.iceberg import commits
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.topics import exists, java_table, load
+from ebbtide.iceberg.unfinished.planned_merge import open_merge
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.rebuilding import Asked
+from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND
+from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
 from tests.chaos.disturbance import (
     FULL_DISK,
     MOST_A_NIGHT,
@@ -43,11 +43,11 @@ from tests.jobs.submit import submit
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
+from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.nights import clean, expire, ingest, mark
 from tests.tables.other_tools import tables_of
-from tests.tables.spark_replay import TOPIC, configure, grow_source
 
 PARTITIONS = 2
 NIGHTS = (3, 2, 2)  # of a log, by its number

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ebbtide.errors import EbbtideError, ExitCode
-from ebbtide.log.connections import CONNECTIONS
-from ebbtide.log.erasure import KEYS
+from ebbtide.log.requests.erase_request import KEYS
+from ebbtide.log.settings.connections import CONNECTIONS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 

@@ -11,8 +11,8 @@ from ebbtide.errors import (
     RequestError,
     UnavailableError,
 )
-from ebbtide.log.connections import CONNECTIONS
-from ebbtide.log.erasure import KEYS
+from ebbtide.log.requests.erase_request import KEYS
+from ebbtide.log.settings.connections import CONNECTIONS
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox, state_of

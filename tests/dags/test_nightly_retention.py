@@ -1,7 +1,7 @@
 import pytest
 
 from ebbtide.errors import CommitConflictError, ConfigurationError, SafetyError
-from ebbtide.orchestration.stages import NIGHT
+from ebbtide.orchestration.night import NIGHT
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import asset_events, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of

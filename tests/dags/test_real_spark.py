@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.report import render_run
-from ebbtide.tables.reader import open_lake
 from tests.dags.runs import asset_events, run_dag
 from tests.lake_sandbox import ROOT, LakeSandbox
 

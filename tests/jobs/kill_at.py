@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ebbtide.tables import commits
+from ebbtide.iceberg import commits
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ebbtide.tables.commits import Step
+from ebbtide.iceberg.commits import Step
 from tests.commit_points import record_hit
 from tests.lake_sandbox import ROOT, LakeSandbox
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError, EbbtideError, ExitCode, UnavailableError
-from ebbtide.log.names import TopicName
-from ebbtide.tables import application
-from ebbtide.tables.application import (
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs import application
+from ebbtide.runs.application import (
     exit_code,
     parse_now,
     run_topics,
     to_ms,
 )
-from ebbtide.tables.runs import Attempt, Outcome, append_run
-from ebbtide.tables.schema import RUNS_TABLE
-from ebbtide.tables.topics import current_snapshot
+from ebbtide.runs.runs_table import Attempt, Outcome, append_run
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log

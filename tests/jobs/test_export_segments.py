@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.log.names import TopicName
-from ebbtide.records.log_directory import list_log_directory
-from ebbtide.tables.commits import Step
-from ebbtide.tables.schema import RUNS_TABLE
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.settings.names import TopicName
+from ebbtide.records.files.log_directory import list_log_directory
 from tests.jobs.submit import KILLED, submit
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log

@@ -16,18 +16,18 @@ import pytest
 from confluent_kafka.admin import AdminClient, ResourceType
 
 from ebbtide.errors import ExitCode
-from ebbtide.log.connections import CONNECTIONS
-from ebbtide.log.names import TopicName
-from ebbtide.log.state import SLICE
-from ebbtide.tables.commits import Step
-from ebbtide.tables.schema import RUNS_TABLE
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import SLICE
 from tests.jobs.submit import KILLED, submit
 from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.consume import QUIET
 from tests.kafka.delete_broker import acl
 from tests.lake_sandbox import ROOT, LakeSandbox
-from tests.tables.live import CONNECTION, NOW_MS, Writer, connect, create, records_of
+from tests.stages.ingest_topic.live import CONNECTION, NOW_MS, Writer, connect, create, records_of
 from tests.tables.nights import at
 
 pytestmark = pytest.mark.broker

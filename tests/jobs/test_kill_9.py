@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.log.names import TopicName
-from ebbtide.tables.commits import Step
-from ebbtide.tables.topics import compare_and_set, load
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import compare_and_set, load
+from ebbtide.log.settings.names import TopicName
 from tests.jobs.submit import KILLED, submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table

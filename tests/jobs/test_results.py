@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.names import TopicName
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.results import BY_JOB, problems
+from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.report import partition_table, topic_table
-from ebbtide.tables.reader import open_lake
-from ebbtide.tables.schema import RUNS_TABLE
 from jobs import (
     clean_log,
     configure_topic,

@@ -1,7 +1,7 @@
 """DeleteRecords requests that a real broker and ebbtide are asked, and what they both answer.
 
 Every case has partitions of its own, of ten records with offsets 0 to 9. docs/conformance.md lists
-them; tests/tables/test_delete_records_against_a_broker.py compares.
+them; tests/stages/delete_records/test_delete_records_against_a_broker.py compares.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebbtide.log.batches import ABORT, COMMIT, Batch
+from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.compression import compress
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch

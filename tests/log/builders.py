@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.log.batches import Batch
-from ebbtide.log.segments import Segment
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.logical_segments import Segment
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 
 T0 = 1_700_000_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.logical_segments import Segment
 from ebbtide.log.retention import Expiry, Offsets, expire, record_limit
-from ebbtide.log.segments import Segment
-from ebbtide.log.state import PartitionState, parse_states, to_properties
+from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
 from tests.log.retention_model import FUTURE_MS, NOW_MS, Entry, Left, Log, bytes_of
 
 MAX_EVENT_TIME = "ebbtide.state.0.max-event-time-ms"

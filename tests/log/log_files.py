@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ebbtide.log.batches import ABORT, COMMIT, Batch
-from ebbtide.log.state import PartitionState
+from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
-from ebbtide.records.segment import read_records, segment_base_offset, walk_segment
+from ebbtide.records.files.segment_reader import read_records, segment_base_offset, walk_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from tests.log.plain_cleaner import Log, open_transactions, truncate
 

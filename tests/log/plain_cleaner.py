@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ebbtide.log.batches import HEADER_BYTES, Batch
-from ebbtide.log.cleaning import (
+from ebbtide.log.batch_header import HEADER_BYTES, Batch
+from ebbtide.log.compaction import (
     Round,
     Survivors,
     Verdict,
@@ -16,11 +16,11 @@ from ebbtide.log.cleaning import (
     judge,
     rewrite,
 )
-from ebbtide.log.config import TopicConfig
+from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
 from ebbtide.log.producers import LastRecord, carried, last_records, remembered
 from ebbtide.log.retention import Offsets, expire
-from ebbtide.log.segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
-from ebbtide.log.state import PartitionState
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.log.batches import Batch
-from ebbtide.log.config import MAX_LONG, TopicConfig, parse_config
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.logical_segments import Cleanable
 from ebbtide.log.producers import LastRecord
-from ebbtide.log.segments import Cleanable
+from ebbtide.log.settings.config import MAX_LONG, TopicConfig, parse_config
 from tests.kafka.oracle import (
     GrownSegment,
     LogState,

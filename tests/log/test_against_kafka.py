@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.batches import ABORT, COMMIT
-from ebbtide.log.config import TopicConfig, parse_config
+from ebbtide.log.batch_header import ABORT, COMMIT
+from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.compression import Codec
 from tests.kafka.oracle import OracleResult, Round, SourceLog, run_oracle

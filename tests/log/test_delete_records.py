@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.config import TopicConfig
 from ebbtide.log.delete_records import (
     HIGH_WATERMARK,
     Answer,
@@ -15,6 +14,7 @@ from ebbtide.log.delete_records import (
     topic_error,
     way_out,
 )
+from ebbtide.log.settings.config import TopicConfig
 from tests.lake_sandbox import ROOT, state_of
 
 DOCUMENTATION = (ROOT / "docs" / "delete_records.md").read_text()

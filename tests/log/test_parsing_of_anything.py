@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
-from ebbtide.log import config
-from ebbtide.log.connections import parse_connection
-from ebbtide.log.delete_request import OlderThan, parse_request
-from ebbtide.log.live import SLICE, Slice
-from ebbtide.log.marking import parse_from_offset
-from ebbtide.log.names import TopicName
-from ebbtide.log.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
-from ebbtide.log.replication import REPLICATION, Replication
-from ebbtide.log.state import MERGE, ROUND, parse_states
-from ebbtide.tables.merges import Merge
-from ebbtide.tables.rounds import CleaningRound
+from ebbtide.iceberg.unfinished.planned_merge import Merge
+from ebbtide.iceberg.unfinished.planned_round import CleaningRound
+from ebbtide.log.live_offsets import SLICE, Slice
+from ebbtide.log.replica_lag import REPLICATION, Replication
+from ebbtide.log.requests.delete_request import OlderThan, parse_request
+from ebbtide.log.requests.from_offset import parse_from_offset
+from ebbtide.log.settings import config
+from ebbtide.log.settings.connections import parse_connection
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
+from ebbtide.log.state.topic_state import MERGE, ROUND, parse_states
 
 # 10,000 inputs a test, of ten from one draw: drawn piece by piece they take Hypothesis minutes.
 EXAMPLES = settings(max_examples=1_000)

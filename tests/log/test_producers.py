@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.batches import ABORT, COMMIT, Batch
+from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.log.producers import LastRecord, carried, last_records, remembered
 from tests.log.builders import T0, data, emptied, ended, sent
 

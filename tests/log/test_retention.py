@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.config import TopicConfig
+from ebbtide.log.logical_segments import Segment
 from ebbtide.log.retention import Expiry, Offsets, Rule, expire
-from ebbtide.log.segments import Segment
+from ebbtide.log.settings.config import TopicConfig
 from tests.log.builders import T0, segment
 
 NOW_MS = T0 + 10_000

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.config import TopicConfig
+from ebbtide.log.settings.config import TopicConfig
 from tests.log.decided_retention import config_of, decided
 from tests.log.retention_model import EVENT_MS, FUTURE_MS, GRANULARITY, NOW_MS, POLICY, Entry, Log
 

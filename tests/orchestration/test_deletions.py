@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from ebbtide.lake.reader import Run, Topic
 from ebbtide.orchestration.deletions import newest_deletion
-from ebbtide.tables.reader import Run, Topic
 from tests.lake_sandbox import MIDNIGHT
 
 OUT = "3 records left the table on 2026-01-02 00:00 UTC"

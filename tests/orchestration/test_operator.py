@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.orchestration.attempt import run_now
-from ebbtide.orchestration.driver_input import (
+from ebbtide.orchestration.driver.attempt import run_now
+from ebbtide.orchestration.driver.inputs import (
     DriverFiles,
     check_arguments,
     driver_files,
@@ -145,7 +145,7 @@ def context_of(task: Any, **params: Any) -> Any:
 
 def command_of(dag_id: str, task_id: str) -> str:
     """The command line that the task would run, one option a line."""
-    from ebbtide.orchestration.attempt import attempt_of
+    from ebbtide.orchestration.driver.attempt import attempt_of
 
     task = operator_of(dag_id, task_id)
     context = context_of(task, **PARAMS[dag_id])
@@ -314,7 +314,7 @@ def test_arguments_that_no_command_line_holds_are_refused(
 
 def test_only_a_later_try_is_a_retry() -> None:
     """After a task was cleared, Airflow counts tries on and raises their maximum."""
-    from ebbtide.orchestration.attempt import attempt_of
+    from ebbtide.orchestration.driver.attempt import attempt_of
 
     task = operator_of("nightly_retention", "clean_log")
     context = context_of(task)

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
+from ebbtide.lake.reader import Run
+from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.outcome import (
     Failure,
     Outcome,
@@ -14,8 +16,6 @@ from ebbtide.orchestration.outcome import (
     request_of,
     unfinished,
 )
-from ebbtide.orchestration.stages import LowWatermark
-from ebbtide.tables.reader import Run
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 DIED = "Cannot execute: spark-submit. Error code is: 137."

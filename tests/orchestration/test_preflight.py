@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
-from ebbtide.log.state import to_properties
-from ebbtide.orchestration.preflight import check_form, check_request
-from ebbtide.tables.reader import Topic
+from ebbtide.lake.reader import Topic
+from ebbtide.log.state.topic_state import to_properties
+from ebbtide.orchestration.driver.preflight import check_form, check_request
 from tests.lake_sandbox import state_of
 
 STATES = {0: state_of(log_start_offset=5), 1: state_of()}

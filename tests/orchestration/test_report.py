@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
-from ebbtide.tables.reader import open_lake
 from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 

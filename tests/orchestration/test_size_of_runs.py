@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.attempt import CLOCK_SLACK, began
-from ebbtide.tables.java import iceberg_class
-from ebbtide.tables.reader import open_lake
-from ebbtide.tables.schema import MAX_RUN_MANIFEST_BYTES, RUNS_TABLE, create_runs
-from ebbtide.tables.topics import java_table
+from ebbtide.iceberg.schema import MAX_RUN_MANIFEST_BYTES, RUNS_TABLE, create_runs
+from ebbtide.iceberg.topics import java_table
+from ebbtide.lake.reader import open_lake
+from ebbtide.orchestration.driver.attempt import CLOCK_SLACK, began
+from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 
 TOPICS = 50

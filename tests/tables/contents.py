@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import PartitionState
 
 
 class Contents(NamedTuple):

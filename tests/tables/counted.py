@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
-from ebbtide.log.tally import seen_of, told_rows
-from ebbtide.tables.noticing import Counted, count_own
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.topics import current_snapshot, load
+from ebbtide.iceberg.foreign_changes import Counted, count_own
+from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.row_counts import seen_of, told_rows
+from ebbtide.runs.runs_table import Outcome
 
 
 def looking(spark: SparkSession, name: TopicName, job: Callable[[], Outcome]) -> Outcome:

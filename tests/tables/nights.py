@@ -8,16 +8,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.marking import FromOffset
-from ebbtide.log.names import TopicName
-from ebbtide.tables.commits import Step
-from ebbtide.tables.runs import Outcome
-from ebbtide.tables.stages.clean import execute_clean, finish_round, plan_clean, settle
-from ebbtide.tables.stages.expire import execute_expire, plan_expire
-from ebbtide.tables.stages.ingest import Source, ingest_segments
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
-from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.topics import Changes, compare_and_set, load
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Changes, compare_and_set, load
+from ebbtide.log.requests.from_offset import FromOffset
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean, settle
+from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

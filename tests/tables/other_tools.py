@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.names import TopicName
+from ebbtide.log.settings.names import TopicName
 
 REWRITE_ALL = "map('rewrite-all', 'true')"
 

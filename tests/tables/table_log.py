@@ -8,10 +8,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.batches import Batch
-from ebbtide.log.names import TopicName
+from ebbtide.iceberg.topics import load
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import Record
-from ebbtide.tables.topics import load
 from tests.log.plain_cleaner import Log
 
 

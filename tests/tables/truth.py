@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.batches import ABORT
-from ebbtide.log.names import TopicName
-from ebbtide.log.state import PartitionState
+from ebbtide.iceberg.topics import exists, java_table, load
+from ebbtide.log.batch_header import ABORT
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
-from ebbtide.tables.java import items
-from ebbtide.tables.topics import exists, java_table, load
+from ebbtide.spark.jvm import items
 
 Row = Mapping[str, Any]
 Place = tuple[int, int]  # partition, and offset or base offset

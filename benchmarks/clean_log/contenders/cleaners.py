@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.clean_log.data.cells import NOW_MS, Cell
 from benchmarks.clean_log.data.tables import NAME, PLAIN, PLAIN_COLUMNS
-from ebbtide.tables.stages.clean import execute_clean, plan_clean
-from ebbtide.tables.topics import load
+from ebbtide.iceberg.topics import load
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 
 Steps = dict[str, float]
 # Beyond that many keys, a broadcast is more than a driver of 2 GB should hold.

@@ -79,7 +79,7 @@ def prepare(cell: Cell, tables: Sequence[str]) -> CellData:
 
 def _make_topic(data: CellData) -> None:
     """Anew where the tables' columns or settings have changed since."""
-    schema = find_spec("ebbtide.tables.schema")
+    schema = find_spec("ebbtide.iceberg.schema")
     assert schema is not None
     assert schema.origin is not None
     made_of = sha256(Path(schema.origin).read_bytes()).hexdigest()

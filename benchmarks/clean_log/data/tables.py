@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from benchmarks.clean_log.data.cells import NOW_MS, SEGMENT_BYTES, Cell
 from benchmarks.clean_log.data.log_files import TOPIC
 from benchmarks.clean_log.data.prepared import PLAIN_TABLE
-from ebbtide.log.names import TopicName
-from ebbtide.log.state import to_properties
-from ebbtide.tables.commits import Step
-from ebbtide.tables.stages.ingest import Source, ingest_segments
-from ebbtide.tables.stages.mark import execute_mark, plan_mark
-from ebbtide.tables.stages.quarantine import RunOf
-from ebbtide.tables.topics import Changes, Topic, compare_and_set, load
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import to_properties
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
 
 NAME = TopicName("bench", TOPIC)
 PLAIN = "lake.plain.records"

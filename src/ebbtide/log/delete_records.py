@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from ebbtide.log.config import COMPACT, DELETE, TopicConfig
-from ebbtide.log.state import PartitionState
+from ebbtide.log.settings.config import COMPACT, DELETE, TopicConfig
+from ebbtide.log.state.topic_state import PartitionState
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1

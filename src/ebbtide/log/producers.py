@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ebbtide.log.batches import Batch
+from ebbtide.log.batch_header import Batch
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import NO_PRODUCER_ID, TRANSACTIONAL
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ebbtide.log.config import TopicConfig
-from ebbtide.log.segments import Segment
+from ebbtide.log.logical_segments import Segment
+from ebbtide.log.settings.config import TopicConfig
 
 
 class Rule(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ebbtide.log.batches import ABORT, COMMIT, Batch
+from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 
 
 class AbortedTransaction(NamedTuple):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
-from ebbtide.log.properties import max_snapshot_age_ms
+from ebbtide.lake.reader import Run, Topic
 from ebbtide.log.results import SnapshotsTopic
-from ebbtide.tables.reader import Run, Topic
+from ebbtide.log.state.properties import max_snapshot_age_ms
 
 JOB = "expire_snapshots"
 # How far back the report and the page look.

@@ -10,15 +10,15 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import EbbtideError
-from ebbtide.log.names import TopicName
-from ebbtide.orchestration.attempt import attempt_of, began
-from ebbtide.orchestration.causes import causes_of, explained
+from ebbtide.lake.reader import Lake, Run, newest, open_lake
+from ebbtide.log.settings.names import TopicName
+from ebbtide.orchestration.driver.attempt import attempt_of, began
+from ebbtide.orchestration.driver.causes import causes_of, explained
 from ebbtide.orchestration.house import INGESTED
+from ebbtide.orchestration.night import LowWatermark, grouped
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
-from ebbtide.orchestration.stages import LowWatermark, grouped
-from ebbtide.tables.reader import Lake, Run, newest, open_lake
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"

@@ -17,28 +17,28 @@ from airflow.sdk.exceptions import (
 )
 
 from ebbtide.errors import EbbtideError, ExitCode
-from ebbtide.log.delete_request import parse_request
-from ebbtide.orchestration.attempt import Attempt, attempt_of
-from ebbtide.orchestration.causes import explained
-from ebbtide.orchestration.driver_input import (
+from ebbtide.lake.reader import Lake, Run, newest, open_lake
+from ebbtide.log.requests.delete_request import parse_request
+from ebbtide.orchestration.driver.attempt import Attempt, attempt_of
+from ebbtide.orchestration.driver.causes import explained
+from ebbtide.orchestration.driver.inputs import (
     DriverFiles,
     check_arguments,
     driver_files,
     hidden_of_params,
     options_of_params,
 )
-from ebbtide.orchestration.kafka_connections import (
+from ebbtide.orchestration.driver.installation import paths
+from ebbtide.orchestration.driver.kafka_connections import (
     connections_needed,
     connections_of_topics,
     in_environment,
     set_in_environment,
 )
+from ebbtide.orchestration.driver.preflight import check_form, check_request
+from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
 from ebbtide.orchestration.pool import SPARK_POOL
-from ebbtide.orchestration.preflight import check_form, check_request
-from ebbtide.orchestration.settings import paths
-from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_state, nothing_to_do
-from ebbtide.tables.reader import Lake, Run, newest, open_lake
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import RequestError
-from ebbtide.log.delete_request import TIMEOUT_MS, parse_request
-from ebbtide.orchestration.stages import LowWatermark, low_watermarks_of_run
-from ebbtide.tables.reader import Run
+from ebbtide.lake.reader import Run
+from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
+from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
 
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
 LONGEST_CAUSE = 500

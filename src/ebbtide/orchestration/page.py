@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.reader import Lake, Run, Topic, newest, open_lake
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.tables.reader import Lake, Run, Topic, newest, open_lake
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.reader import Lake, Run, open_lake
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
@@ -22,7 +23,6 @@ from ebbtide.log.results import (
 )
 from ebbtide.orchestration.deletions import HISTORY, Deletion, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.tables.reader import Lake, Run, open_lake
 from ebbtide.text import (
     WIDTH,
     aligned,

@@ -15,10 +15,15 @@ import pyarrow as pa
 from ebbtide.errors import RequestError
 from ebbtide.records.arrays import to_ms
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_LEADER_EPOCH, NO_TIMESTAMP, TOMBSTONE
-from ebbtide.records.files import join
-from ebbtide.records.log_directory import PartitionDirectory, list_log_directory
-from ebbtide.records.segment import MAX_BATCH_BYTES, read_records, require_whole, walk_segment
-from ebbtide.records.segment_writer import without_kept_time
+from ebbtide.records.files.log_directory import PartitionDirectory, list_log_directory
+from ebbtide.records.files.segment_reader import (
+    MAX_BATCH_BYTES,
+    read_records,
+    require_whole,
+    walk_segment,
+)
+from ebbtide.records.files.segment_writer import without_kept_time
+from ebbtide.records.files.storage import join
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

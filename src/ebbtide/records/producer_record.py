@@ -11,8 +11,8 @@ from dataclasses import InitVar, dataclass, field
 from ebbtide.errors import RequestError
 from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.records.compression import Codec
-from ebbtide.records.files import join, resolve
-from ebbtide.records.log_directory_writer import open_segment, segment_name
+from ebbtide.records.files.log_directory_writer import open_segment, segment_name
+from ebbtide.records.files.storage import join, resolve
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
 

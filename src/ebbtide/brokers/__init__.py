@@ -1,0 +1,1 @@
+"""Kafka's brokers: admin client, producer, and Spark's Kafka source."""

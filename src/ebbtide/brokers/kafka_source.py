@@ -1,0 +1,101 @@
+"""Spark's Kafka source: ranges of a live topic's offsets as rows of a records table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from ebbtide.columns.live_records import SOURCE_COLUMNS, ActiveSegment, Appender
+from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.log.live_offsets import Isolation, Ranges
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.stages.ingest_segments.segment_source import INGESTED_SCHEMA
+
+_KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
+_DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
+_LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
+# Of an Arrow batch, if each record were as large as the largest that the topic takes.
+MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
+
+
+def source_frame(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    topic: str,
+    ranges: Ranges,
+    isolation: Isolation,
+) -> DataFrame:
+    """The records of these offsets, a Spark task a partition, in offset order."""
+    taken = {str(partition): found for partition, found in ranges.items()}
+    return (
+        spark.read.format("kafka")
+        .options(**options)
+        .option("kafka.isolation.level", isolation)
+        .option("assign", json.dumps({topic: sorted(ranges)}))
+        .option("startingOffsets", json.dumps({topic: {p: r.start for p, r in taken.items()}}))
+        .option("endingOffsets", json.dumps({topic: {p: r.end for p, r in taken.items()}}))
+        .option("failOnDataLoss", "true")
+        .option("includeHeaders", "true")
+        .load()
+        .select(*SOURCE_COLUMNS)
+    )
+
+
+def live_records(
+    source: DataFrame, active: Mapping[int, ActiveSegment], config: TopicConfig, now: datetime
+) -> DataFrame:
+    """The source's records, cut into batches and into segments that go on from `active`."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = max(1, min(MOST_ROWS, MOST_BYTES // max(1, config.max_message_bytes)))
+    source.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
+
+    def append(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        appender: Appender | None = None
+        schema = None
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            appender = appender or Appender(active[batch["partition"][0].as_py()], config, now)
+            schema = batch.schema
+            yield from _conform(appender.append(pa.Table.from_batches([batch])))
+        if appender is not None and schema is not None:
+            yield from _conform(appender.append(schema.empty_table(), is_last=True))
+
+    schema = from_arrow_schema(INGESTED_SCHEMA)
+    return source.mapInArrow(append, schema)  # type: ignore[arg-type]
+
+
+def _conform(table: pa.Table) -> list[pa.RecordBatch]:
+    rows: list[pa.RecordBatch] = (
+        table.select(INGESTED_SCHEMA.names).cast(INGESTED_SCHEMA).to_batches()
+    )
+    return rows
+
+
+@contextmanager
+def reading(topic: str, connection: str) -> Iterator[None]:
+    """What the source's Java client says of its brokers, as errors of ours."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as failure:
+        text = str(failure)
+        found = _KAFKA_ERROR.search(text)
+        if found is None and not _LOST.search(text):
+            raise
+        said = found.group(0) if found else "that offsets are gone"
+        message = (
+            f"expected Spark's Kafka source to read {topic} from the brokers of connection "
+            f"{connection!r}, found {said}"
+        )
+        if found and _DENIED.search(found[1]):
+            raise ConfigurationError(f"{message}; check that connection's user") from failure
+        raise UnavailableError(f"{message}; run it again once they can be reached") from failure

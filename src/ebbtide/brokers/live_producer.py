@@ -1,0 +1,114 @@
+"""Tombstones for the live topic behind a table: the one place where a driver produces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from ebbtide.brokers.live_topic import LiveTopic
+from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.log.requests.erase_request import Headers
+
+POLL_SECONDS = 0.1
+# A client that only reads may be configured for that too; these would keep a producer from its own.
+_OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
+
+# What no waiting changes.
+_FINAL = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_RECORD,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._AUTHENTICATION,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+)
+
+PartitionKey = tuple[int, bytes]
+
+
+def produce_tombstones(
+    live: LiveTopic, wanted: Iterable[PartitionKey], headers: Headers, timeout_ms: int
+) -> dict[PartitionKey, int]:
+    """Produce a tombstone for each key to its partition, each once; their offsets.
+
+    UnavailableError where not all were acknowledged in time: some may be in the topic then, and
+    a second tombstone of a key deletes no more than the first.
+    """
+    given = {name: value for name, value in live.settings.items() if name not in _OWN}
+    producer = Producer(
+        {
+            **given,
+            "enable.idempotence": "true",
+            "acks": "all",
+            "message.timeout.ms": str(max(1_000, timeout_ms)),
+            "log_level": "2",
+        }
+    )
+    topic = live.topic
+    offsets: dict[PartitionKey, int] = {}
+    refusals: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            refusals.append(error)
+        else:
+            offsets[_place(message)] = int(message.offset() or 0)
+
+    asked = list(wanted)
+    for partition, key in asked:
+        _produce(
+            producer, live.topic, partition=partition, key=key, headers=headers, told=delivered
+        )
+        if refusals:
+            break
+    producer.flush(max(1.0, timeout_ms / 1000))
+    _check_all(live.connection, topic, (len(offsets), len(asked)), refusals)
+    return offsets
+
+
+def _produce(
+    producer: Producer, topic: str, *, told: Any, headers: Headers, partition: int, key: bytes
+) -> None:
+    """Hand one over; where the queue is full, wait until some of it was sent."""
+    while True:
+        try:
+            producer.produce(
+                topic,
+                key=key,
+                value=None,
+                partition=partition,
+                headers=list(headers),
+                on_delivery=told,
+            )
+        except BufferError:
+            producer.poll(POLL_SECONDS)
+            continue
+        except KafkaException as refused:
+            told(refused.args[0], None)
+        producer.poll(0)
+        return
+
+
+def _place(message: Message) -> PartitionKey:
+    key: Any = message.key()
+    return int(message.partition() or 0), bytes(key)
+
+
+def _check_all(
+    connection: str, topic: str, counts: tuple[int, int], refusals: list[KafkaError]
+) -> None:
+    """What became of those that were not acknowledged; no message repeats a key."""
+    done, asked = counts
+    if done == asked:
+        return
+    found = f"{done} of them" + "".join(f", and {e.name()}: {e.str()}" for e in refusals[:1])
+    message = (
+        f"expected the brokers of connection {connection!r} to acknowledge {asked} tombstones for "
+        f"{topic}, found {found}"
+    )
+    if refusals and refusals[0].code() in _FINAL:
+        raise ConfigurationError(f"{message}; check the topic, and that connection's user")
+    raise UnavailableError(f"{message}; run it again once they can be reached")

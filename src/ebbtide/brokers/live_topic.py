@@ -1,0 +1,276 @@
+"""The live topic behind a table: the one place where a driver talks to a broker."""
+
+from __future__ import annotations
+
+import os
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refused
+from ebbtide.log.live_offsets import BrokerOffsets, Isolation
+from ebbtide.log.settings.connections import CONNECTIONS, parse_connection
+from ebbtide.log.settings.names import INTERNAL_TOPICS
+
+T = TypeVar("T")
+
+ANSWER_MS = 10_000  # how long a broker may take for what it answers at once
+POLL_SECONDS = 0.05
+_REFUSED_LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+_NO_ANSWER = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+)
+
+
+class Described(NamedTuple):
+    """What a topic is, as its brokers say it."""
+
+    topic_id: str
+    partitions: list[int]
+
+
+class LiveTopic:
+    """One topic of a running cluster."""
+
+    def __init__(
+        self,
+        admin: AdminClient,
+        connection: str,
+        topic: str,
+        answer_ms: int,
+        settings: Mapping[str, str],
+    ) -> None:
+        self.connection = connection
+        self.settings = settings  # librdkafka's
+        self.topic = topic
+        self._admin = admin
+        self._answer_s = answer_ms / 1000
+
+    @classmethod
+    def connect(cls, connection: str, topic: str, answer_ms: int = ANSWER_MS) -> Self:
+        """The topic by a connection of EBBTIDE_KAFKA_CONNECTIONS, once a broker has answered.
+
+        UnavailableError where none does within `answer_ms`, ConfigurationError where the
+        connection is missing, has settings that librdkafka refuses, or may not log in.
+        """
+        settings = parse_connection(connection, os.environ.get(CONNECTIONS))
+        errors: list[KafkaError] = []
+        try:
+            admin = AdminClient({**settings, "error_cb": errors.append})  # type: ignore[dict-item]
+        except KafkaException as error:
+            raise ConfigurationError(
+                f"expected librdkafka to take the settings of connection {connection!r}, found: "
+                f"{_without_values(error.args[0].str(), settings)}"
+            ) from None
+        live = cls(admin, connection, topic, answer_ms, settings)
+        described = admin.describe_cluster(request_timeout=live._answer_s)
+        while not (described.done() or _refused_login(errors)):
+            admin.poll(POLL_SECONDS)
+        if refusal := _refused_login(errors):
+            # The request itself would only say that it got no answer.
+            raise live._failed("to answer", KafkaException(refusal))
+        live._result("to answer", described)
+        return live
+
+    def topics(self) -> list[str]:
+        """All topics that the connection's user may see, but Kafka's own."""
+        try:
+            found = self._admin.list_topics(timeout=self._answer_s).topics
+        except KafkaException as error:
+            raise self._failed("to list their topics", error) from None
+        return sorted(set(found) - INTERNAL_TOPICS)
+
+    def partitions(self) -> list[int]:
+        """The partitions that the topic has."""
+        try:
+            return self._partitions()
+        except KafkaException as error:
+            raise self._failed(f"to describe {self.topic}", error) from None
+
+    @cached_property
+    def description(self) -> Described:
+        """The topic's id, as partition.metadata files write it, and its partitions; asked once."""
+        try:
+            found = self._described()
+        except KafkaException as error:
+            raise self._failed(f"to describe {self.topic}", error) from None
+        uuid = found.topic_id
+        halves = (uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
+        bits = b"".join(half.to_bytes(8, "big", signed=True) for half in halves)
+        topic_id = urlsafe_b64encode(bits).decode().rstrip("=")
+        return Described(topic_id, sorted(partition.id for partition in found.partitions))
+
+    @cached_property
+    def configs(self) -> dict[str, str]:
+        """The topic's configuration in effect, by Kafka's names; asked once."""
+        asked = ConfigResource(ResourceType.TOPIC, self.topic)
+        futures = self._admin.describe_configs([asked], request_timeout=self._answer_s)
+        found = self._result(f"to describe the configuration of {self.topic}", futures[asked])
+        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+
+    def offsets(self, partitions: Sequence[int], isolation: Isolation) -> dict[int, BrokerOffsets]:
+        """Each partition's offsets, and up to where a consumer of that isolation can read."""
+        starts, ends = self.log_start_offsets(partitions), self.log_end_offsets(partitions)
+        stable = ends
+        if isolation is Isolation.READ_COMMITTED:
+            stable = self._offsets(partitions, _latest(), IsolationLevel.READ_COMMITTED)
+        # Asked one after another, so a log that grows meanwhile has the largest end last.
+        return {p: BrokerOffsets(starts[p], max(ends[p], stable[p]), stable[p]) for p in partitions}
+
+    def log_start_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Each partition's log start offset, as its leader has it."""
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def log_end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Each partition's high watermark: up to there a consumer of it can read."""
+        return self._offsets(partitions, _latest())
+
+    def delete_records(self, offsets: Mapping[int, int], timeout_ms: int) -> dict[int, Answer]:
+        """The broker's answers to DeleteRecords up to these offsets; -1 is its high watermark.
+
+        A partition without an answer in time is REQUEST_TIMED_OUT, as the KIP's admin client says.
+        """
+        try:
+            known = self._partitions()
+        except KafkaException as error:
+            return dict.fromkeys(offsets, _refusal(error))
+        # The client would wait for a partition that is not there, and takes no offset below -1.
+        answers = {
+            p: refused(ErrorCode.OFFSET_OUT_OF_RANGE)
+            for p, o in offsets.items()
+            if o < HIGH_WATERMARK
+        } | {p: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for p in offsets if p not in known}
+        asked = [TopicPartition(self.topic, p, o) for p, o in offsets.items() if p not in answers]
+        if asked:
+            seconds = timeout_ms / 1000
+            futures = self._admin.delete_records(
+                asked, operation_timeout=seconds, request_timeout=seconds + self._answer_s
+            )
+            answers |= {found.partition: _answer(future) for found, future in futures.items()}
+        return answers
+
+    def committed(
+        self, groups: Sequence[str], partitions: Iterable[int]
+    ) -> dict[int, dict[str, int | None]]:
+        """What each consumer group has committed, {partition: {group: offset}}; None: nothing."""
+        found: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
+        for group in groups:
+            what = f"to say what group {group!r} has committed of {self.topic}"
+            for held in self._committed_by(group, list(found), what):
+                if held.error is not None:
+                    raise self._failed(what, KafkaException(held.error))
+                found[held.partition][group] = held.offset if held.offset >= 0 else None
+        return found
+
+    def _committed_by(self, group: str, partitions: list[int], what: str) -> list[TopicPartition]:
+        asked = [TopicPartition(self.topic, partition) for partition in partitions]
+        futures = self._admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, asked)], request_timeout=self._answer_s
+        )
+        held: list[TopicPartition] = self._result(what, futures[group]).topic_partitions
+        return held
+
+    def _partitions(self) -> list[int]:
+        return [partition.id for partition in self._described().partitions]
+
+    def _described(self) -> Any:
+        """The topic's description; unlike a listing, this creates no topic that is not there."""
+        described = self._admin.describe_topics(
+            TopicCollection([self.topic]), request_timeout=self._answer_s
+        )
+        return described[self.topic].result()
+
+    def _offsets(
+        self,
+        partitions: Iterable[int],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[int, int]:
+        asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
+        if not asked:
+            return {}
+        futures = self._admin.list_offsets(
+            asked, isolation_level=isolation, request_timeout=self._answer_s
+        )
+        return {
+            found.partition: self._result(f"to list the offsets of {self.topic}", future).offset
+            for found, future in futures.items()
+        }
+
+    def _result(self, what: str, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except KafkaException as error:
+            raise self._failed(what, error) from None
+
+    def _failed(self, what: str, error: KafkaException) -> EbbtideError:
+        found: KafkaError = error.args[0]
+        message = (
+            f"expected the brokers of connection {self.connection!r} {what}, "
+            f"found {found.name()}: {found.str()}"
+        )
+        if found.code() in _NO_ANSWER:
+            return UnavailableError(f"{message}; run it again once they can be reached")
+        return ConfigurationError(f"{message}; check the topic, and that connection's user")
+
+
+def list_topics(connection: str) -> list[str]:
+    """The topics that the connection's user may see, but Kafka's own."""
+    return LiveTopic.connect(connection, "").topics()
+
+
+def _latest() -> OffsetSpec:
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return latest
+
+
+def _refused_login(errors: Iterable[KafkaError]) -> KafkaError | None:
+    return next((error for error in errors if error.code() in _REFUSED_LOGIN), None)
+
+
+def _answer(future: Future[Any]) -> Answer:
+    try:
+        low_watermark = future.result().low_watermark
+    except KafkaException as error:
+        return _refusal(error)
+    return Answer(low_watermark, low_watermark)
+
+
+def _refusal(error: KafkaException) -> Answer:
+    """Kafka's code by its number; what the client says itself is that no answer came."""
+    found: KafkaError = error.args[0]
+    code = found.code()
+    if code in _NO_ANSWER:
+        return refused(ErrorCode.REQUEST_TIMED_OUT)
+    if code in ErrorCode._value2member_map_:
+        return refused(ErrorCode(code))
+    return refused(ErrorCode.UNKNOWN_SERVER_ERROR, note=f"{found.name()}: {found.str()}")
+
+
+def _without_values(text: str, settings: Mapping[str, str]) -> str:
+    """librdkafka quotes a value that it refuses, which may be a secret."""
+    for value in settings.values():
+        text = text.replace(value, "***") if value else text
+    return text

@@ -1,0 +1,1 @@
+"""Kafka's rules on whole Arrow columns; knows no Spark."""

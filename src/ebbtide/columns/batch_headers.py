@@ -1,0 +1,180 @@
+"""Batch headers as columns: what is asked of all of them, and the few that rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.logical_segments import Segment
+from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
+
+COLUMNS = (*Batch._fields, "segment", "max_event_time_ms", "append_time_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Batch rows of one partition in offset order: the columns of Batch, and some more."""
+
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> Int64s:
+        """A column of integers; -1 where there is none."""
+        column = self.table[name]
+        numbers = column.fill_null(-1) if column.null_count else column
+        return np.array(numbers.to_numpy(), np.int64)
+
+    def has_bit(self, bit: int) -> Bools:
+        """Whether the attributes of each have `bit` set."""
+        return np.asarray(self.column("attributes") & bit, np.bool_)
+
+    def where(self, mask: Bools) -> Headers:
+        """Those for which the mask is true."""
+        return Headers(self.table.filter(pa.array(mask)))
+
+    def batches(self) -> list[Batch]:
+        """All of them as values."""
+        columns = (self.table[name].to_pylist() for name in Batch._fields)
+        return [Batch(*row) for row in zip(*columns, strict=True)]
+
+    def at(self, rows: Int64s) -> Headers:
+        """Those at these row numbers."""
+        return Headers(self.table.take(pa.array(rows)))
+
+    def split(self, count: int) -> tuple[Headers, Headers]:
+        """The first `count`, and the others."""
+        return Headers(self.table.slice(0, count)), Headers(self.table.slice(count))
+
+    @property
+    def written_bases(self) -> Int64s:
+        """The base offset that each header holds."""
+        written = pc.coalesce(self.table["header_base_offset"], self.table["base_offset"])
+        return np.asarray(written.to_numpy(), np.int64).copy()
+
+    @property
+    def is_legacy(self) -> Bools:
+        """Which are of magic 0 or 1."""
+        return np.asarray(self.column("magic") < 2)
+
+    @property
+    def is_control(self) -> Bools:
+        """Which hold a control record, such as a transaction marker."""
+        return self.has_bit(CONTROL)
+
+    @property
+    def were_emptied_at_source(self) -> Bools:
+        """Which are markers of which Kafka too reads no more than the header."""
+        is_empty = self.column("record_count") == 0
+        has_no_type = self.table["control_type"].is_null().to_numpy()
+        return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
+
+    def is_astride(self, offset: int) -> Bools:
+        """Which begin below the offset and end at or after it."""
+        return (self.written_bases < offset) & (self.column("last_offset") >= offset)
+
+    @property
+    def is_in_transaction(self) -> Bools:
+        """Transactional data and control batches: what transactions can be told from."""
+        return self.has_bit(CONTROL | TRANSACTIONAL)
+
+    @property
+    def of_last_records(self) -> Headers:
+        """What each producer's last record can be told from: its last data, markers after it."""
+        producers, bases = self.column("producer_id"), self.column("base_offset")
+        is_control = self.is_control
+        ids, numbers = np.unique(producers, return_inverse=True)
+        last_data = np.full(len(ids), -1, np.int64)
+        np.maximum.at(last_data, numbers[~is_control], bases[~is_control])
+        is_needed = np.where(is_control, bases > last_data[numbers], bases == last_data[numbers])
+        return self.where(is_needed & (producers != NO_PRODUCER_ID))
+
+
+def of_bereaved(headers: Headers, removed: Int64s, first_segment_offset: int) -> Headers:
+    """What `carried` has to see of the producers that lose the row that spoke for them.
+
+    That is their newest row, or a marker while data lies below the first segment.
+    """
+    speaks = ~headers.were_emptied_at_source & (headers.column("producer_id") != NO_PRODUCER_ID)
+    headers = headers.where(speaks)
+    bases, producers = headers.column("base_offset"), headers.column("producer_id")
+    ids, numbers = np.unique(producers, return_inverse=True)
+    is_removed, is_control = np.isin(bases, removed), headers.is_control
+    is_row_only = bases < first_segment_offset
+    newest, newest_left = np.full(len(ids), -1, np.int64), np.full(len(ids), -1, np.int64)
+    np.maximum.at(newest, numbers, bases)
+    np.maximum.at(newest_left, numbers[~is_removed], bases[~is_removed])
+    loses_newest = newest != newest_left
+    loses_marker, has_row_only = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.bool_)
+    loses_marker[numbers[is_removed & is_control]] = True
+    has_row_only[numbers[is_row_only]] = True
+    is_asked = (loses_newest | (loses_marker & has_row_only))[numbers]
+    is_told = is_control | is_row_only | (bases == newest[numbers])
+    is_told |= bases == newest_left[numbers]
+    return headers.where(is_asked & is_told)
+
+
+def of_partitions(rows: pa.Table) -> dict[int, Headers]:
+    """The rows of each partition among `rows`, which name it in a column `partition`."""
+    rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+    found = np.unique(rows["partition"].to_numpy(), return_index=True, return_counts=True)
+    return {
+        int(partition): Headers(rows.slice(start, count))
+        for partition, start, count in zip(*found, strict=True)
+    }
+
+
+def segment_totals(headers: Headers, segments: Sequence[tuple[int, int]]) -> list[Segment]:
+    """Logical segments, given as (base offset, modified ms), with what their batches add up to.
+
+    What lies before the first one is kept for its producer only, and counts for none.
+    """
+    bases = headers.column("base_offset")
+    firsts = np.searchsorted(bases, [base for base, _ in segments])
+    ends = [*firsts[1:], len(bases)]
+    sizes, times = headers.column("size_bytes"), headers.column("max_timestamp_ms")
+    event_times, append_times = (
+        headers.column("max_event_time_ms"),
+        headers.column("append_time_ms"),
+    )
+    counts = np.where(headers.is_control, 0, headers.column("record_count"))
+    return [
+        Segment(
+            base,
+            modified_ms,
+            size_bytes=int(sizes[first:end].sum()),
+            max_timestamp_ms=int(times[first:end].max(initial=-1)),
+            first_batch_timestamp_ms=int(times[first]) if first < end else None,
+            max_event_time_ms=int(event_times[first:end].max(initial=-1)),
+            max_append_time_ms=int(append_times[first:end].max(initial=-1)),
+            record_count=int(counts[first:end].sum()),
+        )
+        for (base, modified_ms), first, end in zip(segments, firsts, ends, strict=True)
+    ]
+
+
+def open_transactions(headers: Headers) -> OpenTransactions:
+    """The transactions that the batches leave undecided."""
+    transactions = OpenTransactions()
+    for batch in headers.where(headers.is_in_transaction).batches():
+        transactions.append(batch)
+    return transactions
+
+
+def stable_offset(headers: Headers, log_start_offset: int, log_end_offset: int) -> int:
+    """The last stable offset: what lies below it is decided."""
+    visible = headers.where(headers.column("last_offset") >= log_start_offset)
+    return visible_stable_offset(
+        open_transactions(headers).last_stable_offset(log_end_offset),
+        log_start_offset=log_start_offset,
+        log_end_offset=log_end_offset,
+        first_batch_offset=int(visible.written_bases[0]) if len(visible) else None,
+    )

@@ -1,0 +1,135 @@
+"""A cleaner round over the records of one segment, column by column.
+
+Kafka: Cleaner.buildOffsetMap, Cleaner.shouldRetainRecord, MemoryRecords.filterTo. The offset map
+is unbounded here and compares whole keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.keys import last_of_each
+from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
+from ebbtide.columns.segment_records import Records
+from ebbtide.log.compaction import Round, Verdict, are_tombstones_due
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.records.attributes import DELETE_HORIZON
+
+# Why a record goes, in the order in which the rules are asked.
+ABORTED = "aborted"
+KEYLESS = "keyless"
+SUPERSEDED = "superseded"
+TOMBSTONE = "tombstone"
+RULES = (ABORTED, KEYLESS, SUPERSEDED, TOMBSTONE)
+
+# Records judged at a time.
+ROWS_AT_ONCE = 65_536
+
+# (keys, offsets) of records -> whether the dirty part holds the key at a later offset
+IsSuperseded = Callable[[pa.ChunkedArray, Int64s], Bools]
+
+
+class SegmentEffect(NamedTuple):
+    """What a round does to the data batches of one segment."""
+
+    is_victim: Bools
+    by_rule: dict[str, int]
+    tombstones_kept: int
+    tombstones_held_back: int  # of those kept: due, but for a replica that ends before them
+    rewriting: Rewriting
+
+
+def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
+    """`key, offset`: where each key was written last in the dirty part, aborted data left out.
+
+    `rows` has `offset, batch, key`; `discarded` are the base offsets of aborted batches.
+    """
+    is_dirty = rows["offset"].to_numpy() >= first_dirty_offset
+    is_dirty &= ~np.isin(rows["batch"].to_numpy(), list(discarded))
+    is_dirty &= rows["key"].is_valid().to_numpy()
+    _, latest = last_of_each(rows.select(["key", "offset"]).filter(pa.array(is_dirty)))
+    return latest
+
+
+def clean_segment(
+    rows: pa.Table,
+    headers: Headers,
+    verdicts: Mapping[int, Verdict],
+    is_superseded: IsSuperseded,
+    this_round: Round,
+    future_limit_ms: int,
+) -> SegmentEffect:
+    """The round over the records of one segment: `rows` has COLUMNS, in offset order.
+
+    `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
+    offset; `is_superseded` is the offset map's word on records.
+    """
+    batches = rows["batch"].to_numpy()
+    held = headers.where(np.isin(headers.column("base_offset"), batches))
+    rules, rewritings, held_back = [], [], 0
+    for start, end in _some_batches(batches):
+        records = Records.of(rows.slice(start, end - start), future_limit_ms)
+        mine, held = held.split(len(records.bases))
+        found = is_superseded(records.keys, records.offsets)
+        due = _has_due_tombstones(mine, this_round)
+        is_held_back = mine.column("last_offset") >= this_round.held_back_from
+        rules.append(_rules(records, verdicts, found, due & ~is_held_back))
+        is_waiting = records.is_tombstone & (due & is_held_back)[records.batch_of]
+        held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
+        rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
+    rule = np.concatenate(rules)
+    return SegmentEffect(
+        rule > 0,
+        {name: int(np.count_nonzero(rule == code)) for code, name in enumerate(RULES, 1)},
+        int(np.count_nonzero((rule == 0) & rows["is_tombstone"].to_numpy())),
+        held_back,
+        Rewriting.of_all(rewritings),
+    )
+
+
+def _some_batches(batches: Int64s) -> Iterator[tuple[int, int]]:
+    """Spans of rows, each of whole batches, that together fit in a processor's cache."""
+    starts = np.append(np.flatnonzero(batches[1:] != batches[:-1]) + 1, len(batches))
+    start = 0
+    while start < len(batches):
+        number = int(np.searchsorted(starts, start + ROWS_AT_ONCE))
+        end = int(starts[min(number, len(starts) - 1)])
+        yield start, end
+        start = end
+
+
+def _rules(
+    records: Records,
+    verdicts: Mapping[int, Verdict],
+    is_superseded: Bools,
+    drops_tombstones: Bools,
+) -> npt.NDArray[np.int8]:
+    """For each record the number of the rule by which it goes; 0 where it stays.
+
+    `drops_tombstones` says so for each batch.
+    """
+    discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
+    is_discarded = np.isin(records.bases, discarded)[records.batch_of]
+    conditions = (
+        is_discarded,
+        records.keys.is_null().to_numpy(False),
+        is_superseded,
+        records.is_tombstone & drops_tombstones[records.batch_of],
+    )
+    rules = np.zeros(len(records.offsets), np.int8)
+    for code, holds in reversed(list(enumerate(conditions, 1))):
+        rules[holds] = code
+    return rules
+
+
+def _has_due_tombstones(headers: Headers, this_round: Round) -> Bools:
+    """For each batch whether its tombstones may go, as far as its horizon or age says."""
+    due = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
+    due[due] = [are_tombstones_due(b, this_round) for b in headers.where(due).batches()]
+    return due

@@ -1,0 +1,276 @@
+"""What Spark's Kafka source hands over, as rows of a records table: cut into batches and segments.
+
+The source says nothing of record batches, so those here are ours: as many records as fit. Where
+segments begin is decided as Kafka's LogSegment.shouldRoll decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbtide.columns.segment_records import v2_record_bytes, varint_bytes
+from ebbtide.log.batch_header import HEADER_BYTES
+from ebbtide.log.logical_segments import MAX_INT
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.records.arrays import Bools, Int64s, to_ms
+from ebbtide.records.attributes import (
+    LOG_APPEND_TIME,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+)
+from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE
+
+# Columns of the source, with `partition` and `offset` as it names them.
+SOURCE_COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+STAMPED = 1  # a timestampType: LogAppendTime
+MIN_RECORD_BYTES = 4  # attributes, two deltas and the length, without key, value and headers
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+class AppendedBatch(NamedTuple):
+    """What rolling looks at in a new batch; times in ms since the epoch."""
+
+    base_offset: int
+    last_offset: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    size_bytes: int
+
+
+class ActiveSegment(NamedTuple):
+    """The segment that grows, as far as rolling it needs to know; times in ms since the epoch."""
+
+    base_offset: int
+    created_ms: int
+    size_bytes: int = 0
+    first_timestamp_ms: int = NO_TIMESTAMP  # of its first record
+
+    def is_old_at(self, timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
+        """Whether segment.ms has passed since the first record, or by the clock if it has no time.
+
+        Kafka goes by the largest timestamp of the first batch. Batches here are larger than what
+        producers send, so by its first record's, which rolls where small batches would have.
+        """
+        if self.first_timestamp_ms >= 0:
+            return timestamp_ms - self.first_timestamp_ms > config.segment_ms
+        return self.size_bytes > 0 and now_ms - self.created_ms > config.segment_ms
+
+    def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
+        """Whether the batch begins a new segment (LogSegment.shouldRoll)."""
+        # A single record may be larger than a segment; Kafka would not have taken it.
+        is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
+        is_far = batch.last_offset - self.base_offset > MAX_INT
+        return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
+
+    def with_batch(self, batch: AppendedBatch) -> ActiveSegment:
+        """The segment once it holds the batch too."""
+        first_ms = self.first_timestamp_ms if self.size_bytes else batch.first_timestamp_ms
+        size_bytes = self.size_bytes + batch.size_bytes
+        return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
+
+
+class Rows(NamedTuple):
+    """Records of one partition in offset order; times in ms since the epoch, -1 for none."""
+
+    offsets: Int64s
+    timestamps_ms: Int64s
+    is_stamped: Bools  # by the broker's clock
+    size_bytes: Int64s
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Rows:
+        """The rows of the source."""
+        return cls(
+            table["offset"].to_numpy(),
+            to_ms(table["timestamp"]),
+            table["timestampType"].to_numpy() == STAMPED,
+            payload_bytes(table),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def batch_of(self, span: slice) -> AppendedBatch:
+        """The batch that these rows are."""
+        times, offsets = self.timestamps_ms[span], self.offsets[span]
+        sizes = v2_record_bytes(times - times[0], offsets - offsets[0], self.size_bytes[span])
+        return AppendedBatch(
+            int(offsets[0]),
+            int(offsets[-1]),
+            int(times[0]),
+            int(times.max()),
+            HEADER_BYTES + int(sizes.sum()),
+        )
+
+    def splits(self) -> Int64s:
+        """Rows that no batch holds together with the row before.
+
+        One flag in a batch's header says whose clock it was, and then all have one timestamp.
+        """
+        is_other = self.is_stamped[1:] != self.is_stamped[:-1]
+        is_later = self.is_stamped[1:] & (self.timestamps_ms[1:] != self.timestamps_ms[:-1])
+        return np.flatnonzero(is_other | is_later) + 1
+
+
+class Appender:
+    """One partition's log: takes rows in offset order and says where each of them lies."""
+
+    def __init__(self, active: ActiveSegment, config: TopicConfig, now: datetime) -> None:
+        self._active = active
+        self._config = config
+        self._now = pa.scalar(now, _TIME)
+        self._now_ms = int(now.timestamp() * 1000)
+        self._waiting: pa.Table | None = None  # rows of a batch that may still grow
+
+    def append(self, table: pa.Table, *, is_last: bool = False) -> pa.Table:
+        """Rows of the records table for all batches that are complete, with those that waited."""
+        if self._waiting is not None:
+            table = pa.concat_tables([self._waiting, table])
+        rows = Rows.of(table)
+        bases, segments, counts = [], [], []
+        for batch, count in self._batches(rows, is_last=is_last):
+            if self._active.must_roll(batch, self._config, self._now_ms):
+                self._active = ActiveSegment(batch.base_offset, self._now_ms)
+            self._active = self._active.with_batch(batch)
+            bases.append(batch.base_offset)
+            segments.append(self._active.base_offset)
+            counts.append(count)
+        done = sum(counts)
+        self._waiting = table.slice(done)
+        return to_records(
+            table.slice(0, done),
+            np.repeat(np.array(bases, np.int64), counts),
+            np.repeat(np.array(segments, np.int64), counts),
+            self._now,
+        )
+
+    def _batches(self, rows: Rows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
+        """Each batch with its count of rows; unless it `is_last`, one that may grow is left out."""
+        splits = np.append(rows.splits(), len(rows))
+        least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
+        start = 0
+        while start < len(rows):
+            split = int(splits[np.searchsorted(splits, start, side="right")])
+            before = int(least[start - 1]) if start else 0
+            reach = int(np.searchsorted(least, before + self._max_batch_bytes, side="right")) + 1
+            count = self._fitting(rows, slice(start, min(split, reach)))
+            if start + count == len(rows) and not is_last:
+                return
+            yield rows.batch_of(slice(start, start + count)), count
+            start += count
+
+    def _fitting(self, rows: Rows, span: slice) -> int:
+        """How many of the rows one batch holds, at least one: as many as fit and do not roll."""
+        times, offsets = rows.timestamps_ms[span], rows.offsets[span]
+        deltas = offsets - offsets[0]
+        sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
+        fits = (HEADER_BYTES + np.cumsum(sizes) <= self._max_batch_bytes) & (deltas <= MAX_INT)
+        first_ms = self._active.first_timestamp_ms
+        if first_ms < 0 or self._active.is_old_at(int(times[0]), self._config, self._now_ms):
+            first_ms = int(times[0])
+        if first_ms >= 0:
+            fits &= times - first_ms <= self._config.segment_ms
+        return max(1, int(np.argmin(np.append(fits, np.False_))))
+
+    @property
+    def _max_batch_bytes(self) -> int:
+        return min(self._config.max_message_bytes, self._config.segment_bytes)
+
+
+def payload_bytes(table: pa.Table) -> Int64s:
+    """The column `size_bytes`: key, value and headers as v2 encodes them."""
+    headers = table["headers"].combine_chunks()
+    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
+    flat = headers.flatten()
+    names, values = (pc.struct_field(flat, name) for name in ("key", "value"))
+    of_each = nullable_bytes(pc.binary_length(names)) + nullable_bytes(pc.binary_length(values))
+    ends = np.cumsum(counts)
+    before = np.concatenate([[0], np.cumsum(of_each)])
+    of_headers = before[ends] - before[ends - counts]
+    own = (nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value"))
+    return np.asarray(sum(own) + varint_bytes(counts) + of_headers, np.int64)
+
+
+def nullable_bytes(lengths: pa.Array | pa.ChunkedArray) -> Int64s:
+    """Bytes of byte strings of these lengths, each with its length as varint; null is -1."""
+    found = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
+    return np.asarray(varint_bytes(found) + np.maximum(found, 0), np.int64)
+
+
+def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scalar) -> pa.Table:
+    """Rows of the source as rows of the records table."""
+    count = table.num_rows
+    is_timed = pc.not_equal(pc.cast(table["timestamp"], pa.int64()), NO_TIMESTAMP * 1000)
+    timestamp = pc.if_else(is_timed, table["timestamp"], pa.scalar(None, _TIME))
+    is_stamped = pc.equal(table["timestampType"], STAMPED)
+    empty = pa.scalar([], HEADERS_TYPE)
+    return pa.table(
+        {
+            "partition": table["partition"],
+            "offset": table["offset"],
+            "segment": segments,
+            "batch": batches,
+            "timestamp": timestamp,
+            "event_time": timestamp,
+            "append_time": pc.if_else(is_stamped, pc.coalesce(timestamp, now), now),
+            "key": table["key"],
+            "value": table["value"],
+            "headers": pc.coalesce(table["headers"].cast(HEADERS_TYPE), empty),
+            "attributes": pa.array(np.zeros(count, np.int32)),
+            "is_tombstone": pa.repeat(pa.scalar(False), count),
+            "tombstone_by": pa.nulls(count, pa.string()),
+            "size_bytes": payload_bytes(table).astype(np.int32),
+        }
+    )
+
+
+def to_headers(records: pa.Table, is_stamped: Bools) -> pa.Table:
+    """Partition, segment and header of each batch, made from its records.
+
+    `records` are rows of the records table by partition and offset; `is_stamped` says of each
+    whether its timestamp is the broker's. No header says who wrote a batch.
+    """
+    partitions, batches = records["partition"].to_numpy(), records["batch"].to_numpy()
+    offsets, times = records["offset"].to_numpy(), to_ms(records["timestamp"])
+    is_first = np.ones(len(batches), np.bool_)
+    is_first[1:] = (batches[1:] != batches[:-1]) | (partitions[1:] != partitions[:-1])
+    is_again = np.zeros(len(batches), np.bool_)
+    is_again[1:] = ~is_first[1:] & (offsets[1:] == offsets[:-1])
+    starts = np.flatnonzero(is_first)
+    batch_of = np.cumsum(is_first) - 1
+    lasts = np.append(starts[1:], len(batches))[: len(starts)] - 1
+    sizes = v2_record_bytes(
+        times - times[starts][batch_of],
+        offsets - batches,
+        records["size_bytes"].to_numpy().astype(np.int64),
+    )
+    count = len(starts)
+    known = {
+        "base_offset": batches[starts],
+        "last_offset": offsets[lasts],
+        "magic": np.full(count, 2),
+        "attributes": np.where(is_stamped[starts], LOG_APPEND_TIME, 0),
+        "base_timestamp_ms": times[starts],
+        "max_timestamp_ms": np.maximum.reduceat(times, starts),
+        "producer_id": np.full(count, NO_PRODUCER_ID),
+        "producer_epoch": np.full(count, NO_PRODUCER_EPOCH),
+        "base_sequence": np.full(count, NO_SEQUENCE),
+        "record_count": np.add.reduceat(~is_again, starts, dtype=np.int64),
+        "size_bytes": HEADER_BYTES + np.add.reduceat(sizes, starts),
+    }
+    columns = {
+        field.name: pa.array(known[field.name], pa.int64()).cast(field.type)
+        if field.name in known
+        else pa.nulls(count, field.type)
+        for field in BATCH_SCHEMA
+    }
+    where = {name: records[name].take(pa.array(starts)) for name in ("partition", "segment")}
+    return pa.table({**where, **columns})

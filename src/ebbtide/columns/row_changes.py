@@ -1,0 +1,65 @@
+"""What a round changes of batch rows, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbtide.log.batch_header import Batch
+
+# Of a row that is removed, the columns after `is_removed` say nothing.
+CHANGES = pa.schema(
+    [
+        ("base_offset", pa.int64()),
+        ("is_removed", pa.bool_()),
+        ("max_event_time_ms", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("magic", pa.int32()),
+        ("attributes", pa.int32()),
+        ("base_timestamp_ms", pa.int64()),
+        ("max_timestamp_ms", pa.int64()),
+        ("record_count", pa.int32()),
+        ("size_bytes", pa.int32()),
+        ("header_base_offset", pa.int64()),
+        ("producer_timestamp_ms", pa.int64()),
+    ]
+)
+# The columns of a batch that a round may change, beside its event time; its CRC goes.
+CHANGED = tuple(CHANGES.names[3:])
+_SEGMENT = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
+
+
+def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
+    """CHANGES of batches as values: (before, after or None, max event time in ms)."""
+    left = [after or before for before, after, _ in changes]
+    return pa.table(
+        {
+            "base_offset": [before.base_offset for before, _, _ in changes],
+            "is_removed": [after is None for _, after, _ in changes],
+            "max_event_time_ms": [newest for _, _, newest in changes],
+            **{name: [getattr(batch, name) for batch in left] for name in CHANGED},
+        },
+        schema=CHANGES,
+    )
+
+
+def in_segment(partition: int, segment: int, changes: pa.Table) -> pa.Table:
+    """The changes with the `partition` and `segment` of their rows."""
+    places = [partition] * changes.num_rows, [segment] * changes.num_rows
+    columns = [pa.array(of, field.type) for of, field in zip(places, _SEGMENT, strict=True)]
+    return pa.table([*columns, *changes.columns], names=[*_SEGMENT.names, *CHANGES.names])
+
+
+def no_changes() -> pa.Table:
+    """Changes of no segment."""
+    return in_segment(0, 0, CHANGES.empty_table())
+
+
+def after_changes(batch: Batch, changes: pa.Table) -> Batch:
+    """The batch with what `changes` says of it; one that they remove stays as it was."""
+    is_of = (pc.field("base_offset") == batch.base_offset) & ~pc.field("is_removed")
+    return batch._replace(
+        **{name: row[name] for row in changes.filter(is_of).to_pylist() for name in CHANGED}
+    )

@@ -1,1 +1,0 @@
-"""DataFrame to DataFrame: what the decisions look like on whole tables."""

@@ -1,0 +1,1 @@
+"""Data files, their rows and deletion vectors, read and committed one by one."""

@@ -1,0 +1,270 @@
+"""A table's data files by segment: planned on the driver, read and written in tasks.
+
+Spark's scan would hand each row through the JVM, and a DELETE would read the table a second time
+(docs/adr/0004). Format: Iceberg table spec, deletion vectors; Puffin spec, deletion-vector-v1.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.java_gateway import JavaObject
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.files.field_ids import TableColumn, columns_of, read_file, together
+from ebbtide.iceberg.topics import java_table
+from ebbtide.records.files.storage import resolve_location as resolve
+from ebbtide.spark.conditions import any_expression
+from ebbtide.spark.jvm import iceberg_class
+
+Offsets = npt.NDArray[np.int64]
+MAX_OFFSET = 2**63 - 1
+_MAGIC = bytes.fromhex("d1d33964")
+
+
+class Vector(NamedTuple):
+    """Where a deletion vector lies: a blob of a Puffin file."""
+
+    path: str
+    position: int
+    size_bytes: int
+
+
+class DataFile(NamedTuple):
+    """A Parquet file and the positions that are deleted from it."""
+
+    path: str
+    record_count: int
+    vector: Vector | None
+
+
+class SegmentFiles(NamedTuple):
+    """The files of one physical segment."""
+
+    partition: int
+    segment: int
+    files: tuple[DataFile, ...]
+    columns: tuple[TableColumn, ...]
+
+    @property
+    def record_count(self) -> int:
+        """Rows, the deleted ones too."""
+        return sum(file.record_count for file in self.files)
+
+
+class SegmentRows(NamedTuple):
+    """Live rows of a segment in the order of `by`, and where each of them lies."""
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
+    positions: Offsets
+
+
+class Deletion(NamedTuple):
+    """All positions deleted from a file, as a deletion vector, in place of `vector`."""
+
+    file: DataFile
+    blob: bytes
+    cardinality: int
+
+
+def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
+    """For each partition an offset below which all of its units begin."""
+    ends: dict[int, int] = {}
+    for unit in units:
+        ends[unit.partition] = max(ends.get(unit.partition, 0), unit.segment + 1)
+    return ends
+
+
+def count_rows(units: Iterable[SegmentFiles]) -> int:
+    """How many rows the units' files hold, the deleted ones too."""
+    return sum(unit.record_count for unit in units)
+
+
+def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
+    """The rows of each (partition, segment), in the order of the column `by`."""
+    order = [("partition", "ascending"), ("segment", "ascending"), (by, "ascending")]
+    rows = rows.sort_by(order)
+    keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
+    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    # Copies, since a slice takes all of the table along when it is sent to a task.
+    return {
+        (int(partition), int(segment)): rows.take(np.arange(start, start + count))
+        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
+    }
+
+
+def plan_segments(
+    spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
+) -> list[SegmentFiles]:
+    """Segments below each partition's end offset, in offset order, as of a snapshot."""
+    parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
+    columns = columns_of(spark, loaded)
+    found: dict[tuple[int, int], list[DataFile]] = {}
+    for task in scan_tasks(spark, loaded, snapshot, ends):
+        described = json.loads(parser.toJson(task))
+        found.setdefault(segment_of_task(described, columns), []).append(data_file(described))
+    return [
+        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns)
+        for partition, segment in sorted(found)
+    ]
+
+
+def scan_tasks(
+    spark: SparkSession, table: JavaObject, snapshot: int, ends: Mapping[int, int]
+) -> list[JavaObject]:
+    """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    both = getattr(expressions, "and")  # a word of Python, so it is asked for by name
+    below = (
+        both(expressions.equal("partition", partition), expressions.lessThan("segment", end))
+        for partition, end in ends.items()
+    )
+    return planned_tasks(table, snapshot, any_expression(spark, below))
+
+
+def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
+    """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches."""
+    if table.snapshot(snapshot) is None:
+        raise CommitConflictError(
+            f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
+            "that another tool expired it meanwhile; run the job again"
+        )
+    tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
+    try:
+        iterator = tasks.iterator()
+        found = []
+        while iterator.hasNext():
+            found.append(iterator.next())
+        return found
+    finally:
+        tasks.close()
+
+
+def segment_of_task(task: Mapping[str, Any], columns: Sequence[TableColumn]) -> tuple[int, int]:
+    """Partition and segment of a file, also where somebody partitioned the table by more."""
+    ids = {column.name: column.field_id for column in columns}
+    values = {
+        field["source-id"]: value
+        for field, value in zip(task["spec"]["fields"], task["data-file"]["partition"], strict=True)
+        if field["transform"] == "identity"
+    }
+    try:
+        return values[ids["partition"]], values[ids["segment"]]
+    except KeyError:
+        raise ConfigurationError(
+            f"expected {task['data-file']['file-path']} to be of one partition and segment, found "
+            f"it partitioned by {[field['name'] for field in task['spec']['fields']]}; add "
+            "`partition` and `segment` to the table's partition fields again and rewrite its files"
+        ) from None
+
+
+def data_file(task: Mapping[str, Any]) -> DataFile:
+    """The file that a scan task, as Iceberg describes it in JSON, reads."""
+    deletes, file_format = task["delete-files"], task["data-file"]["file-format"]
+    if file_format.lower() != "parquet":
+        raise ConfigurationError(
+            f"expected {task['data-file']['file-path']} to be Parquet, found {file_format}; set "
+            "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
+        )
+    vector = None
+    if deletes:
+        (delete,) = deletes
+        vector = Vector(
+            delete["file-path"], delete["content-offset"], delete["content-size-in-bytes"]
+        )
+    return DataFile(task["data-file"]["file-path"], task["data-file"]["record-count"], vector)
+
+
+def read_segment(
+    unit: SegmentFiles, columns: Sequence[str] | None, by: str = "offset"
+) -> SegmentRows:
+    """The segment's live rows in the order of the column `by`; only `columns`, None for all."""
+    tables, files, positions = [], [], []
+    wanted = [column for column in unit.columns if columns is None or column.name in columns]
+    for number, file in enumerate(unit.files):
+        table, live = _read_file(file, wanted)
+        tables.append(table)
+        positions.append(live)
+        files.append(np.full(len(live), number, np.int32))
+    table = together(tables, wanted)
+    rows = SegmentRows(table, np.concatenate(files), np.concatenate(positions))
+    order = rows.table[by].to_numpy()
+    if np.all(order[1:] > order[:-1]):
+        return rows
+    sorting = np.argsort(order, kind="stable")
+    return SegmentRows(rows.table.take(sorting), rows.files[sorting], rows.positions[sorting])
+
+
+def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
+    """All columns of the rows at these ascending positions; only row groups that hold any."""
+    tables, start = [], 0
+    with _open(file.path) as handle:
+        opened = pq.ParquetFile(handle)
+        for group in range(opened.num_row_groups):
+            end = start + opened.metadata.row_group(group).num_rows
+            within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
+            if len(within):
+                wanted = np.zeros(end - start, np.bool_)
+                wanted[within - start] = True
+                rows = read_file(opened, unit.columns, group)
+                tables.append(rows.filter(pa.array(wanted)))
+            start = end
+    return together(tables, unit.columns)
+
+
+def _read_file(file: DataFile, columns: Sequence[TableColumn]) -> tuple[pa.Table, Offsets]:
+    with _open(file.path) as handle:
+        table = read_file(pq.ParquetFile(handle), columns)
+    live = np.ones(table.num_rows, np.bool_)
+    if file.vector is None:
+        return table, np.arange(table.num_rows, dtype=np.int64)
+    live[read_vector(file.vector)] = False
+    return table.filter(pa.array(live)), np.flatnonzero(live)
+
+
+def _open(path: str) -> pa.NativeFile:
+    file_system, inner_path = resolve(path)
+    try:
+        return file_system.open_input_file(inner_path)
+    except FileNotFoundError as error:
+        raise CommitConflictError(
+            f"expected {path}, which the table held when the work was planned, found that another "
+            "tool replaced and deleted it meanwhile; run the job again"
+        ) from error
+
+
+def read_vector(vector: Vector) -> Offsets:
+    """The positions that a deletion vector names."""
+    with _open(vector.path) as handle:
+        blob = handle.read_at(vector.size_bytes, vector.position)
+    # A length and a magic number before the bitmap, a checksum after it.
+    bitmap = BitMap64.deserialize(bytes(blob[8:-4]))
+    return np.frombuffer(bitmap.to_array(), np.int64)
+
+
+def deletion_of(file: DataFile, positions: Offsets) -> Deletion:
+    """What deletes `positions` too from a file."""
+    if file.vector is not None:
+        positions = np.union1d(positions, read_vector(file.vector))
+    bitmap = BitMap64(positions.astype(np.uint64))
+    body = _MAGIC + bitmap.serialize()
+    blob = len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    return Deletion(file, blob, len(bitmap))
+
+
+def write_rows(path: str, rows: pa.Table) -> None:
+    """Write rows that `read_segment` has read to a new file; their field ids are kept."""
+    file_system, inner_path = resolve(path)
+    file_system.create_dir(inner_path.rpartition("/")[0])
+    with file_system.open_output_stream(inner_path) as stream:
+        pq.write_table(rows, stream, compression="zstd")

@@ -1,0 +1,259 @@
+"""Commits on single files, through Iceberg's own Java classes: no statement, so no scan.
+
+Iceberg: BaseDVFileWriter and RowDelta for deletion vectors, OverwriteFiles for whole files.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.data_files import (
+    DataFile,
+    Deletion,
+    SegmentFiles,
+    Vector,
+    data_file,
+    ends_of,
+    scan_tasks,
+)
+from ebbtide.iceberg.files.deletes import segments_filter
+from ebbtide.iceberg.files.file_metrics import describe_file
+from ebbtide.iceberg.holds import Hold, holding
+from ebbtide.iceberg.topics import java_table, own_spec
+from ebbtide.records.files.storage import resolve_location as resolve
+from ebbtide.spark.jvm import iceberg_class, items, java_class
+
+# Makes what was prepared visible; the id of the snapshot that it is in.
+Commit = Callable[[], int]
+
+
+class Replacement(NamedTuple):
+    """A segment's files, and the one that takes their place; None where no row is left."""
+
+    unit: SegmentFiles
+    path: str | None
+
+
+def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
+    """Where a new file of each segment belongs; no two calls give the same."""
+    provider = java_table(spark, table).locationProvider()
+    return [
+        str(provider.newDataLocation(f"{_folder(unit)}/{uuid.uuid4().hex}.parquet"))
+        for unit in units
+    ]
+
+
+def _folder(unit: SegmentFiles) -> str:
+    return f"partition={unit.partition}/segment={unit.segment}"
+
+
+def prepare_deletions(
+    spark: SparkSession,
+    table: str,
+    ends: Mapping[int, int],
+    deletions: Sequence[Deletion],
+    properties: Mapping[str, str],
+    added: Sequence[Replacement] = (),
+    hold: Hold | None = None,
+    before: int | None = None,
+) -> Commit:
+    """Write the deletions, whose segments lie below each partition's end offset.
+
+    `added` are files that hold what some of the deleted rows become. The commit of all is one
+    snapshot; CommitConflictError where a file changed meanwhile. With `hold` it is tagged, and so
+    is the snapshot `before`, on which it was planned.
+    """
+    loaded = java_table(spark, table)
+    tasks = _Tasks.of(spark, loaded, ends)
+    result = _write_vectors(spark, loaded, tasks, deletions)
+    begun = _Begun.of(loaded, hold, before)
+    row_delta = begun.updates.newRowDelta()
+    row_delta = row_delta.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
+    for file in items(result.deleteFiles()):
+        row_delta = row_delta.addDeletes(file)
+    for file in items(result.rewrittenDeleteFiles()):
+        row_delta = row_delta.removeDeletes(file)
+    for unit, path in added:
+        if path is not None:
+            row_delta = row_delta.addRows(tasks.with_new_file(unit, path))
+    return begun.commit_of(row_delta, properties)
+
+
+def prepare_replacements(
+    spark: SparkSession,
+    table: str,
+    replacements: Sequence[Replacement],
+    properties: Mapping[str, str],
+    hold: Hold | None = None,
+) -> Commit:
+    """What puts new files in place of old ones; CommitConflictError where one changed meanwhile.
+
+    With `hold` the new snapshot and the one before it are tagged.
+    """
+    loaded = java_table(spark, table)
+    tasks = _Tasks.of(spark, loaded, ends_of(unit for unit, _ in replacements))
+    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
+    overwrite = begun.updates.newOverwrite()
+    overwrite = overwrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
+    overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
+    for unit, path in replacements:
+        for file in unit.files:
+            overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
+        if path is not None:
+            overwrite = overwrite.addFile(tasks.with_new_file(unit, path))
+    return begun.commit_of(overwrite, properties)
+
+
+def prepare_merge(
+    spark: SparkSession,
+    table: str,
+    ends: Mapping[int, int],
+    replacements: Sequence[Replacement],
+    properties: Mapping[str, str],
+    hold: Hold,
+) -> Commit:
+    """What puts one file in place of several that hold the same rows, and their vectors away.
+
+    All lie below each partition's end offset; CommitConflictError where one changed meanwhile.
+    """
+    loaded = java_table(spark, table)
+    tasks = _Tasks.of(spark, loaded, ends)
+    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
+    rewrite = begun.updates.newRewrite()
+    rewrite = rewrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    for unit, path in replacements:
+        for task in map(tasks.unchanged, unit.files):
+            for file in (task.file(), *items(task.deletes())):
+                rewrite = rewrite.deleteFile(file)
+        if path is not None:
+            rewrite = rewrite.addFile(tasks.with_new_file(unit, path))
+    return begun.commit_of(rewrite, properties)
+
+
+class _Begun(NamedTuple):
+    """Where an update is begun, and what commits it, with tags if it is to be held."""
+
+    table: Any
+    updates: Any
+    commit: Callable[[Any], None]
+
+    @classmethod
+    def of(cls, table: Any, hold: Hold | None, before: int | None) -> _Begun:
+        if hold is None or before is None:
+            return cls(table, table, lambda update: update.commit())
+        return cls(table, *holding(table, hold, before))
+
+    def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
+        for name, value in own_summary(properties).items():
+            update = update.set(name, value)
+        return partial(self._commit, update)
+
+    def _commit(self, update: Any) -> int:
+        self.commit(update)
+        return int(self.table.currentSnapshot().snapshotId())
+
+
+class _Tasks(NamedTuple):
+    """Iceberg's scan tasks of a table's current files by path."""
+
+    parser: Any
+    by_path: dict[str, Any]
+    spec: dict[str, Any]  # of new files
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: Any, ends: Mapping[int, int]) -> _Tasks:
+        tasks = scan_tasks(spark, table, table.currentSnapshot().snapshotId(), ends)
+        by_path = {str(task.file().location()): task for task in tasks}
+        spec = json.loads(iceberg_class(spark, "PartitionSpecParser").toJson(own_spec(table)))
+        return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)
+
+    def unchanged(self, file: DataFile) -> Any:
+        """The task of a file with the deletions that it was planned with."""
+        task = self.by_path.get(file.path)
+        if task is not None and data_file(self._described(task)).vector == file.vector:
+            return task
+        raise CommitConflictError(
+            f"expected {file.path} as the round was planned on it, found that another writer "
+            "rewrote it or deleted from it; run the job again"
+        )
+
+    def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
+        """The file written to `path` for the segment, as Iceberg lists it."""
+        task = self._described(self.by_path[unit.files[0].path])
+        place = {
+            "spec-id": self.spec["spec-id"],
+            "content": task["data-file"]["content"],
+            "partition": [unit.partition, unit.segment],
+        }
+        task["data-file"] = describe_file(place, path)
+        task["spec"] = self.spec
+        task["delete-files"] = []
+        return self.parser.fromJson(json.dumps(task), True).file()
+
+    def _described(self, task: Any) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(self.parser.toJson(task))
+        return described
+
+
+def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> Any:
+    segments: dict[int, list[int]] = {}
+    for unit, _ in replacements:
+        segments.setdefault(unit.partition, []).append(unit.segment)
+    return segments_filter(spark, segments)
+
+
+def _write_vectors(
+    spark: SparkSession, table: Any, tasks: _Tasks, deletions: Sequence[Deletion]
+) -> Any:
+    indexes = iceberg_class(spark, "deletes.PositionDeleteIndex")
+    builders = iceberg_class(spark, "FileMetadata")
+    factory = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
+    factory = factory.format(iceberg_class(spark, "FileFormat").PUFFIN).build()
+    previous = java_class(spark, "java.util.HashMap")()
+    load_previous = java_class(spark, "com.google.common.base.Functions").forMap(previous, None)
+    writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, load_previous)
+    for deletion in deletions:
+        task = tasks.unchanged(deletion.file)
+        for old in items(task.deletes()):
+            index = indexes.deserialize(_blob(deletion.file.vector), old)
+            previous.put(deletion.file.path, index)
+        spec, partition = task.spec(), task.file().partition()
+        described = _describe(builders.deleteFileBuilder(spec), partition, deletion)
+        index = indexes.deserialize(deletion.blob, described)
+        writer.delete(deletion.file.path, index, spec, partition)
+    writer.close()
+    return writer.result()
+
+
+def _blob(vector: Vector | None) -> bytes:
+    assert vector is not None
+    file_system, path = resolve(vector.path)
+    with file_system.open_input_file(path) as handle:
+        return bytes(handle.read_at(vector.size_bytes, vector.position))
+
+
+def _describe(builder: Any, partition: Any, deletion: Deletion) -> Any:
+    """What Iceberg checks a blob's length and cardinality against."""
+    size_bytes = len(deletion.blob)
+    return (
+        builder.ofPositionDeletes()
+        .withFormat("puffin")
+        .withPath("memory")
+        .withPartition(partition)
+        .withFileSizeInBytes(size_bytes)
+        .withRecordCount(deletion.cardinality)
+        .withReferencedDataFile(deletion.file.path)
+        .withContentOffset(0)
+        .withContentSizeInBytes(size_bytes)
+        .build()
+    )

@@ -1,0 +1,248 @@
+"""Whether somebody else changed a topic's rows since ebbtide's own last commit.
+
+The state tells the last snapshot of each data table and its live rows by segment. Each job looks
+first: commits of ebbtide's own are counted, those that only rewrite files are let be, and any other
+stops the topic. Where others have expired the snapshots in between, the rows are counted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError, ForeignChangeError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments, read_segment
+from ebbtide.iceberg.files.field_ids import columns_of
+from ebbtide.iceberg.history import Committed, Since, history_since, live_rows, rows_changed
+from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, java_table
+from ebbtide.log.settings.names import TopicName, quoted_list
+from ebbtide.log.state.row_counts import (
+    NOTHING_SEEN,
+    Rows,
+    Seen,
+    added,
+    differences,
+    partitions_of,
+    rows_properties,
+    seen_of,
+    seen_property,
+    told_rows,
+)
+from ebbtide.log.state.topic_state import REMOVING
+from ebbtide.spark.jvm import items
+
+SHOWN = 5
+
+
+class Counted(NamedTuple):
+    """A data table: what the state calls it, the column of its rows' offsets, and all columns."""
+
+    what: str
+    table: str
+    offset: str
+    columns: list[str]
+
+    @classmethod
+    def of(cls, name: TopicName) -> tuple[Counted, Counted]:
+        """Both of a topic."""
+        return (
+            cls("records", name.records_table, "offset", RECORD_NAMES),
+            cls("batches", name.batches_table, "base_offset", BATCH_NAMES),
+        )
+
+
+class Look(NamedTuple):
+    """A data table: the snapshot it was counted at, what is to be told anew, what others did."""
+
+    table: Counted
+    seen: Seen | None
+    counted: dict[str, str | None]
+    foreign: list[str]
+
+
+def look_at(topic: Topic) -> list[Look]:
+    """A look at each of the topic's data tables."""
+    return [_look_at(topic, table) for table in Counted.of(topic.name)]
+
+
+def check_unchanged(topic: Topic) -> None:
+    """ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
+    _counted(topic)
+
+
+def count_own(topic: Topic) -> Topic:
+    """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
+    counted = _counted(topic)
+    if not counted:
+        return topic
+
+    def as_counted(current: Topic) -> Changes:
+        return counted if current.properties == topic.properties else _counted(current)
+
+    return compare_and_set(topic, Step.ROWS_COUNTED, as_counted)
+
+
+def announce_removal(topic: Topic) -> None:
+    """Write down that rows are about to be removed, for whoever counts them after a kill."""
+    if REMOVING not in topic.properties:
+        compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
+
+
+def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+    """`compare_and_set`, and by the same commit count the rows that work has added or removed.
+
+    What others did to them meanwhile is left for the next look.
+    """
+
+    def counting(current: Topic) -> Changes | None:
+        changes = change(current)
+        try:
+            return {**changes, **_counted(current)} if changes else changes
+        except ForeignChangeError:
+            return changes
+
+    return compare_and_set(topic, step, counting)
+
+
+def _counted(topic: Topic) -> Changes:
+    looks = look_at(topic)
+    if any(look.foreign for look in looks):
+        raise foreign_change(topic.name, looks)
+    counted = {name: text for look in looks for name, text in look.counted.items()}
+    if REMOVING in topic.properties:
+        counted[REMOVING] = None
+    return counted
+
+
+def counted_anew(topic: Topic) -> dict[str, str]:
+    """The properties that tell the rows as they are, whoever made them so."""
+    counted: dict[str, str | None] = {}
+    for table in Counted.of(topic.name):
+        loaded = java_table(topic.spark, table.table)
+        counted |= _told(table, loaded, _all_rows(topic.spark, table, loaded), {})
+    return {name: text for name, text in counted.items() if text is not None}
+
+
+def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
+    current = loaded.currentSnapshot()
+    if current is None:
+        return {}
+    rows = live_rows(spark, table.table, int(current.snapshotId())).collect()
+    return {(row["partition"], row["segment"]): row["rows"] for row in rows if row["rows"]}
+
+
+def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
+    """What stops the topic, since when, and the way out."""
+    found = "; ".join(
+        f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
+    )
+    return ForeignChangeError(
+        f"expected the rows of {name} as ebbtide left them, found that somebody else changed them: "
+        f"{found}. The topic stands still until that is settled; to see the way out: "
+        f'airflow dags trigger repair_state --conf \'{{"topic": "{name}"}}\''
+    )
+
+
+def _look_at(topic: Topic, table: Counted) -> Look:
+    spark = topic.spark
+    loaded = java_table(spark, table.table)
+    _check_columns(spark, loaded, table)
+    seen = seen_of(topic.properties, table.what)
+    current = loaded.currentSnapshot()
+    if seen is None:
+        return Look(table, None, _told(table, loaded, _all_rows(spark, table, loaded), {}), [])
+    if current is not None and int(current.snapshotId()) == seen.snapshot:
+        return Look(table, seen, {}, [])
+    since = history_since(spark, loaded, seen.snapshot)
+    foreign = [str(commit) for commit in reversed(since.commits) if commit.is_foreign]
+    if since.is_reached:
+        if not since.commits:
+            return Look(table, seen, {}, [])
+        own = [commit.id for commit in since.commits if commit.is_own]
+        changed = rows_changed(spark, loaded, own)
+        before = told_rows(topic.properties, table.what, partitions_of(changed))
+        return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
+    # Who commits after `seen` gets a larger number, so an older one has been brought back.
+    is_older = current is None or int(current.sequenceNumber()) < seen.sequence_number
+    if is_older or not since.is_cut:
+        return Look(table, seen, {}, [_rolled_back(seen, since), *foreign])
+    found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
+    if not foreign:
+        own = _own_after(spark, loaded, seen)
+        expected = added(told, rows_changed(spark, loaded, own))
+        foreign = _unexplained(topic, table, expected, found)
+    return Look(table, seen, _told(table, loaded, found, told), foreign)
+
+
+def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, str | None]:
+    """The properties that tell these rows, also of partitions that had some before."""
+    current = loaded.currentSnapshot()
+    seen = NOTHING_SEEN
+    if current is not None:
+        seen = Seen(int(current.snapshotId()), int(current.sequenceNumber()))
+    partitions = partitions_of(rows, before)
+    return {**seen_property(table.what, seen), **rows_properties(table.what, rows, partitions)}
+
+
+def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
+    """ConfigurationError where somebody renamed or dropped one; others may be added."""
+    found = [column.name for column in columns_of(spark, loaded)]
+    missing = [name for name in table.columns if name not in found]
+    if missing:
+        others = [name for name in found if name not in table.columns]
+        raise ConfigurationError(
+            f"expected the columns {quoted_list(missing)} in {table.table}, found it without, and "
+            f"{quoted_list(others) or 'none'} that are not ebbtide's: somebody renamed or dropped "
+            "them; rename them back with ALTER TABLE, or roll the table's metadata back"
+        )
+
+
+def _rolled_back(seen: Seen, since: Since) -> str:
+    now = f"snapshot {since.commits[0].id}" if since.commits else "none"
+    return f"rolled back from snapshot {seen.snapshot} to another history, whose newest is {now}"
+
+
+def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[int]:
+    """Snapshots of ebbtide's own that are not counted yet and that others have not expired."""
+    return [
+        int(snapshot.snapshotId())
+        for snapshot in items(loaded.snapshots())
+        if int(snapshot.sequenceNumber()) > seen.sequence_number
+        and Committed.of(spark, snapshot).is_own
+    ]
+
+
+def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> list[str]:
+    """Differences that neither an append without its state nor an announced removal explains."""
+    off = differences(expected, found)
+    more = {place: count for place, count in off.items() if count > 0}
+    appended = _appended(topic, table, more) if more else {}
+    lines = []
+    for (partition, segment), count in off.items():
+        count -= appended.get((partition, segment), 0) if count > 0 else 0
+        if count > 0 or (count < 0 and REMOVING not in topic.properties):
+            lines.append(
+                f"{abs(count)} rows {'more' if count > 0 else 'fewer'} than told in partition "
+                f"{partition}, segment {segment}"
+            )
+    return lines
+
+
+def _appended(topic: Topic, table: Counted, places: Rows) -> dict[tuple[int, int], int]:
+    """How many rows of these places lie at or beyond their partition's log end offset."""
+    loaded = java_table(topic.spark, table.table)
+    ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)
+    units = plan_segments(topic.spark, table.table, loaded.currentSnapshot().snapshotId(), ends)
+    states, beyond = topic.partitions, {}
+    for unit in units:
+        if (place := (unit.partition, unit.segment)) in places:
+            offsets = read_segment(unit, (table.offset,), table.offset).table[table.offset]
+            state = states.get(unit.partition)
+            end = 0 if state is None else state.log_end_offset
+            beyond[place] = int(np.count_nonzero(offsets.to_numpy() >= end))
+    return beyond

@@ -1,0 +1,174 @@
+"""A data table's snapshots since one of them: whose they are, and the rows each has changed.
+
+Every commit of ebbtide on a data table says so in its summary. A commit that only moves rows to
+other files has the operation `replace` (Iceberg table spec, snapshots).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ebbtide.iceberg.commits import OWN
+from ebbtide.log.state.row_counts import Rows
+from ebbtide.spark.jvm import as_dict, iceberg_class, items
+
+_PLACE = re.compile(r"partition=(\d+)/segment=(\d+)(?:/|\Z)")
+_ADDED = ("added-records",)
+_REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
+_FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "removed-delete-files")
+
+
+class Committed(NamedTuple):
+    """A snapshot, and what its summary says."""
+
+    id: int
+    sequence_number: int
+    at_ms: int
+    parent: int | None
+    operation: str
+    summary: dict[str, str]
+
+    @classmethod
+    def of(cls, spark: SparkSession, snapshot: Any) -> Committed:
+        """What is to know of one of Iceberg's snapshots."""
+        parent = snapshot.parentId()
+        return cls(
+            int(snapshot.snapshotId()),
+            int(snapshot.sequenceNumber()),
+            int(snapshot.timestampMillis()),
+            None if parent is None else int(parent),
+            str(snapshot.operation()),
+            as_dict(spark, snapshot.summary()),
+        )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a job of ebbtide made it."""
+        return OWN in self.summary
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else made it and changed rows by it."""
+        return not (self.is_own or self.operation == "replace") and any(
+            self.summary.get(name, "0") != "0" for name in _FILES
+        )
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        engine = self.summary.get("engine-name")
+        by = f" by {engine} {self.summary.get('engine-version', '')}".rstrip() if engine else ""
+        added, removed = (
+            sum(int(self.summary.get(name, 0)) for name in names) for names in (_ADDED, _REMOVED)
+        )
+        return (
+            f"{self.operation}{by} at {at} (snapshot {self.id}): {added} rows added, {removed} "
+            "removed"
+        )
+
+
+class Since(NamedTuple):
+    """What is on the main branch since a snapshot, newest first.
+
+    `is_reached` says whether that snapshot is below them, `is_cut` whether some that were below
+    are expired.
+    """
+
+    commits: list[Committed]
+    is_reached: bool
+    is_cut: bool
+
+
+def history_since(spark: SparkSession, table: Any, snapshot: int | None) -> Since:
+    """The table's history from now back to `snapshot`; back to its first for None."""
+    found: list[Committed] = []
+    at = table.currentSnapshot()
+    while at is not None:
+        if int(at.snapshotId()) == snapshot:
+            return Since(found, True, False)
+        found.append(Committed.of(spark, at))
+        parent = found[-1].parent
+        if parent is None:
+            break
+        at = table.snapshot(parent)
+        if at is None:
+            return Since(found, False, True)
+    return Since(found, snapshot is None, False)
+
+
+def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
+    """The newest snapshot since `told` that nobody else has changed rows before; else why none is.
+
+    There is none to go back to either where ebbtide has worked on the table since.
+    """
+    made = [Committed.of(spark, snapshot) for snapshot in items(table.snapshots())]
+    by_id = {commit.id: commit for commit in made}
+    if told not in by_id:
+        return f"snapshot {told}, from before the change, has been expired"
+    newest_first = sorted(made, key=lambda commit: -commit.sequence_number)
+    target = next(c for c in newest_first if _leads_to(c, told, by_id))
+    later = [c for c in made if c.is_own and c.sequence_number > target.sequence_number]
+    if later:
+        return f"a job of ebbtide has worked on it since, in snapshot {later[-1].id}"
+    return target.id
+
+
+def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed]) -> bool:
+    """Whether nothing but ebbtide's commits and moved files lies between."""
+    while commit is not None and commit.id != told:
+        if commit.is_foreign or commit.parent is None:
+            return False
+        commit = by_id.get(commit.parent)
+    return commit is not None
+
+
+def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> Rows:
+    """How many live rows these snapshots have added by place; fewer are negative."""
+    changed: Counter[tuple[int, int]] = Counter()
+    for snapshot in snapshots:
+        builder = iceberg_class(spark, "SnapshotChanges").builderFor(table)
+        changes = builder.snapshot(table.snapshot(snapshot)).build()
+        for sign, files in (
+            (1, changes.addedDataFiles()),
+            (-1, changes.removedDataFiles()),
+            (-1, changes.addedDeleteFiles()),
+            (1, changes.removedDeleteFiles()),
+        ):
+            for place, count in _places(table, files):
+                changed[place] += sign * count
+    return dict(changed)
+
+
+def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
+    specs, iterator = table.specs(), files.iterator()
+    while iterator.hasNext():
+        file = iterator.next()
+        path = specs.get(file.specId()).partitionToPath(file.partition())
+        place = _PLACE.match(path)
+        assert place is not None, path
+        yield (int(place[1]), int(place[2])), int(file.recordCount())
+
+
+def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
+    """`partition, segment, rows` of each physical segment as of a snapshot, from manifests alone.
+
+    `more` are further aggregates over the columns of `data_files`.
+    """
+    return spark.sql(
+        f"""
+        SELECT partition.`partition` AS `partition`, partition.segment AS segment,
+            {more + "," if more else ""} sum(record_count - coalesce(deleted.rows, 0)) AS rows
+        FROM {name}.data_files VERSION AS OF {snapshot} AS data
+        LEFT JOIN (
+            SELECT referenced_data_file, sum(record_count) AS rows
+            FROM {name}.delete_files VERSION AS OF {snapshot}
+            GROUP BY referenced_data_file
+        ) AS deleted ON deleted.referenced_data_file = data.file_path
+        GROUP BY 1, 2
+        """
+    )

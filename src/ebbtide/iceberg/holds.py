@@ -1,0 +1,103 @@
+"""Tags that hold a table's snapshots for as long as work in flight needs them.
+
+Another tool may expire a snapshot at any moment. One that a killed round or merge must recognise as
+its own, or reads again, is tagged by the commit that makes it. The tag has an age of its own, since
+`history.expire.max-ref-age-ms` of the table would let another tool drop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.topics import java_table
+from ebbtide.spark.jvm import items, java_class
+
+_PREFIX = "ebbtide-"
+_BEFORE = "-before"
+_LONGEST_MS = 2**63 - 1
+
+
+class Hold(NamedTuple):
+    """What work of this kind and id holds of a table: its own snapshot, and the one it has read."""
+
+    kind: str
+    id: str
+
+    @property
+    def own(self) -> str:
+        """The tag of the snapshot that the work has committed."""
+        return f"{_PREFIX}{self.kind}-{self.id}"
+
+    @property
+    def before(self) -> str:
+        """The tag of the snapshot that the work has read."""
+        return self.own + _BEFORE
+
+
+class Held(NamedTuple):
+    """The snapshots that some work holds of a table; None for one that it does not."""
+
+    own: int | None
+    before: int | None
+
+
+def held_by(spark: SparkSession, table: str, hold: Hold) -> Held:
+    """What the work holds of the table."""
+    refs = java_table(spark, table).refs()
+    found = (refs.get(name) for name in (hold.own, hold.before))
+    return Held(*(None if ref is None else int(ref.snapshotId()) for ref in found))
+
+
+def holding(table: Any, hold: Hold, before: int) -> tuple[Any, Callable[[Any], None]]:
+    """A transaction to begin an update in, and what commits both the update and the tags."""
+    transaction = table.newTransaction()
+    return transaction, partial(_commit_held, table, transaction, hold, before)
+
+
+def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: Any) -> None:
+    try:
+        update.commit()
+        tags = transaction.manageSnapshots()
+        own = transaction.table().currentSnapshot().snapshotId()
+        for name, snapshot in ((hold.own, own), (hold.before, before)):
+            tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
+        tags.commit()
+        transaction.commitTransaction()
+    except (Py4JJavaError, PySparkException) as error:
+        table.refresh()
+        if table.refs().get(hold.own) is not None or table.snapshot(before) is None:
+            raise CommitConflictError(
+                f"expected to be the only one to commit {hold.own}, and snapshot {before} to be "
+                "there, found that another job did it or another tool expired that snapshot; run "
+                "the job again"
+            ) from error
+        raise
+
+
+def release(spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]) -> None:
+    """Let go of what no open work holds, as `is_open` says of a work's id; killed jobs' too."""
+    for table in tables:
+        loaded = java_table(spark, table)
+        names = [name for name in _own_tags(spark, loaded) if not is_open(_id_of(name))]
+        if names:
+            tags = loaded.manageSnapshots()
+            for name in names:
+                tags = tags.removeTag(name)
+            commit(Step.HOLDS_RELEASED, tags.commit)
+
+
+def _own_tags(spark: SparkSession, table: Any) -> list[str]:
+    names = items(java_class(spark, "java.util.ArrayList")(table.refs().keySet()))
+    return [name for name in names if name.startswith(_PREFIX)]
+
+
+def _id_of(name: str) -> str:
+    return name.removeprefix(_PREFIX).removesuffix(_BEFORE).partition("-")[2]

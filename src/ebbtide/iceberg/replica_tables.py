@@ -1,0 +1,72 @@
+"""The replicas of a topic that are tables: their names, and finding them."""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.iceberg.topics import Topic, exists, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import PartitionState
+
+
+def replica_names(topic: Topic) -> list[TopicName]:
+    """The names of the replicas; ConfigurationError for one that Spark cannot know."""
+    names = [replica.of(topic.name) for replica in topic.config.table_replicas]
+    for name in names:
+        setting = f"spark.sql.catalog.{name.catalog}"
+        if topic.spark.conf.get(setting, None) is None:
+            raise ConfigurationError(
+                f"expected {setting} in Spark's settings, since {name} is a replica of "
+                f"{topic.name}, found none; name the catalog there, or change ebbtide.replicas"
+            )
+        if name == topic.name:
+            raise ConfigurationError(
+                f"expected ebbtide.replicas of {topic.name} to name other namespaces, found its own"
+            )
+    return names
+
+
+def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
+    """The replica as it is now; None where it has no tables yet.
+
+    UnavailableError where its catalog does not answer.
+    """
+    try:
+        return load(spark, name) if exists(spark, name) else None
+    except EbbtideError:
+        raise
+    except Exception as error:  # every catalog has its own words for this
+        raise UnavailableError(
+            f"expected the catalog of the replica {name} to answer, found {_said(error)}; "
+            "run again once it can be reached"
+        ) from error
+
+
+def held_back_from(topic: Topic) -> dict[int, int]:
+    """Up to which offset every replica holds each partition; nothing without replicas.
+
+    0 where one is out of reach, or has no such partition yet: nobody knows what it lacks.
+    """
+    ends: dict[int, int] = {}
+    for name in replica_names(topic):
+        states = _states(topic.spark, name)
+        for partition in topic.partitions:
+            end = states[partition].log_end_offset if partition in states else 0
+            ends[partition] = min(end, ends.get(partition, end))
+    return ends
+
+
+def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
+    try:
+        found = find_replica(spark, name)
+    except UnavailableError:
+        return {}
+    return {} if found is None else found.partitions
+
+
+def _said(error: Exception) -> str:
+    """The first line of what Java or Python say."""
+    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return next((line.strip() for line in str(said).splitlines() if line.strip()), "no message")

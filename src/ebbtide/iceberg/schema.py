@@ -1,0 +1,211 @@
+"""The tables: their columns, partitioning and settings."""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.namespaces import create_namespace
+from ebbtide.iceberg.state_table import create_state, drop_state, read_state
+from ebbtide.iceberg.views import create_views
+from ebbtide.log.settings.names import (
+    BATCHES_SUFFIX,
+    CATALOG,
+    OWN_NAMESPACE,
+    QUARANTINE_SUFFIX,
+    TopicName,
+    quoted,
+)
+from ebbtide.log.state.row_counts import NOTHING_SEEN, seen_property
+from ebbtide.log.state.topic_state import parse_states, settings_of, state_of
+
+RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
+ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
+
+
+def _names(columns: str) -> list[str]:
+    """The names of the columns of a table's definition."""
+    return re.findall(r"^ {4}`?(\w+)`? [A-Z]", columns, re.MULTILINE)
+
+
+RECORD_COLUMNS = """
+    `partition` INT NOT NULL,
+    offset BIGINT NOT NULL,
+    segment BIGINT NOT NULL COMMENT 'where it lies: base offset of its source file or one before',
+    batch BIGINT NOT NULL COMMENT 'base offset of the record batch',
+    timestamp TIMESTAMP COMMENT 'as Kafka stores it; null when Kafka says -1',
+    event_time TIMESTAMP COMMENT 'the time KIP-870 judges by',
+    append_time TIMESTAMP COMMENT 'when the log received it, or an upper bound',
+    key BINARY,
+    value BINARY,
+    headers ARRAY<STRUCT<key: STRING, value: BINARY>>,
+    attributes INT COMMENT 'the attributes byte of the record itself',
+    is_tombstone BOOLEAN NOT NULL,
+    tombstone_by STRING COMMENT 'null_value, flag, header or predicate; null when not a tombstone',
+    size_bytes INT COMMENT 'key, value and headers as v2 encodes them'
+"""
+
+RECORD_NAMES = _names(RECORD_COLUMNS)
+
+QUARANTINE_COLUMNS = f"""
+    {RECORD_COLUMNS},
+    reason STRING NOT NULL COMMENT 'why the log must not hold it',
+    run_id STRING NOT NULL COMMENT 'the run that took it out',
+    quarantined_at TIMESTAMP NOT NULL COMMENT 'the now of that run',
+    table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
+"""
+
+BATCH_COLUMNS = """
+    `partition` INT NOT NULL,
+    base_offset BIGINT NOT NULL,
+    last_offset BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    leader_epoch INT,
+    magic INT,
+    attributes INT COMMENT 'bit 6 = delete horizon (KIP-534)',
+    base_timestamp_ms BIGINT COMMENT 'the delete horizon while bit 6 is set',
+    max_timestamp_ms BIGINT,
+    max_event_time_ms BIGINT COMMENT 'future ones clamped; -1 when none',
+    append_time_ms BIGINT,
+    producer_id BIGINT,
+    producer_epoch INT,
+    base_sequence INT,
+    record_count INT,
+    size_bytes INT,
+    crc BIGINT COMMENT 'as read; null once a round rewrote the batch',
+    control_type STRING,
+    control_key BINARY,
+    control_value BINARY,
+    txn_first_offset BIGINT COMMENT 'on a marker with data: where its transaction starts',
+    header_base_offset BIGINT
+        COMMENT 'what the header says since a round converted magic 0 or 1; null: base_offset',
+    producer_timestamp_ms BIGINT
+        COMMENT 'last append of the producer, where no header says it; null: max_timestamp_ms'
+"""
+
+BATCH_NAMES = _names(BATCH_COLUMNS)
+
+RUN_COLUMNS = """
+    run_id STRING, dag STRING, task STRING, job STRING, topic STRING,
+    started TIMESTAMP, ended TIMESTAMP, now TIMESTAMP,
+    status STRING, error STRING, error_class STRING, is_transient BOOLEAN,
+    result STRING COMMENT 'JSON: per partition and for the topic',
+    rows_removed BIGINT, files_removed BIGINT, bytes_removed BIGINT,
+    snapshot_ids ARRAY<BIGINT>
+"""
+
+ERASURE_COLUMNS = """
+    run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
+    requested_at TIMESTAMP, requested_by STRING, reason STRING,
+    key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
+    `partition` INT COMMENT 'null where no partition holds the key',
+    found BIGINT COMMENT 'records of the key before its tombstone',
+    way STRING COMMENT 'produced or appended; null where a tombstone was there already',
+    tombstone_offset BIGINT,
+    superseded BIGINT COMMENT 'how many of those found have left the table',
+    left BIGINT COMMENT 'how many have not yet',
+    horizon TIMESTAMP COMMENT 'when the tombstone itself may leave; null until a round set it',
+    out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
+    off_disk_from TIMESTAMP
+        COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
+"""
+
+# A file a day for ten years makes a manifest of 300 KB, which each reader of one run would parse.
+MAX_RUN_MANIFEST_BYTES = 32 * 1024
+
+# Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
+_COMMON = {
+    "format-version": "3",
+    "commit.retry.num-retries": "20",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "2000",
+    "write.metadata.compression-codec": "gzip",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.delete.isolation-level": "snapshot",
+    "write.update.isolation-level": "snapshot",
+    "write.merge.isolation-level": "snapshot",
+    "history.expire.max-snapshot-age-ms": str(5 * 24 * 60 * 60 * 1000),
+}
+_RECORDS = _COMMON | {
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    "write.distribution-mode": "none",
+    "write.delete.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    # Bounds of offset and timestamp decide deletes; those of these three only cost metadata. A file
+    # without null values is told by their count.
+    "write.metadata.metrics.column.key": "none",
+    "write.metadata.metrics.column.value": "counts",
+    "write.metadata.metrics.column.headers": "none",
+}
+_BATCHES = _COMMON | {
+    "write.delete.mode": "copy-on-write",
+    "write.update.mode": "copy-on-write",
+    "write.merge.mode": "copy-on-write",
+    "write.metadata.metrics.column.control_key": "none",
+    "write.metadata.metrics.column.control_value": "none",
+}
+
+
+_NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOTHING_SEEN)
+
+
+def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
+    """Create a topic's tables and views where they do not exist, with its settings and state."""
+    for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
+        create_namespace(spark, quoted(name.catalog, namespace))
+    _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
+    _forget_dropped(spark, name)
+    create_state(spark, name, _NO_ROWS | state_of(properties))
+    settings = _RECORDS | settings_of(properties)
+    _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
+    create_views(spark, name)
+
+
+def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
+    """Drop a state whose records table was dropped: the topic begins anew."""
+    if spark.catalog.tableExists(name.records_table):
+        return
+    left = read_state(spark, name)
+    if left is not None and parse_states(left.properties):
+        drop_state(spark, name)
+
+
+def create_quarantine(spark: SparkSession, name: TopicName) -> None:
+    """Create the table of a topic's quarantined records where it does not exist."""
+    create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
+    # What its owner deletes there is rewritten at once, and goes with the snapshots before it.
+    copied = _RECORDS | {
+        f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")
+    }
+    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, copied, "`partition`")
+
+
+def create_runs(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.runs` where it does not exist."""
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
+    _create(spark, RUNS_TABLE, RUN_COLUMNS, properties, "days(started)")
+
+
+def create_erasures(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.erasures` where it does not exist."""
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, "days(requested_at)")
+
+
+def _create(
+    spark: SparkSession, table: str, columns: str, properties: dict[str, str], partitioning: str
+) -> None:
+    listed = ", ".join(f"'{_escaped(k)}' = '{_escaped(v)}'" for k, v in properties.items())
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING iceberg "
+        f"PARTITIONED BY ({partitioning}) TBLPROPERTIES ({listed})"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,207 @@
+"""A topic's state: the properties of an Iceberg table without rows, changed exclusively.
+
+A change is properties and an empty snapshot on the main branch, in one commit of metadata. Every
+catalog refuses such a commit from a base that is not the newest, since it asserts the branch's
+head; a commit of properties alone asserts only the table's id on a REST catalog (docs/adr/0006).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.namespaces import create_namespace
+from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
+from ebbtide.log.state.topic_state import PREFIX, state_of, with_checksum, without_checksum
+from ebbtide.spark.jvm import as_dict, iceberg_class, java_class, java_map
+
+_EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
+_MISSING = (
+    "org.apache.iceberg.exceptions.NoSuchTableException",
+    "org.apache.iceberg.exceptions.NoSuchNamespaceException",
+)
+_SETTINGS = {
+    "format-version": "2",
+    "write.metadata.compression-codec": "gzip",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "5",
+}
+# A catalog of which a commit from a stale base was seen to be refused has this table.
+_PROBED = "exclusive_commits"
+_ANY_STATE = f"{PREFIX}0.probe"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """A topic's state as it was read, to be changed only while it is still so."""
+
+    spark: SparkSession
+    table: Any
+    base: Any  # Iceberg's TableMetadata
+    properties: Mapping[str, str]
+
+    def change_to(self, properties: Mapping[str, str]) -> None:
+        """Make these the state; CommitConflictError where it has moved since it was read."""
+        try:
+            self._commit(properties)
+        except Py4JJavaError as error:
+            # Whoever was faster has also removed the list of manifests that this change builds on.
+            found = self.table.operations().refresh().metadataFileLocation()
+            if found == self.base.metadataFileLocation():
+                raise
+            raise CommitConflictError(
+                f"expected the state of {self.table.name()} as it was read, found that another "
+                "job changed it meanwhile; run the job again"
+            ) from error
+        self._remove_list_of_manifests()
+
+    def _commit(self, properties: Mapping[str, str]) -> None:
+        state = with_checksum(properties)
+        changed = {n: v for n, v in state.items() if self.properties.get(n) != v}
+        removed = [name for name in self.properties if name not in state]
+        before = self.base.currentSnapshot()
+        builder = iceberg_class(self.spark, "TableMetadata").buildFrom(self.base)
+        builder.setBranchSnapshot(self.table.newAppend().apply(), "main")
+        if before is not None:
+            builder.removeSnapshots(_list_of(self.spark, before))
+        builder.setProperties(java_map(self.spark, changed))
+        if removed:
+            builder.removeProperties(java_map(self.spark, dict.fromkeys(removed, "")).keySet())
+        self.table.operations().commit(self.base, builder.build())
+
+    def _remove_list_of_manifests(self) -> None:
+        """Remove that of the snapshot before; one that stays is a file too many, and no more."""
+        before = self.base.currentSnapshot()
+        if before is not None and before.manifestListLocation() is not None:
+            with suppress(Py4JJavaError):
+                self.table.io().deleteFile(before.manifestListLocation())
+
+
+def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
+    """The topic's state as it is now; None where it has no state table, StateError for an edit."""
+    held = _held_unchecked(spark, name)
+    if held is None:
+        return None
+    return replace(held, properties=without_checksum(str(name), held.properties))
+
+
+def _held_unchecked(spark: SparkSession, name: TopicName) -> HeldState | None:
+    try:
+        table = _catalog(spark, name).loadTable(_identifier(spark, name))
+    except Py4JJavaError as error:
+        if _is_one_of(error, *_MISSING):
+            return None
+        raise
+    base = table.operations().current()
+    return HeldState(spark, table, base, state_of(as_dict(spark, base.properties())))
+
+
+def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
+    """Create the topic's state table with this state; one that is there already stays.
+
+    ConfigurationError for a catalog whose commits are not exclusive.
+    """
+    _probe(spark, name.catalog)
+    create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
+    _create(spark, name, with_checksum(properties))
+
+
+def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
+    """Make these the state, whatever it was, and also where there is none any more."""
+    create_state(spark, name, properties)
+    held = _held_unchecked(spark, name)
+    assert held is not None
+    held.change_to(properties)
+
+
+def drop_state(spark: SparkSession, name: TopicName) -> None:
+    """Drop the topic's state table, if it has one."""
+    _catalog(spark, name).dropTable(_identifier(spark, name), True)
+
+
+def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> Any:
+    schema = iceberg_class(spark, "SchemaParser").fromJson(
+        '{"type": "struct", "schema-id": 0, "fields": '
+        '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
+    )
+    unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
+    settings = java_map(spark, {**_SETTINGS, **properties})
+    try:
+        catalog = _catalog(spark, name)
+        return catalog.createTable(_identifier(spark, name), schema, unpartitioned, settings)
+    except Py4JJavaError as error:
+        if not _is_one_of(error, _EXISTS):
+            raise
+        return None
+
+
+def _probe(spark: SparkSession, catalog: str) -> None:
+    """ConfigurationError where the catalog takes a commit from a base that is not the newest."""
+    marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
+    if read_state(spark, marker) is not None:
+        return
+    create_namespace(spark, quoted(catalog, OWN_NAMESPACE + STATE_SUFFIX))
+    scratch = TopicName(OWN_NAMESPACE, f"probe_{uuid.uuid4().hex}", catalog)
+    _create(spark, scratch, with_checksum({}))
+    try:
+        _check_exclusive(spark, scratch)
+    finally:
+        drop_state(spark, scratch)
+    commit(Step.PROBE, partial(_create, spark, marker, with_checksum({})))
+
+
+def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
+    for number in range(2):  # a table's first snapshot, and one that has a parent
+        late = _held(spark, scratch)
+        _held(spark, scratch).change_to({_ANY_STATE: str(number)})
+        if not _is_refused(partial(late.change_to, {_ANY_STATE: "late"})):
+            raise ConfigurationError(
+                f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an "
+                "older state of a table, found that it took one: two jobs at a time would undo "
+                "each other's work there; keep the topics in another catalog"
+            )
+
+
+def _held(spark: SparkSession, name: TopicName) -> HeldState:
+    found = read_state(spark, name)
+    assert found is not None
+    return found
+
+
+def _is_refused(action: Callable[[], None]) -> bool:
+    try:
+        action()
+    except CommitConflictError:
+        return True
+    return False
+
+
+def _catalog(spark: SparkSession, name: TopicName) -> Any:
+    util = iceberg_class(spark, "spark.Spark3Util")
+    return util.loadIcebergCatalog(spark._jsparkSession, name.catalog)
+
+
+def _identifier(spark: SparkSession, name: TopicName) -> Any:
+    namespaces = iceberg_class(spark, "catalog.Namespace")
+    parser = iceberg_class(spark, "catalog.TableIdentifier")
+    gateway = spark.sparkContext._gateway
+    levels = gateway.new_array(gateway.jvm.String, 1)  # type: ignore[union-attr]
+    levels[0] = name.cluster + STATE_SUFFIX
+    return parser.of(namespaces.of(levels), name.topic)
+
+
+def _list_of(spark: SparkSession, item: Any) -> Any:
+    return java_class(spark, "java.util.Collections").singletonList(item)
+
+
+def _is_one_of(error: Py4JJavaError, *classes: str) -> bool:
+    return error.java_exception.getClass().getName() in classes

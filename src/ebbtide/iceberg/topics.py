@@ -1,0 +1,266 @@
+"""A topic's tables: finding them, their settings and state, and compare-and-set on the state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    ForeignChangeError,
+    StateError,
+    UnknownTopicError,
+)
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.state_table import HeldState, create_state, read_state
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import (
+    REPAIR,
+    TABLES,
+    PartitionState,
+    is_state,
+    parse_states,
+    settings_of,
+    state_of,
+)
+from ebbtide.spark.jvm import as_dict, iceberg_class, items
+
+# A property set to None is removed.
+Changes = Mapping[str, str | None]
+CAS_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as its tables' properties stood when they were read; each is parsed once.
+
+    Settings are properties of the records table, the state is those of the state table.
+    """
+
+    spark: SparkSession
+    name: TopicName
+    properties: Mapping[str, str]
+
+    @cached_property
+    def config(self) -> TopicConfig:
+        """The validated configuration; ConfigurationError where a property is wrong."""
+        return parse_config(self.properties)
+
+    @cached_property
+    def partitions(self) -> dict[int, PartitionState]:
+        """The state of each partition."""
+        return parse_states(self.properties)
+
+    def offsets_of(self, partition: int) -> dict[str, Any]:
+        """What a job that moves none of them says of a partition."""
+        state = self.partitions[partition]
+        return {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": self.low_watermark(state.log_start_offset),
+            "log_end_offset": state.log_end_offset,
+        }
+
+    def low_watermark(self, log_start_offset: int) -> int:
+        """A partition's low watermark by its own log start: unknown where there are replicas."""
+        return INVALID_LOW_WATERMARK if self.config.replicas else log_start_offset
+
+
+def exists(spark: SparkSession, name: TopicName) -> bool:
+    """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
+    tables = (name.records_table, name.batches_table)
+    found = {table: bool(spark.catalog.tableExists(table)) for table in tables}
+    if len(set(found.values())) == 1:
+        return all(found.values())
+    held = read_state(spark, name)
+    for table, is_there in found.items():
+        if not is_there and held is not None and parse_states(held.properties):
+            raise ForeignChangeError(
+                f"expected {table}, as the state of {name} says, found that somebody dropped it; "
+                "register its last metadata file again, or drop the other table as well to begin "
+                "the topic anew"
+            )
+    return False
+
+
+def load(spark: SparkSession, name: TopicName) -> Topic:
+    """The topic as it is now; UnknownTopicError where it has no tables."""
+    if not exists(spark, name):
+        raise UnknownTopicError(
+            f"expected the table {name.records_table}, found none; ingest the topic first"
+        )
+    held = read_state(spark, name)
+    records, batches = (java_table(spark, t) for t in (name.records_table, name.batches_table))
+    properties = as_dict(spark, records.properties())
+    if held is not None and TABLES in held.properties:
+        _check_tables(name, held.properties[TABLES], _ids_of(records, batches))
+    if held is None and not state_of(properties) and batches.currentSnapshot() is not None:
+        raise StateError(
+            f"expected the state of {name} in {name.state_table}, found no such table: somebody "
+            f"dropped it; {REPAIR} rebuilds it"
+        )
+    return _with_state(spark, name, properties, held)
+
+
+def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
+    """The topic with its settings alone, where its state is lost or cannot be trusted."""
+    return Topic(spark, name, settings_of(_records_properties(spark, name)))
+
+
+def _check_tables(name: TopicName, known: str, found: str) -> None:
+    if known != found:
+        raise ForeignChangeError(
+            f"expected the tables of {name} that its state tells of, {known}, found {found}: "
+            "somebody dropped one and created it anew; put the old one back by registering its "
+            "last metadata file, or drop both to begin the topic anew"
+        )
+
+
+def table_ids(spark: SparkSession, name: TopicName) -> str:
+    """What the state tells of the data tables, so that one made anew is noticed."""
+    tables = (name.records_table, name.batches_table)
+    return _ids_of(*(java_table(spark, table) for table in tables))
+
+
+def _ids_of(records: Any, batches: Any) -> str:
+    return json.dumps({"records": str(records.uuid()), "batches": str(batches.uuid())})
+
+
+def read_again(topic: Topic) -> Topic:
+    """The topic as it is by now."""
+    return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
+
+
+def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:
+    return _with_state(spark, name, _records_properties(spark, name), held)
+
+
+def _with_state(
+    spark: SparkSession, name: TopicName, found: Mapping[str, str], held: HeldState | None
+) -> Topic:
+    """The topic with this state; in tables of an older version it is on the records table."""
+    state = state_of(found) if held is None else held.properties
+    return Topic(spark, name, {**settings_of(found), **state})
+
+
+def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
+    return as_dict(spark, java_table(spark, name.records_table).properties())
+
+
+def java_table(spark: SparkSession, table: str) -> Any:
+    """Iceberg's own table object, freshly loaded."""
+    util = iceberg_class(spark, "spark.Spark3Util")
+    return util.loadIcebergTable(spark._jsparkSession, table)
+
+
+def own_spec(table: Any) -> Any:
+    """The partition spec by partition and segment alone, which the table was created with.
+
+    Files may go on being written by it, whatever somebody partitions the table by later.
+    """
+    specs = table.specs()
+    for spec in (specs.get(number) for number in range(specs.size())):
+        fields = [(str(f.name()), f.transform().toString()) for f in items(spec.fields())]
+        if fields == [("partition", "identity"), ("segment", "identity")]:
+            return spec
+    raise ConfigurationError(
+        f"expected {table.name()} to be partitioned by `partition` and segment, found "
+        f"{table.spec()}; restore its partition fields"
+    )
+
+
+def own_spec_id(spark: SparkSession, table: str) -> str:
+    """Its id, as the option `output-spec-id` of Spark's writers takes it."""
+    return str(own_spec(java_table(spark, table)).specId())
+
+
+def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+    """Apply `change` to the properties as the state is at the moment of the commit.
+
+    `change` sees the newest properties and checks its rule on them; it is asked again when
+    another writer was faster, and returns None when nothing is left to do. Settings among the
+    changes are set before the state.
+    """
+    spark, name = topic.spark, topic.name
+    for _ in range(CAS_ATTEMPTS):
+        held = _state_to_change(topic)
+        current = _read(spark, name, held)
+        changes = {
+            n: v for n, v in (change(current) or {}).items() if current.properties.get(n) != v
+        }
+        if not changes:
+            return current
+        state = {n: v for n, v in changes.items() if is_state(n)}
+        if state and TABLES not in held.properties:
+            state[TABLES] = table_ids(spark, name)
+        settings = {n: v for n, v in changes.items() if not is_state(n)}
+        try:
+            if settings:
+                settings_step = Step.FOLLOW_SETTINGS if state else step
+                commit(settings_step, partial(_set, spark, name.records_table, settings))
+            if state:
+                commit(step, partial(held.change_to, _merged(held.properties, state)))
+        except CommitConflictError:
+            continue
+        return Topic(spark, name, _merged(current.properties, changes))
+    raise CommitConflictError(
+        f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
+        "found another writer faster each time; run the job again when it is done"
+    )
+
+
+def _state_to_change(topic: Topic) -> HeldState:
+    """The topic's state; that of an older version moves to a table of its own first."""
+    spark, name = topic.spark, topic.name
+    held = read_state(spark, name)
+    old = state_of(_records_properties(spark, name))
+    if held is None:
+        commit(Step.STATE_TABLE, partial(create_state, spark, name, old))
+        held = read_state(spark, name)
+        assert held is not None
+    if old:  # it counts no more, as soon as there is a state table
+        removed: Changes = dict.fromkeys(old)
+        commit(Step.STATE_MOVED, partial(_set, spark, name.records_table, removed))
+    return held
+
+
+def _set(spark: SparkSession, table: str, changes: Changes) -> None:
+    update = java_table(spark, table).updateProperties()
+    for name, value in changes.items():
+        update = update.remove(name) if value is None else update.set(name, value)
+    update.commit()
+
+
+def _merged(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+    return {name: value for name, value in {**properties, **changes}.items() if value is not None}
+
+
+def current_snapshot(spark: SparkSession, table: str) -> int | None:
+    """Id of the table's current snapshot; None for a table without data."""
+    snapshot = java_table(spark, table).currentSnapshot()
+    return None if snapshot is None else int(snapshot.snapshotId())
+
+
+def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object]) -> int | None:
+    """Write to the table; the id of its current snapshot then."""
+    write()
+    return current_snapshot(spark, table)
+
+
+def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
+    """The newest snapshot in the table's history whose summary holds `name` = `value`."""
+    loaded = java_table(spark, table)
+    snapshot = loaded.currentSnapshot()
+    while snapshot is not None:
+        if snapshot.summary().get(name) == value:
+            return int(snapshot.snapshotId())
+        parent = snapshot.parentId()
+        snapshot = None if parent is None else loaded.snapshot(parent)
+    return None

@@ -1,0 +1,77 @@
+"""A merge of physical segments as it is written down before it starts.
+
+It moves rows in two tables by two commits. In between, and while the property says so, nobody may
+read both by segment.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.topics import Topic
+from ebbtide.json_text import MAX_INT, parse_whole, whole
+from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.topic_state import MERGE
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """{partition: groups of physical segments}; each group is written as its first one.
+
+    Without groups it is done. It then stays as a trace for who has read the topic before.
+    """
+
+    id: str
+    groups: dict[int, list[list[int]]]
+
+    @classmethod
+    def of(cls, groups: dict[int, list[list[int]]]) -> Merge:
+        """A merge with an id that no other has."""
+        return cls(uuid.uuid4().hex, groups)
+
+    def done(self) -> Merge:
+        """The trace that it leaves."""
+        return Merge(self.id, {})
+
+    def to_json(self) -> str:
+        """The value of the property `ebbtide.merge`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Merge:
+        """The merge that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(MERGE, text, "a merge's id and its groups by partition", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Merge:
+        groups = {
+            parse_whole(partition, MAX_INT): [[whole(base) for base in group] for group in found]
+            for partition, found in values["groups"].items()
+        }
+        return cls(**checked_fields(cls, values | {"groups": groups}))
+
+
+def last_merge(topic: Topic) -> Merge | None:
+    """The merge in flight, or the trace of the last one."""
+    text = topic.properties.get(MERGE)
+    return None if text is None else Merge.parse(text)
+
+
+def open_merge(topic: Topic) -> Merge | None:
+    """The merge in flight, if any."""
+    merge = last_merge(topic)
+    return merge if merge is not None and merge.groups else None
+
+
+def check_no_merge(current: Topic, since: Topic | None = None) -> None:
+    """CommitConflictError where a merge is in flight, or began since the topic was read."""
+    has_begun = since is not None and last_merge(since) != last_merge(current)
+    if has_begun or open_merge(current) is not None:
+        raise CommitConflictError(
+            f"expected the segments of {current.name} to stay where they are, found a merge of "
+            "them in flight; run the job again, or clean_log or expire_snapshots to finish it"
+        )

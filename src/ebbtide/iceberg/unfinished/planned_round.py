@@ -1,0 +1,117 @@
+"""A cleaner round as it is written down before it starts, so that a killed one is finished.
+
+A round pins the snapshots it reads. Its plan is a function of those and of the round alone, so
+whoever finds it computes the same plan and only leaves out the commits already in the history.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
+from ebbtide.iceberg.unfinished.planned_merge import check_no_merge, open_merge
+from ebbtide.json_text import MAX_INT, parse_whole
+from ebbtide.log.compaction import MAX_OFFSET
+from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.topic_state import ROUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRound:
+    """The part of a round that one partition sees; offsets are half-open bounds."""
+
+    log_start_offset: int
+    first_segment_offset: int
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    is_idle: bool
+    held_back_from: int = MAX_OFFSET  # up to where every replica holds the log
+
+    @property
+    def dirty(self) -> tuple[int, int]:
+        """The records whose keys supersede; none in an idle round."""
+        first = self.first_uncleanable_offset if self.is_idle else self.first_dirty_offset
+        return first, self.first_uncleanable_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningRound:
+    """One round on one topic; times in ms since the epoch."""
+
+    id: str
+    now_ms: int
+    delete_retention_ms: int
+    producer_id_expiration_ms: int
+    segment_bytes: int
+    records_snapshot: int
+    batches_snapshot: int
+    partitions: dict[int, PartitionRound]
+    are_records_done: bool = False  # whether its deletions are in the records table
+
+    def to_json(self) -> str:
+        """The value of the property `ebbtide.round`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> CleaningRound:
+        """The round that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(ROUND, text, "a cleaner round", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> CleaningRound:
+        partitions = {
+            parse_whole(partition, MAX_INT): PartitionRound(**checked_fields(PartitionRound, part))
+            for partition, part in values["partitions"].items()
+        }
+        return cls(**checked_fields(cls, values | {"partitions": partitions}))
+
+
+def new_round_id() -> str:
+    """An id that no other round has."""
+    return uuid.uuid4().hex
+
+
+def open_round(topic: Topic) -> CleaningRound | None:
+    """The round in flight on the topic, if any."""
+    text = topic.properties.get(ROUND)
+    return None if text is None else CleaningRound.parse(text)
+
+
+def is_open(topic: Topic, work_id: str) -> bool:
+    """Whether a round or merge of this id is in flight."""
+    this_round, merge = open_round(topic), open_merge(topic)
+    return work_id in {work.id for work in (this_round, merge) if work is not None}
+
+
+def start_round(topic: Topic, this_round: CleaningRound) -> None:
+    """Write the round down; CommitConflictError where another one was first."""
+
+    def change(current: Topic) -> Changes | None:
+        check_no_merge(current)
+        found = open_round(current)
+        if found is not None and found.id != this_round.id:
+            raise CommitConflictError(
+                f"expected no cleaner round on {topic.name}, found one in flight; "
+                "run the job again to finish it"
+            )
+        _check_marked(current, this_round)
+        return {ROUND: this_round.to_json()}
+
+    compare_and_set(topic, Step.ROUND_STARTED, change)
+
+
+def _check_marked(current: Topic, this_round: CleaningRound) -> None:
+    """CommitConflictError where what the round covers is being marked again."""
+    for partition, part in this_round.partitions.items():
+        first_unmarked = current.partitions[partition].first_unmarked_offset
+        if first_unmarked < part.first_uncleanable_offset:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to be marked up to "
+                f"{part.first_uncleanable_offset}, found {first_unmarked}: its tombstones are "
+                "being marked again; run the job again"
+            )

@@ -1,0 +1,1 @@
+"""The lake read through pyiceberg: all that Airflow's side may see of tables."""

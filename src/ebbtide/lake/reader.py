@@ -1,0 +1,400 @@
+"""What the lake says, read through pyiceberg: seconds instead of a Spark session, and no writing.
+
+The catalog is the one Spark uses, taken from the same spark-defaults.conf: a second place to
+configure it would one day name another catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
+from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.log.settings.names import (
+    BATCHES_SUFFIX,
+    CATALOG,
+    OWN_NAMESPACE,
+    OWN_SUFFIXES,
+    QUARANTINE_SUFFIX,
+    STATE_SUFFIX,
+    TopicName,
+)
+from ebbtide.log.settings.replicas import TableReplica
+from ebbtide.log.state.snapshot_expiry import TableSnapshots
+from ebbtide.log.state.topic_state import PREFIX as STATE_PREFIX
+from ebbtide.log.state.topic_state import (
+    PartitionState,
+    parse_states,
+    settings_of,
+    state_of,
+    without_checksum,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Table
+
+RUNS = (OWN_NAMESPACE, "runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as its tables' properties describe it: settings of the records table, and state."""
+
+    name: str
+    properties: Mapping[str, str]
+
+    @property
+    def config(self) -> TopicConfig:
+        """The validated configuration; ConfigurationError where a property is wrong."""
+        return parse_config(self.properties)
+
+    @property
+    def partitions(self) -> dict[int, PartitionState]:
+        """The state of each partition."""
+        return parse_states(self.properties)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a delete must also reach other replicas of the log."""
+        return bool(self.config.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One attempt of a job on a topic, a row of lake.ebbtide.runs; times are UTC."""
+
+    run_id: str
+    dag: str | None
+    task: str | None
+    job: str
+    topic: str
+    started: datetime
+    ended: datetime
+    now: datetime
+    status: str
+    error: str | None
+    error_class: str | None
+    is_transient: bool
+    result: Mapping[str, Any]
+    rows_removed: int
+    files_removed: int
+    bytes_removed: int
+    snapshot_ids: tuple[int, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether this attempt did what it was asked to."""
+        return self.status == "succeeded"
+
+    @property
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """What the job says about each partition."""
+        return {int(p): said for p, said in self.result.get("partitions", {}).items()}
+
+    @property
+    def topic_result(self) -> Mapping[str, Any]:
+        """What the job says about the topic as a whole."""
+        said: Mapping[str, Any] = self.result.get("topic", {})
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """The tables of one catalog; without a catalog, an empty lake."""
+
+    catalog: SqlCatalog | None
+
+    def topic_names(self) -> list[str]:
+        """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
+        if self.catalog is None:
+            return []
+        names = []
+        namespaces = {cluster for cluster, *rest in self.catalog.list_namespaces() if not rest}
+        for cluster in namespaces:
+            if cluster != OWN_NAMESPACE and not cluster.endswith(OWN_SUFFIXES):
+                names += self._topics_of(cluster, f"{cluster}{STATE_SUFFIX}" in namespaces)
+        return sorted(names)
+
+    def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
+        """Its topics; only a table without a state table has to be opened to be told."""
+        assert self.catalog is not None
+        listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
+        with_state = {topic for _, topic in listed}
+        tables = {topic for _, topic in self.catalog.list_tables(cluster)}
+        others = tables - with_state
+        old = {t for t in others if _may_be_topic(self.catalog, (cluster, t))}
+        return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
+
+    def topic(self, name: str) -> Topic:
+        """Settings and state of one topic; StateError where the state was edited by hand."""
+        found = self.records(name).properties
+        state = self._state(name)
+        if state is None:  # tables of an older version, which no job has opened since
+            return Topic(name, found)
+        return Topic(name, {**settings_of(found), **without_checksum(name, state)})
+
+    def _state(self, name: str) -> dict[str, str] | None:
+        try:
+            return state_of(self._table(name, STATE_SUFFIX).properties)
+        except UnknownTopicError:
+            return None
+
+    def records(self, name: str) -> Table:
+        """The records table of a topic."""
+        return self._table(name, "")
+
+    def batches(self, name: str) -> Table:
+        """The batches table of a topic."""
+        return self._table(name, BATCHES_SUFFIX)
+
+    def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
+        """Rows of `runs` whose columns equal what is given (any of several), oldest first.
+
+        Those that started at `since` or later: the table is kept by day, so that the files of all
+        other days stay closed.
+        """
+        from pyiceberg.exceptions import NoSuchTableError
+
+        if self.catalog is None:
+            return []
+        try:
+            table = self.catalog.load_table(RUNS)
+        except NoSuchTableError:
+            return []
+        rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
+        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+
+    def snapshots(self, name: str) -> dict[str, TableSnapshots]:
+        """The snapshots of each of a topic's tables, as `tidied` notes them."""
+        tables = {"records": self.records(name), "batches": self.batches(name)}
+        with suppress(UnknownTopicError):
+            tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
+        return {what: _snapshots_of(table) for what, table in tables.items()}
+
+    def file_bytes(self, name: str) -> dict[int, int]:
+        """Bytes of each partition's data files, records and batches, from manifests alone."""
+        totals: dict[int, int] = {}
+        for table in (self.records(name), self.batches(name)):
+            for file in _files_of(table):
+                partition = file.partition[0]
+                totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
+        return totals
+
+    def live_rows(self, name: str) -> dict[int, int]:
+        """Exact live rows of the records table by partition, from manifests alone."""
+        return live_rows(self.records(name))
+
+    def _table(self, name: str, suffix: str) -> Table:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        cluster, topic, catalog = TopicName.parse(name)
+        if catalog != CATALOG:
+            raise UnknownTopicError(f"expected a topic of the lake, found {name}; it is a replica")
+        if self.catalog is None:
+            raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
+        try:
+            return self.catalog.load_table((cluster + suffix, topic))
+        except (NoSuchNamespaceError, NoSuchTableError):
+            raise self._unknown(name) from None
+        except Exception as error:  # of a catalog, a file system or the metadata's parser
+            first = next(iter(str(error).splitlines()), "")
+            raise UnreadableTableError(
+                f"expected the table of topic {name}{suffix} to open, found "
+                f"{type(error).__name__}: {first}; restore its metadata file, or drop the table"
+            ) from error
+
+    def _unknown(self, name: str) -> UnknownTopicError:
+        known = ", ".join(self.topic_names()) or "no topic"
+        return UnknownTopicError(
+            f"expected a table for topic {name}, found none; the lake holds {known}"
+        )
+
+
+def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
+    """The last attempt of each (topic, task), given attempts oldest first."""
+    return {(run.topic, run.task): run for run in runs}
+
+
+def find_replicas(topic: Topic) -> list[Topic] | None:
+    """The topic's replicas, if all are tables that can be read from here; None where not."""
+    found = []
+    for replica in topic.config.replicas:
+        if not isinstance(replica, TableReplica):
+            return None
+        name = replica.of(TopicName.parse(topic.name))
+        try:
+            with open_lake(catalog=name.catalog) as lake:
+                found.append(lake.topic(str(name._replace(catalog=CATALOG))))
+        except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
+            return None
+    return found
+
+
+@contextmanager
+def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
+    """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
+    settings = catalog_settings(read_defaults(defaults or _defaults_path()), catalog)
+    file = settings["uri"].removeprefix("sqlite:///")
+    if settings["uri"].startswith("sqlite:") and not Path(file).exists():
+        yield Lake(None)
+        return
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import inspect
+
+    opened = SqlCatalog(catalog, **settings, init_catalog_tables="false")
+    try:
+        yield Lake(opened if inspect(opened.engine).has_table("iceberg_tables") else None)
+    finally:
+        opened.engine.dispose()
+
+
+def read_defaults(path: Path) -> dict[str, str]:
+    """The settings of a spark-defaults.conf."""
+    if not path.exists():
+        raise ConfigurationError(
+            f"expected Spark's settings in {path}, found no file: `make setup`"
+        )
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {pair[0]: pair[1].strip() if len(pair) == 2 else "" for pair in pairs}
+
+
+def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
+    """What pyiceberg needs to open one of Spark's catalogs; S3 keys go on as they are."""
+    prefix = f"spark.sql.catalog.{catalog}."
+    ours = {
+        key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
+    }
+    if "uri" not in ours:
+        raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
+    passed_on = {k: v for k, v in ours.items() if k.startswith(("s3.", "client."))}
+    return {
+        "uri": _sqlalchemy_uri(ours, prefix),
+        "warehouse": ours.get("warehouse", ""),
+        **passed_on,
+    }
+
+
+def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
+    from sqlalchemy.engine import make_url
+
+    uri = ours["uri"]
+    if uri.startswith("jdbc:sqlite:"):
+        return f"sqlite:///{uri.removeprefix('jdbc:sqlite:').partition('?')[0]}"
+    if uri.startswith("jdbc:postgresql://"):
+        url = make_url(uri.removeprefix("jdbc:").replace("postgresql", "postgresql+psycopg2", 1))
+        url = url.set(username=ours.get("jdbc.user"), password=ours.get("jdbc.password"))
+        return url.render_as_string(hide_password=False)
+    raise ConfigurationError(
+        f"expected {prefix}uri to start with jdbc:sqlite: or jdbc:postgresql://, "
+        f"found {uri.partition('?')[0]!r}"
+    )
+
+
+def _defaults_path() -> Path:
+    directory = os.environ.get("SPARK_CONF_DIR")
+    if not directory:
+        raise ConfigurationError(
+            "expected SPARK_CONF_DIR to name the rendered conf, found it unset"
+        )
+    return Path(directory) / "spark-defaults.conf"
+
+
+def _snapshots_of(table: Table) -> TableSnapshots:
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    times_ms = [s.timestamp_ms for s in table.snapshots() if s.snapshot_id not in named]
+    return TableSnapshots(table.metadata.current_snapshot_id, min(times_ms, default=None))
+
+
+def _is_topic(table: Table) -> bool:
+    return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
+
+
+def _may_be_topic(catalog: SqlCatalog, identifier: tuple[str, str]) -> bool:
+    """Whether a table without a state table is a topic's.
+
+    One that cannot be read may be one. It is named, so that it fails by itself and no other does.
+    """
+    try:
+        return _is_topic(catalog.load_table(identifier))
+    except Exception:
+        return True
+
+
+def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
+    from pyiceberg import expressions
+
+    is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
+    found: BooleanExpression = expressions.AlwaysTrue()
+    if since is not None:
+        found = is_from("started", since.isoformat())
+    for column, value in equals.items():
+        found = expressions.And(found, is_in(column, [value] if isinstance(value, str) else value))
+    return found
+
+
+def _run(row: dict[str, Any]) -> Run:
+    return Run(
+        **{
+            **row,
+            "result": json.loads(row["result"] or "{}"),
+            "snapshot_ids": tuple(row["snapshot_ids"] or ()),
+        }
+    )
+
+
+def live_rows(table: Table) -> dict[int, int]:
+    """Rows of each partition that a scan would return, counted from manifests.
+
+    Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
+    only for the file it names, which needs manifests read with the v3 schema.
+    """
+    from pyiceberg.manifest import DataFileContent
+
+    files: dict[str, tuple[int, int]] = {}
+    deleted: dict[str, int] = {}
+    for file in _files_of(table):
+        if file.content == DataFileContent.DATA:
+            files[file.file_path] = (file.partition[0], file.record_count)
+        else:
+            deleted[_referenced_data_file(file)] = file.record_count
+    rows: dict[int, int] = {}
+    for path, (partition, count) in files.items():
+        rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
+    return rows
+
+
+def _files_of(table: Table) -> Iterator[Any]:
+    """The data and delete files of the table's current snapshot."""
+    snapshot = table.current_snapshot()
+    for manifest in snapshot.manifests(table.io) if snapshot else ():
+        yield from _live_files(table, manifest.manifest_path)
+
+
+def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
+    from pyiceberg import manifest as m
+    from pyiceberg.avro.file import AvroFile
+
+    types: Any = {-1: m.ManifestEntry, 2: m.DataFile}
+    enums: Any = {0: m.ManifestEntryStatus, 101: m.FileFormat, 134: m.DataFileContent}
+    schema = m.MANIFEST_ENTRY_SCHEMAS[3]
+    source = table.io.new_input(manifest_path)
+    with AvroFile[Any](source, schema, read_types=types, read_enums=enums) as entries:
+        for entry in entries:
+            if entry.status != m.ManifestEntryStatus.DELETED:
+                yield entry.data_file
+
+
+def _referenced_data_file(vector: Any) -> str:
+    """pyiceberg 0.12 reads the v3 fields but has no names for them; this one is third from last."""
+    path: str = vector._data[-3]
+    return path

@@ -1,0 +1,285 @@
+"""What `make run` does: the sample log, two nights of the real DAG, and the reports.
+
+The nights follow from the log's own last append and not from today, so their clock may run ahead
+of the real one, and nothing guards them. So the demonstration has a cluster of its own, and its
+nights name its topics: no other topic of the lake is touched, however often it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ebbtide.lake.reader import open_lake
+from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
+from ebbtide.orchestration.driver.installation import Paths, paths
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.report import failed, find_run, render_run
+from ebbtide.text import aligned, seconds, size
+
+CLUSTER = "demo"
+# For topics that can be made again: what a night removes may be any share, and leaves the disk.
+GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
+DAG = "nightly_retention"
+HOUR_OF_NIGHT = 1
+LAST_LINES = 25
+
+STARTED = re.compile(r"ebbtide: \S+: started for (.*?)(?: +\[airflow|$)")
+NO_SPARK = re.compile(r"ebbtide: \S+: Spark is not started")
+RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
+
+
+class StepError(Exception):
+    """A step that failed; the message is what to show."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints each step as it ends and keeps what it took."""
+
+    taken: list[tuple[str, float]] = field(default_factory=list)
+
+    def ended(self, step: str, started: float, note: str = "") -> None:
+        """One line for a step that began at `started` on the monotonic clock."""
+        took = time.monotonic() - started
+        self.taken.append((step, took))
+        print(f"  {step:<42}{took:>7.1f} s   {note}".rstrip(), flush=True)
+
+
+def main() -> int:
+    """Run everything; 1 when a step failed."""
+    where = paths()
+    where.logs.mkdir(parents=True, exist_ok=True)
+    progress = Progress()
+    begun = time.monotonic()
+    try:
+        reports = run_sample(where, progress)
+    except StepError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    for night, report in enumerate(reports, start=1):
+        print(f"\n== night {night} ==\n{report}")
+    print_times(progress, time.monotonic() - begun)
+    print(f"\n{next_steps()}")
+    return 0
+
+
+def run_sample(where: Paths, progress: Progress) -> list[str]:
+    """Ingest and both nights; the report of each night as it stood when the night was over."""
+    source = where.root / "sample" / "log"
+    last_append = last_append_of(source / "ebbtide-manifest.json")
+    topics = topics_of(source / "ebbtide-manifest.json")
+    nights = nights_after(last_append)
+    print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
+    print(warning(topics, nights[-1], datetime.now(UTC)))
+    ingest(where, source, topics, last_append, progress)
+    print(f"  the lake holds {lake_size(where)}")
+    reports = []
+    for number, now in enumerate(nights, start=1):
+        print(f"night {number}, now = {now:%F %T} UTC")
+        reports.append(report_of(run_night(where, number, topics, now, progress)))
+        print(f"  the lake holds {lake_size(where)}")
+    return reports
+
+
+def lake_size(where: Paths) -> str:
+    """Bytes of all files below the warehouse, old snapshots and metadata included."""
+    files = (where.home / "lake" / "warehouse").rglob("*")
+    return size(sum(file.stat().st_size for file in files if file.is_file()))
+
+
+def last_append_of(manifest: Path) -> datetime:
+    """When the broker that wrote the log last appended to it."""
+    return datetime.fromtimestamp(_read(manifest)["last_append_ms"] / 1000, UTC)
+
+
+def topics_of(manifest: Path) -> list[str]:
+    """The topics of the sample, as the lake names them; no night touches any other."""
+    return sorted(f"{CLUSTER}.{topic}" for topic in _read(manifest)["topics"])
+
+
+def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -> str:
+    """What is different here from a night on topics that matter."""
+    ahead = "its clock is the sample's"
+    if last_night > wall_clock:
+        ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
+    return (
+        f"a demonstration on {' and '.join(topics)} only: {ahead},\n"
+        "  and its guards are off: a night may remove any share of a topic\n"
+        "  (ebbtide.max.delete.ratio=1), and no snapshot keeps what it removes\n"
+        "  (history.expire.max-snapshot-age-ms=0). Your own topics have both guards on."
+    )
+
+
+def next_steps() -> str:
+    """What to do after the demonstration."""
+    return (
+        "== what next ==\n"
+        "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
+        "archive_topics, ingest_segments   trigger one of them: it brings in your own topics\n"
+        "configure_topic                   set what may be removed; without it, nothing is\n"
+        "nightly_retention                 unpause it: the next run is the next 2 o'clock"
+    )
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    if not manifest.exists():
+        raise StepError(f"expected the sample's {manifest.name}, found none in {manifest.parent}")
+    found: dict[str, Any] = json.loads(manifest.read_text())
+    return found
+
+
+def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
+    """The first 01:00 UTC at or after the last append, and the one a day later."""
+    first = last_append.replace(hour=HOUR_OF_NIGHT, minute=0, second=0, microsecond=0)
+    if first < last_append:
+        first += timedelta(days=1)
+    return first, first + timedelta(days=1)
+
+
+def ingest(
+    where: Paths, source: Path, topics: Sequence[str], now: datetime, progress: Progress
+) -> None:
+    """Bring the sample into the lake by the job itself."""
+    started, run_id = time.monotonic(), f"quickstart__{datetime.now(UTC).isoformat()}"
+    command = [
+        *("spark-submit", "--name", "ebbtide ingest_segments", "--py-files"),
+        *(str(where.package_zip), str(where.jobs / "ingest_segments.py")),
+        *("--source", str(source), "--cluster", CLUSTER, "--now", now.isoformat()),
+        *(argument for topic in topics for argument in ("--topic", topic)),
+        *(argument for setting in GUARDS_OFF for argument in ("--set", setting)),
+        *("--run-id", run_id, "--task", "ingest_segments"),
+    ]
+    for _ in lines_of(command, where.logs / "ingest.log", on_failure=partial(failures_of, run_id)):
+        pass
+    progress.ended("ingest_segments", started)
+
+
+def run_night(
+    where: Paths, number: int, topics: Sequence[str], now: datetime, progress: Progress
+) -> str:
+    """One run of the DAG on these topics as `airflow dags test` runs it; its run id."""
+    conf = {
+        "topics": list(topics),
+        "now": now.isoformat(),
+        "allow_future_now": now > datetime.now(UTC),
+    }
+    command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
+    log = where.logs / f"night-{number}.log"
+    watch, task_logs = Watch(f"night {number}", progress), TaskLogs(DAG, log_folder())
+    for line in lines_of(command, log, on_failure=cause_in):
+        watch.see(line)
+        task_logs.see(line, watch.run_id)
+    watch.finish()
+    return watch.run_id
+
+
+@dataclass(slots=True)
+class Watch:
+    """Turns the output of `airflow dags test` into one line a task."""
+
+    night: str
+    progress: Progress
+    run_id: str = ""
+    has_begun: bool = False
+    started: float = field(default_factory=time.monotonic)
+    notes: list[str] = field(default_factory=list)
+
+    def see(self, line: str) -> None:
+        """Take in one line of output."""
+        if not self.run_id and (found := RUN_ID.search(line)):
+            self.run_id = found[1]
+        if STARTING.search(line) and not self.has_begun:
+            self.has_begun = True
+            self._lap("Airflow, start")
+            self.notes.append("of which most is Airflow's in-process API, once")
+        elif found := STARTED.search(line):
+            self.notes.append(f"Spark for {found[1]}")
+        elif NO_SPARK.search(line):
+            self.notes.append("nothing to do, Spark is not started")
+        elif found := ENDING.search(line):
+            self._lap(found[1])
+
+    def finish(self) -> None:
+        """The time between the last task and the process's end."""
+        self._lap("Airflow, end")
+
+    def _lap(self, what: str) -> None:
+        self.progress.ended(f"{self.night}  {what}", self.started, "; ".join(self.notes))
+        self.started = time.monotonic()
+        self.notes.clear()
+
+
+def lines_of(
+    command: Sequence[str], log: Path, on_failure: Callable[[str], str] | None = None
+) -> Iterator[str]:
+    """Run a command, pass on its output line by line and keep all of it in `log`."""
+    with log.open("w") as full, start(command) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            full.write(line)
+            full.flush()
+            yield line
+    if process.returncode:
+        text = log.read_text()
+        cause = (on_failure(text) if on_failure else "") or last_lines(text)
+        raise StepError(f"{cause}\n{command[0]} ended with {process.returncode}; all of it: {log}")
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """The command with both outputs in one."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def cause_in(text: str) -> str:
+    """What verdict said, if it came that far."""
+    found = re.findall(r"^.*? failed(?: in \S+)?: .*$", text, flags=re.MULTILINE)
+    return "\n".join(dict.fromkeys(line.strip() for line in found))
+
+
+def failures_of(run_id: str, _: str) -> str:
+    """A line for each topic that failed in the run, as `runs` has it."""
+    with open_lake() as lake:
+        runs = find_run(lake, run_id)
+    return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
+
+
+def last_lines(text: str) -> str:
+    """The end of an output."""
+    return "\n".join(text.splitlines()[-LAST_LINES:])
+
+
+def report_of(run_id: str) -> str:
+    """The report of the newest run."""
+    with open_lake() as lake:
+        return render_run(lake, run_id, find_run(lake, run_id))
+
+
+def print_times(progress: Progress, total: float) -> None:
+    """Where the time went, longest first."""
+    longest = sorted(progress.taken, key=lambda step: -step[1])
+    rows = [[step, seconds(took), f"{100 * took / total:.0f} %"] for step, took in longest[:8]]
+    rows.append(["all of it", seconds(total), ""])
+    print(f"\n== where the time went ==\n{aligned(['step', 'seconds', 'share'], rows)}")
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

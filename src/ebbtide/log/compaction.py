@@ -1,0 +1,274 @@
+"""One cleaner round's decisions about batches and records.
+
+Kafka: Cleaner.doClean, Cleaner.shouldRetainRecord, MemoryRecords.filterTo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ebbtide.errors import NotCoveredError
+from ebbtide.log.batch_header import HEADER_BYTES, Batch
+from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.producers import LastRecord
+from ebbtide.log.transactions import TransactionReader, aborted_transactions
+from ebbtide.records.attributes import (
+    COMPRESSION_MASK,
+    DELETE_HORIZON,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+)
+
+# What a codec adds at most to the few records that it cannot shrink.
+CODEC_FRAME_BYTES = 40
+MAX_OFFSET = 2**63 - 1
+# A message of magic 0 or 1 around its key and value.
+LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
+
+
+class Retention(Enum):
+    """What becomes of a batch none of whose records survive."""
+
+    RETAIN_EMPTY = "retain_empty"
+    DELETE_EMPTY = "delete_empty"
+    DELETE = "delete"  # whether or not records would survive
+
+
+class Verdict(NamedTuple):
+    """What a round says of a batch before it looks at its records."""
+
+    discards_records: bool  # all of them: aborted data, or a marker past its horizon
+    is_marker_of_empty_transaction: bool
+    retention: Retention
+
+
+class Survivors(NamedTuple):
+    """What a round leaves of one batch's records; sizes as v2 encodes records, uncompressed.
+
+    `hidden` counts those of a batch astride the log start offset that lie below it: nobody can
+    read them any more, so they count as kept. The offsets matter to a batch of an old format.
+    """
+
+    records: int
+    has_tombstone: bool = False
+    first_timestamp_ms: int = NO_TIMESTAMP
+    max_timestamp_ms: int = NO_TIMESTAMP
+    records_bytes: int = 0
+    records_bytes_before: int = 0
+    hidden: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+
+class Round(NamedTuple):
+    """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
+
+    The logical segments, as (base offset, modified ms), and the first dirty offset decide how long
+    tombstones of old formats stay. A replica that ends at `held_back_from` still needs the
+    tombstones and markers from there on, since it may hold what they delete or decide.
+    """
+
+    now_ms: int
+    delete_retention_ms: int
+    first_uncleanable_offset: int
+    log_start_offset: int = 0
+    first_dirty_offset: int = 0
+    segments: Sequence[tuple[int, int]] = ()
+    held_back_from: int = MAX_OFFSET
+
+    def is_held_back(self, batch: Batch) -> bool:
+        """Whether the batch's tombstones or marker may not go yet, whatever their horizon."""
+        return batch.last_offset >= self.held_back_from
+
+    def is_hidden(self, batch: Batch) -> bool:
+        """Whether all of the batch lies below the log start offset."""
+        return batch.next_offset <= self.log_start_offset
+
+    def is_astride(self, batch: Batch) -> bool:
+        """Whether the log start offset lies inside the batch."""
+        return batch.written_base_offset < self.log_start_offset < batch.next_offset
+
+
+def judge(
+    batches: Iterable[Batch], this_round: Round, last_records: Mapping[int, LastRecord]
+) -> Iterator[tuple[Batch, Verdict]]:
+    """Each batch below the bound with its verdict; `batches` is the whole log in offset order."""
+    log = list(batches)
+    transactions = TransactionReader(aborted_transactions(log, this_round.log_start_offset))
+    for batch in log:
+        if batch.base_offset >= this_round.first_uncleanable_offset:
+            return
+        yield batch, _verdict(batch, this_round, transactions, last_records)
+
+
+def _verdict(
+    batch: Batch,
+    this_round: Round,
+    transactions: TransactionReader,
+    last_records: Mapping[int, LastRecord],
+) -> Verdict:
+    if batch.is_control:
+        is_empty_transaction = transactions.read_marker(batch)
+        discards = is_empty_transaction and is_past_horizon(batch, this_round.now_ms)
+        discards = discards and not this_round.is_held_back(batch)
+    else:
+        is_empty_transaction = False
+        discards = transactions.read_data(batch)
+    last = last_records.get(batch.producer_id)
+    is_last_of_producer = (
+        batch.producer_id != NO_PRODUCER_ID and last is not None and last.is_in(batch)
+    )
+    is_last_of_round = batch.next_offset == this_round.first_uncleanable_offset
+    if is_last_of_producer or is_last_of_round:
+        retention = Retention.RETAIN_EMPTY
+    else:
+        retention = Retention.DELETE if discards else Retention.DELETE_EMPTY
+    return Verdict(discards, is_empty_transaction, retention)
+
+
+def is_past_horizon(batch: Batch, now_ms: int) -> bool:
+    """Whether the batch's tombstones or marker may go: from its horizon on (KIP-534)."""
+    return batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= now_ms
+
+
+def drops_tombstones(batch: Batch, this_round: Round) -> bool:
+    """Whether the round removes the batch's tombstones."""
+    return are_tombstones_due(batch, this_round) and not this_round.is_held_back(batch)
+
+
+def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
+    """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
+
+    Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
+    """
+    if not batch.is_legacy:
+        return is_past_horizon(batch, this_round.now_ms)
+    modified_ms = dict(this_round.segments)
+    clean = [ms for base, ms in this_round.segments if base < this_round.first_dirty_offset]
+    horizon_ms = clean[-1] - this_round.delete_retention_ms if clean else 0
+    segment = segment_of(list(modified_ms), batch.base_offset)
+    return modified_ms[segment] <= horizon_ms
+
+
+def is_retained(
+    *, has_key: bool, is_latest: bool, is_tombstone: bool, is_past_batch_horizon: bool
+) -> bool:
+    """Whether a record of a batch that is not discarded survives."""
+    return has_key and is_latest and not (is_tombstone and is_past_batch_horizon)
+
+
+def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
+    """Whether this round starts the clock of the batch's tombstones or marker."""
+    waits = survivors.has_tombstone or verdict.is_marker_of_empty_transaction
+    return survivors.records > 0 and waits and batch.delete_horizon_ms is None
+
+
+def rewrite(
+    batch: Batch, verdict: Verdict, survivors: Survivors, this_round: Round
+) -> Batch | None:
+    """The batch's header after the round; None where the batch goes.
+
+    One below the log start offset stays as it is until its segment goes.
+    """
+    if this_round.is_hidden(batch):
+        return batch
+    if verdict.retention is Retention.DELETE:
+        return None
+    left = 0 if verdict.discards_records else survivors.records + survivors.hidden
+    if left == 0:
+        return _emptied(batch) if verdict.retention is Retention.RETAIN_EMPTY else None
+    sets_horizon = needs_horizon(batch, verdict, survivors)
+    if left == batch.record_count and not sets_horizon and not batch.is_legacy:
+        return batch
+    changes: dict[str, Any] = {"record_count": left}
+    if batch.is_legacy:
+        changes |= _converted(survivors)
+    if sets_horizon:
+        changes["attributes"] = batch.attributes | DELETE_HORIZON
+        changes["base_timestamp_ms"] = this_round.now_ms + this_round.delete_retention_ms
+    elif batch.delete_horizon_ms is None and not survivors.hidden:
+        changes["base_timestamp_ms"] = survivors.first_timestamp_ms
+    changes |= _retimed(batch, survivors)
+    return batch._replace(size_bytes=rewritten_bytes(batch, survivors), **changes)
+
+
+def _converted(survivors: Survivors) -> dict[str, int]:
+    """A batch of an old format in magic 2, which then begins and ends with its records."""
+    if survivors.hidden or survivors.first_offset is None or survivors.last_offset is None:
+        return {"magic": 2}
+    offsets = {"header_base_offset": survivors.first_offset, "last_offset": survivors.last_offset}
+    return {"magic": 2, **offsets}
+
+
+def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
+    """The largest timestamp may go down; that of a producer's append is remembered."""
+    newest_ms = survivors.max_timestamp_ms
+    if batch.is_log_append_time or survivors.hidden or newest_ms == batch.max_timestamp_ms:
+        return {}
+    if batch.producer_id == NO_PRODUCER_ID:
+        return {"max_timestamp_ms": newest_ms}
+    return {"max_timestamp_ms": newest_ms, "producer_timestamp_ms": batch.last_append_ms}
+
+
+def _emptied(batch: Batch) -> Batch:
+    """A header alone: no compression, no horizon, all that fences the producer."""
+    if batch.is_legacy:
+        raise NotCoveredError(
+            f"expected a record to survive in the batch at offset {batch.base_offset}, the last "
+            f"that a round covers, found none: magic {batch.magic} has no empty batch, and Kafka "
+            "stops cleaning such a log too; let another segment be written, then clean again"
+        )
+    return batch._replace(
+        attributes=batch.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON),
+        base_timestamp_ms=NO_TIMESTAMP,
+        record_count=0,
+        size_bytes=HEADER_BYTES,
+    )
+
+
+def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
+    """The size of the batch once it is written anew with these records.
+
+    Exact for an uncompressed batch; for a compressed one an estimate.
+    """
+    before = survivors.records_bytes_before
+    overhead = LEGACY_OVERHEAD_BYTES[batch.magic] if batch.is_legacy else HEADER_BYTES
+    payload = batch.size_bytes - overhead
+    if not batch.is_compressed or before == 0:
+        hidden = payload - before if survivors.hidden else 0
+        return HEADER_BYTES + hidden + survivors.records_bytes
+    return HEADER_BYTES + compressed_bytes(payload, before, survivors.records_bytes)
+
+
+def compressed_bytes(compressed: int, before: int, after: int) -> int:
+    """An estimate of what `after` bytes of records take, of `before` that took `compressed`.
+
+    The fewer records, the less a codec finds to share between them, and the more so the better it
+    did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
+    """
+    exponent = 0.6 + 0.4 * min(1.0, compressed / before)
+    estimate: float = compressed * (after / before) ** exponent
+    return min(round(estimate), after + CODEC_FRAME_BYTES)
+
+
+def idle_reason(
+    verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
+) -> str | None:
+    """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
+
+    `with_tombstone` holds the base offsets of the batches that hold one.
+    """
+    for batch, verdict in verdicts:
+        if this_round.is_hidden(batch):
+            continue
+        is_marker = batch.is_control and batch.record_count > 0
+        may_wait = is_marker or batch.base_offset in with_tombstone
+        is_due = is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
+        if may_wait and is_due:
+            return "a delete horizon is reached"
+        has_outlived = is_marker and verdict.is_marker_of_empty_transaction
+        if has_outlived and batch.delete_horizon_ms is None:
+            return "a transaction marker has outlived its data"
+    return None

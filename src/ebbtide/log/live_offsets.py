@@ -1,0 +1,124 @@
+"""How much of a live topic is taken: offsets of the broker against offsets of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from ebbtide.errors import ForeignLogError
+from ebbtide.json_text import MAX_INT, parse_whole, whole
+from ebbtide.log.continuation import check_not_appended, check_not_lost
+from ebbtide.log.state.properties import parse_property
+from ebbtide.log.state.topic_state import NEVER, SLICE, PartitionState
+
+# Offsets of a slice: some 50 bytes each pass through the driver.
+MAX_OFFSETS = 1_000_000
+
+
+class Isolation(StrEnum):
+    """Up to where, and what of transactions, a consumer reads."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+class BrokerOffsets(NamedTuple):
+    """A partition's offsets as its leader has them."""
+
+    log_start_offset: int
+    high_watermark: int
+    readable_end: int  # the last stable offset with read_committed, else the high watermark
+
+
+class Range(NamedTuple):
+    """Offsets of one partition, [start, end)."""
+
+    start: int
+    end: int
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets there are; some may have no record."""
+        return self.end - self.start
+
+
+Ranges = Mapping[int, Range]
+
+
+def range_to_take(
+    where: str, state: PartitionState | None, found: BrokerOffsets, *, accepts_gap: bool
+) -> Range:
+    """The offsets that the table lacks.
+
+    ForeignLogError where the broker's log ends before the table's, OffsetGapError where it begins
+    after it and nobody has accepted that.
+    """
+    if state is None:
+        return Range(found.log_start_offset, max(found.log_start_offset, found.readable_end))
+    held = state.log_end_offset
+    if state.first_appended_offset != NEVER:
+        check_not_appended(where, state.first_appended_offset, found.high_watermark)
+        return Range(held, held)
+    if found.high_watermark < held:
+        raise ForeignLogError(
+            f"expected {where} to reach offset {held}, which the table holds, found its end at "
+            f"{found.high_watermark}: the log was truncated, or is another one; ingest it under "
+            "another cluster name, or drop the table to begin anew"
+        )
+    check_not_lost(where, held, found.log_start_offset, is_accepted=accepts_gap)
+    start = max(held, found.log_start_offset)
+    return Range(start, max(start, found.readable_end))
+
+
+def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Range]:
+    """The next part of each partition that ends above what is held, some `most` offsets in all.
+
+    It may be empty: a partition that has no record yet, or has lost all there were, is held too.
+    """
+    waiting = {p: found for p, found in left.items() if held.get(p, -1) < found.end}
+    share = max(1, most // max(1, len(waiting)))
+    return {p: Range(start, min(end, start + share)) for p, (start, end) in waiting.items()}
+
+
+def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
+    """What is left after a slice."""
+    return {
+        partition: Range(taken[partition].end, found.end) if partition in taken else found
+        for partition, found in left.items()
+    }
+
+
+class Slice(NamedTuple):
+    """What is taken in one go."""
+
+    ranges: dict[int, Range]
+    now: datetime
+
+    def to_property(self) -> str:
+        """As the table keeps it while it is being taken."""
+        ranges = {str(partition): list(found) for partition, found in self.ranges.items()}
+        return json.dumps({"now": self.now.isoformat(), "ranges": ranges}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The slice of a property; ConfigurationError where somebody changed it."""
+        return parse_property(SLICE, text, "a slice's clock and ranges", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Self:
+        ranges = {
+            parse_whole(partition, MAX_INT): Range(*map(whole, ends))
+            for partition, ends in values["ranges"].items()
+        }
+        return cls(ranges, datetime.fromisoformat(values["now"]))
+
+    def continues(self, states: Mapping[int, PartitionState]) -> bool:
+        """Whether it begins where the table ends; else another ingest has gone on since."""
+        return all(
+            states[partition].log_end_offset <= found.start
+            for partition, found in self.ranges.items()
+            if partition in states
+        )

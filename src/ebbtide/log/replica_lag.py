@@ -1,0 +1,149 @@
+"""What a replica lacks of its primary, and its state before and after it is given that.
+
+Kafka: AbstractFetcherThread (fetchOffsetAndTruncate, truncateFullyAndStartAt),
+UnifiedLog.maybeIncrementLogStartOffset on a follower.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ebbtide.json_text import whole
+from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.settings.replicas import REPLICAS
+from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
+
+# What a replica decides for itself; every other setting follows the primary's.
+_OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
+
+States = Mapping[int, PartitionState]
+
+
+def settings_to_follow(
+    primary: Mapping[str, str], replica: Mapping[str, str]
+) -> dict[str, str | None]:
+    """What to change of a replica's properties so that its settings are the primary's.
+
+    None stands for a removal. Its state, and what it decides for itself, stay as they are.
+    """
+    wanted, found = _settings(primary), _settings(replica)
+    removed: dict[str, str | None] = {name: None for name in found if name not in wanted}
+    return removed | {name: v for name, v in wanted.items() if found.get(name) != v}
+
+
+def _settings(properties: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in properties.items()
+        if name.startswith(("kafka.", "ebbtide.")) and not is_state(name) and name not in _OWN
+    }
+
+
+def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
+    """Whether a replica lacks something of its primary, by the properties of both."""
+    if REPLICATION in replica or settings_to_follow(primary, replica):
+        return True
+    return not is_up_to_date(parse_states(replica), parse_states(primary))
+
+
+def is_up_to_date(replica: States, primary: States) -> bool:
+    """Whether the replica lacks nothing that the primary's partitions have."""
+    return all(
+        (state := replica.get(partition)) is not None
+        and state_before(state, leader) == state
+        and state_after(state, leader) == state
+        for partition, leader in primary.items()
+    )
+
+
+def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
+    """Whether the primary starts after the replica's end: what the replica holds is of no use."""
+    return replica.log_end_offset < primary.log_start_offset
+
+
+def state_before(replica: PartitionState | None, primary: PartitionState) -> PartitionState:
+    """The replica's state before anything is appended: it starts no lower than the primary.
+
+    One that is outrun, or not there yet, is empty at the primary's start.
+    """
+    start = primary.log_start_offset
+    if replica is not None and not is_outrun(replica, primary):
+        return replica.moved(log_start_offset=max(replica.log_start_offset, start))
+    base = segment_of([base for base, _ in primary.segments], start)
+    empty = PartitionState(
+        log_start_offset=start,
+        log_end_offset=start,
+        first_dirty_offset=start,
+        first_unmarked_offset=start,
+        segments=((base, dict(primary.segments)[base]),),
+    )
+    if replica is None:
+        return empty
+    return replica.moved(
+        log_start_offset=start,
+        log_end_offset=start,
+        first_dirty_offset=start,
+        first_unmarked_offset=start,
+        segments=empty.segments,
+        cleaned_end_offset=NEVER,
+        next_clean_ms=0,
+    )
+
+
+def state_after(replica: PartitionState, primary: PartitionState) -> PartitionState:
+    """The replica's state once it holds all up to the primary's end; it cleans by itself.
+
+    Marks come with the records, so the first unmarked offset follows the primary's where nothing
+    before was left to be marked. What the primary had lost by then, the replica never gets.
+    """
+    end, expired_end = replica.log_end_offset, replica.expired_end_offset
+    base, modified_ms = replica.segments[-1]
+    if primary.log_end_offset > end:
+        expired_end = max(expired_end, primary.expired_end_offset)
+        holding = segment_of([base for base, _ in primary.segments], base)
+        modified_ms = max(modified_ms, dict(primary.segments)[holding])
+    begun = [segment for segment in primary.segments if segment[0] >= end and segment[0] > base]
+    first_unmarked = replica.first_unmarked_offset
+    if first_unmarked >= end:
+        first_unmarked = max(first_unmarked, primary.first_unmarked_offset)
+    times_ms = (replica.max_event_time_ms, primary.max_event_time_ms)
+    return replica.moved(
+        log_end_offset=primary.log_end_offset,
+        first_unmarked_offset=first_unmarked,
+        segments=(*replica.segments[:-1], (base, modified_ms), *begun),
+        expired_end_offset=expired_end,
+        max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """A replication in flight, written down on the replica: the last to begin one goes on alone.
+
+    `emptied` are the partitions of which nothing may stay that lay there before; `taken_over` says
+    that another one had begun and may have left something.
+    """
+
+    id: str
+    emptied: list[int]
+    taken_over: bool
+
+    def to_json(self) -> str:
+        """The value of the property `ebbtide.replication`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Replication | None:
+        """The one in flight, if any."""
+        text = properties.get(REPLICATION)
+        expected = "the id of a replication and what it empties"
+        return None if text is None else parse_property(REPLICATION, text, expected, cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Replication:
+        emptied = [whole(partition) for partition in values["emptied"]]
+        return cls(**checked_fields(cls, values | {"emptied": emptied}))

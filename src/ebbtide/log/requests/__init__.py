@@ -1,0 +1,1 @@
+"""Requests of operators: parsed, and checked against a topic's settings and state."""

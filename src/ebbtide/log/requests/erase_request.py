@@ -1,0 +1,162 @@
+"""Erasing keys: how keys are written down, by which way tombstones reach the log, and when.
+
+Offsets belong to whoever writes the log, so tombstones go there and arrive by ingest; only a topic
+that nobody writes any more gets them directly.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.log.settings.config import TopicConfig
+
+# In the driver's environment: the keys that were typed in, one a line, since they may be personal.
+KEYS = "EBBTIDE_ERASE_KEYS"
+MAX_KEYS = 1_000_000
+
+# Headers of a tombstone: who asked for it, when, why, and in which run.
+REQUESTED_BY = "ebbtide.erase.requested_by"
+REQUESTED_AT = "ebbtide.erase.requested_at"
+REASON = "ebbtide.erase.reason"
+RUN_ID = "ebbtide.erase.run_id"
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Encoding(StrEnum):
+    """How a key's bytes are written as a line of text."""
+
+    UTF_8 = "utf-8"
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+class Way(StrEnum):
+    """How tombstones reach the log."""
+
+    PRODUCED = "produced"  # to the live topic, and on by ingest
+    APPENDED = "appended"  # to the tables, of a topic without an upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """What is asked for; keys that were typed in, or a file of them."""
+
+    run_id: str
+    now_ms: int
+    requested_by: str
+    reason: str
+    keys: tuple[bytes, ...] = ()
+    keys_file: str | None = None
+    encoding: Encoding = Encoding.UTF_8
+    connection: str | None = None
+    appends: bool = False
+    timeout_ms: int = 0
+
+    @property
+    def headers(self) -> Headers:
+        """What each tombstone says of itself."""
+        said = {
+            REQUESTED_BY: self.requested_by,
+            REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),
+            REASON: self.reason,
+            RUN_ID: self.run_id,
+        }
+        return tuple((name, text.encode()) for name, text in said.items())
+
+
+def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
+    """The keys, each once, in order; an empty line is none. No message repeats a line."""
+    decode = _DECODERS[encoding]
+    keys: dict[bytes, None] = {}
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            keys[decode(line)] = None
+        except ValueError:
+            raise RequestError(
+                f"expected a key in {encoding} in line {number}, found something else; write the "
+                "line again, or choose another encoding"
+            ) from None
+    return tuple(keys)
+
+
+_DECODERS: dict[Encoding, Callable[[str], bytes]] = {
+    Encoding.UTF_8: str.encode,
+    Encoding.HEX: binascii.unhexlify,
+    Encoding.BASE64: lambda line: base64.b64decode(line, validate=True),
+}
+
+
+def check_is_compacted(topic: str, config: TopicConfig) -> None:
+    """ConfigurationError where a tombstone would delete nothing."""
+    if not config.is_compacted:
+        raise ConfigurationError(
+            f"expected kafka.cleanup.policy of {topic} to hold compact, found "
+            f"{','.join(sorted(config.cleanup_policy or ())) or 'none'}: there a tombstone deletes "
+            "nothing; set it with configure_topic, or remove a prefix with delete_records"
+        )
+
+
+def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str | None]:
+    """How the tombstones reach the log, and the Kafka connection where they are produced."""
+    connection = _connection(config, erasure)
+    has_writer = config.upstream is not None or bool(config.live_replicas)
+    if erasure.appends and has_writer:
+        writer = config.upstream or f"kafka:{config.live_replicas[0]}"
+        raise RequestError(
+            f"expected a topic without an upstream to append to directly, found that {writer} "
+            f"writes {topic} and gives its offsets; leave `append` off, or unset ebbtide.source "
+            "and ebbtide.replicas with configure_topic where nobody writes it any more"
+        )
+    if erasure.appends:
+        return Way.APPENDED, None
+    if connection is None:
+        raise RequestError(
+            f"expected a Kafka connection to the live topic of {topic}, found none in the request, "
+            f"in ebbtide.source ({config.upstream or 'not set'}) or in ebbtide.replicas; name one "
+            "with `connection`, or set `append` where nobody writes the topic any more"
+        )
+    if config.tombstones_are_explicit and config.tombstone_header is None:
+        raise ConfigurationError(
+            f"expected a header that makes a produced record of {topic} a tombstone, since "
+            "ebbtide.tombstone.explicit is set and no producer sets the flag, found none; set "
+            "ebbtide.tombstone.header with configure_topic"
+        )
+    return Way.PRODUCED, connection
+
+
+def produced_headers(config: TopicConfig, erasure: Erasure) -> Headers:
+    """The headers of a tombstone for the live topic, also the one that makes it a tombstone."""
+    header = config.tombstone_header
+    if header is None:
+        return erasure.headers
+    return (*erasure.headers, (header.name, (header.value or "").encode()))
+
+
+def _connection(config: TopicConfig, erasure: Erasure) -> str | None:
+    """The connection asked for, the upstream's, or that of the only live replica."""
+    if erasure.connection:
+        return erasure.connection
+    if config.upstream is not None and config.upstream.connection is not None:
+        return config.upstream.connection
+    return config.live_replicas[0] if len(config.live_replicas) == 1 else None
+
+
+def sliced(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int]]:
+    """Half-open ranges of records whose sizes add up to `max_bytes` at most, or of one record."""
+    ranges: list[tuple[int, int]] = []
+    start = held = 0
+    for i, size in enumerate(sizes):
+        if i > start and held + size > max_bytes:
+            ranges.append((start, i))
+            start, held = i, 0
+        held += size
+    return [*ranges, (start, len(sizes))] if sizes else []

@@ -1,0 +1,308 @@
+"""A topic's retention settings, read from its table's properties.
+
+Names, defaults and ranges are Kafka's (LogConfig); `ebbtide.*` is ours. One default differs,
+because an archive exists to keep: a rule whose setting is absent removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.log.settings.replicas import (
+    REPLICAS,
+    LiveReplica,
+    Replica,
+    TableReplica,
+    parse_replicas,
+)
+from ebbtide.log.settings.upstream import SOURCE, Upstream, parse_upstream
+from ebbtide.records.limits import MAX_DECOMPRESSED, MAX_DECOMPRESSED_BYTES
+
+PREFIX = "kafka."
+MAX_LONG = 2**63 - 1
+MAX_INT = 2**31 - 1
+MIN_LONG = -(2**63)
+DAY_MS = 24 * 60 * 60 * 1000
+
+COMPACT = "compact"
+DELETE = "delete"
+
+T = TypeVar("T")
+
+
+class Values(NamedTuple):
+    """The texts that a setting takes: in words, and how one is read."""
+
+    expected: str
+    parse: Callable[[str, str], Any]
+
+
+class Setting(NamedTuple):
+    """The field of TopicConfig that a property fills, and the values it takes."""
+
+    field: str
+    values: Values
+
+
+class EventTime(NamedTuple):
+    """What says a record's event time: its `timestamp`, a `header` or an expression in `sql`."""
+
+    source: str
+    text: str = ""  # the header's name or the expression
+
+
+OF_TIMESTAMP = EventTime("timestamp")
+
+
+class TombstoneHeader(NamedTuple):
+    """The header that makes a record a tombstone: its name, and its value if that matters."""
+
+    name: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """Validated settings of one topic; None means that the rule is not set."""
+
+    cleanup_policy: frozenset[str] | None = None
+    delete_retention_ms: int = DAY_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = MAX_LONG
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    retention_max_eventtime_ms: int | None = None
+    segment_bytes: int = 1024**3
+    segment_ms: int = 7 * DAY_MS
+    max_message_bytes: int = 1024 * 1024 + 12
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_after_max_ms: int = 60 * 60 * 1000
+    producer_id_expiration_ms: int = DAY_MS
+    topic_id: str | None = None
+    is_enabled: bool = True
+    cleans_idle: bool = True
+    rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
+    merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
+    max_decompressed_batch_bytes: int = MAX_DECOMPRESSED_BYTES  # a larger batch is refused
+    max_delete_ratio: float = 0.5  # retention that would remove a larger share of bytes is refused
+    needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
+    expires_records: bool = False  # also single records past the event-time limit
+    event_time: EventTime = OF_TIMESTAMP
+    tombstones_are_explicit: bool = False  # in magic 2 a null value alone is none (KIP-87)
+    tombstone_header: TombstoneHeader | None = None
+    tombstone_predicate: str | None = None
+    replicas: tuple[Replica, ...] = ()
+    upstream: Upstream | None = None  # None: nobody writes the log any more
+
+    @property
+    def table_replicas(self) -> list[TableReplica]:
+        """The replicas that are tables."""
+        return [replica for replica in self.replicas if isinstance(replica, TableReplica)]
+
+    @property
+    def live_replicas(self) -> list[str]:
+        """The Kafka connections whose cluster has the topic itself."""
+        live = [replica for replica in self.replicas if isinstance(replica, LiveReplica)]
+        return [replica.connection for replica in live]
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether cleanup.policy holds `compact`."""
+        return self.cleanup_policy is not None and COMPACT in self.cleanup_policy
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether cleanup.policy holds `delete`."""
+        return self.cleanup_policy is not None and DELETE in self.cleanup_policy
+
+
+def parse_config(properties: Mapping[str, str]) -> TopicConfig:
+    """The settings among a table's properties; ConfigurationError names all that is wrong."""
+    values: dict[str, Any] = {}
+    problems = []
+    for name, text in properties.items():
+        try:
+            if name in SETTINGS:
+                setting = SETTINGS[name]
+                values[setting.field] = setting.values.parse(name, text)
+            elif name.startswith(PREFIX) and name.removeprefix(PREFIX) not in WITHOUT_EFFECT:
+                raise ConfigurationError(
+                    f"expected a topic configuration that Kafka knows, found {name}; "
+                    f"known here: {', '.join(sorted(SETTINGS))}"
+                )
+        except ConfigurationError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise ConfigurationError("; ".join(problems))
+    config = TopicConfig(**values)
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise ConfigurationError(
+            "expected kafka.min.compaction.lag.ms <= kafka.max.compaction.lag.ms, found "
+            f"{config.min_compaction_lag_ms} > {config.max_compaction_lag_ms}"
+        )
+    return config
+
+
+def settings() -> list[str]:
+    """Names of all properties that configure a topic."""
+    return sorted(SETTINGS)
+
+
+def _integer(minimum: int, maximum: int) -> Values:
+    expected = f"an integer in [{minimum}, {maximum}]"
+
+    def parse(name: str, text: str) -> int:
+        try:
+            value = int(_digits(text))
+        except ValueError:
+            raise _refused(name, expected, text) from None
+        if not minimum <= value <= maximum:
+            raise _refused(name, expected, text)
+        return value
+
+    return Values(expected, parse)
+
+
+def _ratio(name: str, text: str) -> float:
+    try:
+        value = float(_digits(text))
+    except ValueError:
+        raise _refused(name, _RATIO.expected, text) from None
+    if not 0 <= value <= 1:
+        raise _refused(name, _RATIO.expected, text)
+    return value
+
+
+def _digits(text: str) -> str:
+    """The text, unless it has what Python takes in a number and Kafka does not."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _boolean(name: str, text: str) -> bool:
+    return bool(_choice(_TRUTH).parse(name, text.strip().lower()))
+
+
+def _choice(choices: Mapping[str, T]) -> Values:
+    expected = f"one of {', '.join(choices)}"
+
+    def parse(name: str, text: str) -> T:
+        if text not in choices:
+            raise _refused(name, expected, text)
+        return choices[text]
+
+    return Values(expected, parse)
+
+
+def _policy(name: str, text: str) -> frozenset[str]:
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    policy = frozenset(parts)
+    if not policy <= {COMPACT, DELETE} or len(policy) < len(parts):
+        raise _refused(name, _POLICY.expected, text)
+    return policy
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _event_time(name: str, text: str) -> EventTime:
+    source, _, detail = text.partition(":")
+    if text == OF_TIMESTAMP.source or (source in ("header", "sql") and detail.strip()):
+        return EventTime(source, detail)
+    raise _refused(name, _EVENT_TIME.expected, text)
+
+
+def _tombstone_header(name: str, text: str) -> TombstoneHeader:
+    header, equals, value = text.partition("=")
+    if not header.strip():
+        raise _refused(name, _HEADER.expected, text)
+    return TombstoneHeader(header, value if equals else None)
+
+
+def _predicate(name: str, text: str) -> str:
+    if not text.strip():
+        raise _refused(name, _PREDICATE.expected, text)
+    return text
+
+
+def _refused(name: str, expected: str, text: str) -> ConfigurationError:
+    return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
+
+
+_TRUTH = {"true": True, "false": False}
+_TEXT = Values("any text", _text)
+_RATIO = Values("a number in [0, 1]", _ratio)
+_BOOLEAN = Values("one of true, false", _boolean)
+_POLICY = Values("compact, delete, both separated by a comma, or nothing", _policy)
+_EVENT_TIME = Values("timestamp, header:NAME or sql:EXPRESSION", _event_time)
+_HEADER = Values("NAME or NAME=VALUE", _tombstone_header)
+_PREDICATE = Values("a SQL predicate over key, value, headers and timestamp", _predicate)
+_REPLICAS = Values(
+    "<catalog>.<namespace> and kafka:<connection>, separated by commas, or nothing", parse_replicas
+)
+_UPSTREAM = Values("kafka:<connection>, segments:<URI> or nothing", parse_upstream)
+
+# By property; effects.py says in a line what each does.
+SETTINGS: dict[str, Setting] = {
+    "kafka.cleanup.policy": Setting("cleanup_policy", _POLICY),
+    "kafka.delete.retention.ms": Setting("delete_retention_ms", _integer(0, MAX_LONG)),
+    "kafka.min.cleanable.dirty.ratio": Setting("min_cleanable_dirty_ratio", _RATIO),
+    "kafka.min.compaction.lag.ms": Setting("min_compaction_lag_ms", _integer(0, MAX_LONG)),
+    "kafka.max.compaction.lag.ms": Setting("max_compaction_lag_ms", _integer(1, MAX_LONG)),
+    "kafka.retention.ms": Setting("retention_ms", _integer(-1, MAX_LONG)),
+    "kafka.retention.bytes": Setting("retention_bytes", _integer(MIN_LONG, MAX_LONG)),
+    "kafka.retention.max.eventtime.ms": Setting(
+        "retention_max_eventtime_ms", _integer(-1, MAX_LONG)
+    ),
+    "kafka.segment.bytes": Setting("segment_bytes", _integer(1024**2, MAX_INT)),
+    "kafka.segment.ms": Setting("segment_ms", _integer(1, MAX_LONG)),
+    "kafka.max.message.bytes": Setting("max_message_bytes", _integer(0, MAX_INT)),
+    "kafka.message.timestamp.type": Setting(
+        "message_timestamp_type",
+        _choice({"CreateTime": "CreateTime", "LogAppendTime": "LogAppendTime"}),
+    ),
+    "kafka.message.timestamp.after.max.ms": Setting(
+        "message_timestamp_after_max_ms",
+        _integer(0, MAX_LONG),
+    ),
+    "kafka.producer.id.expiration.ms": Setting("producer_id_expiration_ms", _integer(1, MAX_INT)),
+    "kafka.topic.id": Setting("topic_id", _TEXT),
+    "ebbtide.enabled": Setting("is_enabled", _BOOLEAN),
+    "ebbtide.clean.idle": Setting("cleans_idle", _BOOLEAN),
+    "ebbtide.rewrite.deleted.share": Setting("rewrite_deleted_share", _RATIO),
+    "ebbtide.merge.target.bytes": Setting("merge_target_bytes", _integer(0, MAX_LONG)),
+    MAX_DECOMPRESSED: Setting("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
+    "ebbtide.max.delete.ratio": Setting("max_delete_ratio", _RATIO),
+    "ebbtide.retention.combine": Setting(
+        "needs_all_time_limits",
+        _choice({"any": False, "all": True}),
+    ),
+    "ebbtide.retention.granularity": Setting(
+        "expires_records",
+        _choice({"segment": False, "record": True}),
+    ),
+    "ebbtide.event.time": Setting("event_time", _EVENT_TIME),
+    "ebbtide.tombstone.explicit": Setting("tombstones_are_explicit", _BOOLEAN),
+    "ebbtide.tombstone.header": Setting("tombstone_header", _HEADER),
+    "ebbtide.tombstone.predicate": Setting("tombstone_predicate", _PREDICATE),
+    REPLICAS: Setting("replicas", _REPLICAS),
+    SOURCE: Setting("upstream", _UPSTREAM),
+}
+
+# Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.
+WITHOUT_EFFECT = frozenset(
+    """
+    compression.type compression.gzip.level compression.lz4.level compression.zstd.level
+    file.delete.delay.ms flush.messages flush.ms index.interval.bytes
+    follower.replication.throttled.replicas leader.replication.throttled.replicas
+    local.retention.bytes local.retention.ms message.timestamp.before.max.ms min.insync.replicas
+    preallocate remote.log.copy.disable remote.log.delete.on.disable remote.storage.enable
+    segment.index.bytes segment.jitter.ms unclean.leader.election.enable topic
+    """.split()
+)

@@ -1,0 +1,1 @@
+"""A topic's state as properties of its tables: read, checked, rebuilt."""

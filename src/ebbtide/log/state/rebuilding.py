@@ -1,0 +1,101 @@
+"""A topic's state rebuilt from what its tables hold: exactly where they tell, else keeping more.
+
+docs/repair_state.md says of each property how it comes about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ebbtide.errors import RequestError
+from ebbtide.json_text import MAX_INT, parse_whole
+from ebbtide.log.state.topic_state import NEVER, PartitionState
+
+_MAX_LONG = 2**63 - 1
+
+
+class Found(NamedTuple):
+    """What a partition's batches tell: offsets [start, end), (base offset, newest ms) by segment.
+
+    `newest_ms` is the largest timestamp of a segment, -1 where it has none.
+    """
+
+    start: int
+    end: int
+    segments: tuple[tuple[int, int], ...]
+    max_event_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What no table tells, by partition, as the operator knows it."""
+
+    log_start_offsets: Mapping[int, int] = field(default_factory=dict)
+    max_event_times_ms: Mapping[int, int] = field(default_factory=dict)
+
+
+def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
+    """`PARTITION=NUMBER`, each on a line; RequestError for anything else."""
+    asked: dict[int, int] = {}
+    for line in lines:
+        partition, equals, number = line.partition("=")
+        try:
+            if not equals:
+                raise ValueError
+            asked[parse_whole(partition.strip(), MAX_INT)] = parse_whole(number.strip(), _MAX_LONG)
+        except ValueError:
+            raise RequestError(
+                f"expected PARTITION=NUMBER for {name}, found {line!r:.80}"
+            ) from None
+    return asked
+
+
+def rebuilt_states(
+    told: Mapping[int, PartitionState], found: Mapping[int, Found], asked: Asked, now_ms: int
+) -> dict[int, PartitionState]:
+    """The state of each partition; `told` is empty where nobody can trust the state."""
+    partitions = {*told, *found, *asked.log_start_offsets}
+    return {
+        p: _kept(told[p], found.get(p)) if p in told else _made(p, found.get(p), asked, now_ms)
+        for p in sorted(partitions)
+    }
+
+
+def _kept(told: PartitionState, found: Found | None) -> PartitionState:
+    """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
+    start = told.log_start_offset
+    end = min(told.log_end_offset, max(start, start if found is None else found.end))
+    segments = tuple(s for s in told.segments if s[0] < end) or told.segments[:1]
+    return replace(
+        told,
+        log_end_offset=end,
+        segments=segments,
+        first_dirty_offset=start,
+        first_unmarked_offset=start,
+        cleaned_at_ms=NEVER,
+        cleaned_end_offset=NEVER,
+        next_clean_ms=0,
+        horizon_ms=NEVER,
+    )
+
+
+def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> PartitionState:
+    if found is None:
+        start = asked.log_start_offsets[partition]
+        found = Found(start, start, ((start, now_ms),), NEVER)
+    start = asked.log_start_offsets.get(partition, found.start)
+    end = max(start, found.end)
+    # A segment without timestamps counts as written now, so that it stays longest.
+    segments = tuple((base, now_ms if ms < 0 else ms) for base, ms in found.segments)
+    newest_ms = asked.max_event_times_ms.get(partition, NEVER)
+    return PartitionState(
+        log_start_offset=start,
+        log_end_offset=end,
+        first_dirty_offset=start,
+        first_unmarked_offset=start,
+        segments=segments,
+        max_event_time_ms=max(newest_ms, found.max_event_time_ms),
+        expired_end_offset=end,  # retention may have taken single records anywhere
+    )

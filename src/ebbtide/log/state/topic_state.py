@@ -1,0 +1,216 @@
+"""What a topic's state table remembers: partitions and unfinished work, as table properties."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ebbtide.errors import ConfigurationError, StateError
+from ebbtide.json_text import MAX_INT, parse_whole, whole
+from ebbtide.log.settings.names import quoted_list
+from ebbtide.log.state.properties import parse_property, unreadable
+
+PREFIX = "ebbtide.state."
+ROUND = "ebbtide.round"
+MERGE = "ebbtide.merge"
+APPEND = "ebbtide.append"
+# What is taken of a live topic, written down before: a killed slice is finished as planned.
+SLICE = "ebbtide.live.slice"
+# On a replica: the id of the table that is its primary, and the replication in flight.
+REPLICA_OF = "ebbtide.replica.of"
+REPLICATION = "ebbtide.replication"
+CHECKSUM = "ebbtide.checksum"
+# The ids of the data tables that the state tells of.
+TABLES = "ebbtide.tables"
+# The snapshots in which expire_snapshots left nothing to rewrite or merge.
+TIDIED = "ebbtide.tidied"
+# Live rows of the data tables by segment, as of which snapshot, and that some are being removed.
+ROWS_PREFIX = "ebbtide.rows."
+SEEN_PREFIX = "ebbtide.seen."
+REMOVING = "ebbtide.removing"
+# What else than partitions is state; every other property is a setting, on the records table.
+_OF_TOPIC = frozenset(
+    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED, REMOVING}
+)
+NEVER = -1
+# The job and DAG that an error of a state points at.
+REPAIR = "repair_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition's offsets, clocks and logical segments; the last segment is active.
+
+    `log_end_offset` is the high watermark too: only what is below the source's is taken.
+    `max_event_time_ms` is None in tables made before it was kept, until retention works it out.
+    Below `expired_end_offset` retention or the quarantine may have taken single records.
+    From `first_appended_offset` on, a topic without an upstream was given records directly.
+    `next_clean_ms` is when a round may have something to do although all that may be cleaned is
+    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
+    something waits without a date. `horizon_ms` is then the first date of what else waits.
+    """
+
+    log_start_offset: int
+    log_end_offset: int
+    first_dirty_offset: int
+    first_unmarked_offset: int
+    segments: tuple[tuple[int, int], ...]  # (base offset, modified ms)
+    max_event_time_ms: int | None = NEVER
+    cleaned_at_ms: int = NEVER
+    cleaned_end_offset: int = NEVER
+    next_clean_ms: int = 0
+    expired_end_offset: int = NEVER
+    first_appended_offset: int = NEVER
+    horizon_ms: int = NEVER
+
+    @property
+    def active_segment(self) -> int:
+        """Base offset of the segment that still grows."""
+        return self.segments[-1][0]
+
+    @property
+    def next_horizon_ms(self) -> int | None:
+        """When the next tombstone or marker may go, as far as the last round could tell."""
+        known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
+        return known if known > 0 else None
+
+    def is_clean_at(self, now_ms: int) -> bool:
+        """Whether a round at `now_ms` would find nothing to do."""
+        if now_ms <= self.cleaned_at_ms:
+            return True
+        is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
+        # A segment may be closed although nothing of the next one is below the high watermark.
+        first_dirty = max(self.first_dirty_offset, self.log_start_offset)
+        has_dirty = first_dirty < self.active_segment
+        return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
+
+    def moved(self, **changes: object) -> PartitionState:
+        """This state with `changes`; refuses one that moves backwards."""
+        after = replace(self, **changes)  # type: ignore[arg-type]
+        for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
+            value, changed = getattr(self, name), getattr(after, name)
+            if value is not None and (changed is None or changed < value):
+                raise StateError(
+                    f"expected {name} to stay at or above {value}, found a change to {changed}"
+                )
+        return after
+
+
+_INTEGERS = (
+    "log_start_offset",
+    "log_end_offset",
+    "first_dirty_offset",
+    "first_unmarked_offset",
+    "cleaned_at_ms",
+    "cleaned_end_offset",
+    "next_clean_ms",
+)
+# What tables made before do not have yet, and how it is read there.
+_ADDED: dict[str, int | None] = {
+    "max_event_time_ms": None,
+    "expired_end_offset": NEVER,
+    "first_appended_offset": NEVER,
+    "horizon_ms": NEVER,
+}
+
+
+def is_state(name: str) -> bool:
+    """Whether a property belongs to the state table."""
+    return name.startswith((PREFIX, ROWS_PREFIX, SEEN_PREFIX)) or name in _OF_TOPIC
+
+
+def state_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that belong to the state table."""
+    return {name: value for name, value in properties.items() if is_state(name)}
+
+
+def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that belong to the records table."""
+    return {name: value for name, value in properties.items() if not is_state(name)}
+
+
+def with_checksum(state: Mapping[str, str]) -> dict[str, str]:
+    """The state with a checksum over all of it, by which an edit by hand is noticed."""
+    return {**state, CHECKSUM: _checksum(state)}
+
+
+def without_checksum(topic: str, state: Mapping[str, str]) -> dict[str, str]:
+    """The state alone; StateError where it is not as one of these jobs left it."""
+    if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
+        raise StateError(
+            f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
+            "does not fit it: somebody edited or removed properties of its state table; "
+            f"{REPAIR} rebuilds it from the topic's tables"
+        )
+    return {name: value for name, value in state.items() if name != CHECKSUM}
+
+
+def _checksum(state: Mapping[str, str]) -> str:
+    lines = (f"{name}={value}\n" for name, value in sorted(state.items()) if name != CHECKSUM)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
+    """The table properties that hold `state`."""
+    key = f"{PREFIX}{partition}."
+    integers = {name: getattr(state, name) for name in (*_INTEGERS, *_ADDED)}
+    properties = {
+        key + name.replace("_", "-"): str(value)
+        for name, value in integers.items()
+        if value is not None
+    }
+    return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
+
+
+def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
+    """The state of every partition among a table's properties."""
+    partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
+    return {partition: _parse_state(partition, properties) for partition in sorted(partitions)}
+
+
+def _partition(name: str) -> int:
+    partition = name.removeprefix(PREFIX).split(".")[0]
+    try:
+        return parse_whole(partition, MAX_INT)
+    except ValueError:
+        raise ConfigurationError(
+            f"expected a partition's number after {PREFIX}, found {name[:100]}; remove the property"
+        ) from None
+
+
+def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionState:
+    key = f"{PREFIX}{partition}."
+    names = [key + name.replace("_", "-") for name in _INTEGERS] + [key + "segments"]
+    missing = [name for name in names if name not in properties]
+    if missing:
+        raise ConfigurationError(
+            f"expected the whole state of partition {partition}, found it without "
+            f"{quoted_list(missing)}; restore the property from an older table metadata"
+        )
+    keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
+    found: dict[str, Any] = {
+        name: _integer(properties, key) for name, key in keys.items() if key in properties
+    }
+    return PartitionState(**{**_ADDED, **found}, segments=_segments(properties, key + "segments"))
+
+
+def _integer(properties: Mapping[str, str], name: str) -> int:
+    try:
+        return whole(int(properties[name]))
+    except (TypeError, ValueError):
+        raise unreadable(name, properties[name], "an integer") from None
+
+
+def _segments(properties: Mapping[str, str], name: str) -> tuple[tuple[int, int], ...]:
+    expected = "one or more [base offset, modified ms]"
+    segments = parse_property(name, properties[name], expected, _pairs)
+    if not segments:
+        raise unreadable(name, properties[name], expected)
+    return segments
+
+
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((whole(base), whole(ms)) for base, ms in values)

@@ -1,0 +1,1 @@
+"""All that is known and checked before spark-submit starts a job's driver."""

@@ -1,0 +1,145 @@
+"""Which stages a topic needs tonight, decided from its state alone.
+
+Starting Spark costs over ten seconds, so a stage whose state shows nothing to do, with that of the
+replicas, is answered here. Whatever is not certain counts as work: a job that finds nothing is
+only slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypedDict
+
+from ebbtide.lake.reader import Lake, Run, Topic, find_replicas
+from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.replica_lag import is_behind
+from ebbtide.log.state.snapshot_expiry import is_tidy
+from ebbtide.log.state.topic_state import ROUND, PartitionState
+
+NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
+
+
+class LowWatermark(TypedDict):
+    """All that XCom carries of a partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    low_watermark: int
+
+
+def nothing_to_do(job: str, topic: Topic, now_ms: int, lake: Lake | None = None) -> str | None:
+    """Why `job` has no work on the topic at `now_ms`; None when it has or may have.
+
+    What tells of snapshots is in the lake, not in the topic's state.
+    """
+    if job == "mark_tombstones":
+        return _nothing_to_mark(topic)
+    if job == "clean_log":
+        return _nothing_to_clean(topic, now_ms)
+    if job == "expire_segments":
+        return _nothing_to_expire(topic)
+    if job == "delete_records":
+        return _nothing_to_truncate(topic)
+    if job == "replicate_log":
+        return _nothing_to_replicate(topic)
+    if job == "expire_snapshots" and lake is not None:
+        return _nothing_to_free(topic, lake)
+    return None
+
+
+def low_watermarks_of_state(topic: Topic) -> list[LowWatermark]:
+    """What a stage without work answers; the low watermark is the least log start over replicas.
+
+    It is -1 where one of them cannot be read from here.
+    """
+    replicas = find_replicas(topic)
+    return [
+        LowWatermark(
+            topic=topic.name,
+            partition=partition,
+            log_start_offset=state.log_start_offset,
+            low_watermark=_least_start(partition, state, replicas),
+        )
+        for partition, state in topic.partitions.items()
+    ]
+
+
+def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
+    """What a job's row in `runs` answers."""
+    return [
+        LowWatermark(
+            topic=run.topic,
+            partition=partition,
+            log_start_offset=said["log_start_offset"],
+            low_watermark=said["low_watermark"],
+        )
+        for partition, said in sorted(run.partitions.items())
+    ]
+
+
+def grouped(names: Sequence[str], size: int) -> list[list[str]]:
+    """The names in groups of at most `size`: one Spark application serves a group."""
+    return [list(names[start : start + size]) for start in range(0, len(names), size)]
+
+
+def _nothing_to_mark(topic: Topic) -> str | None:
+    states = topic.partitions.values()
+    if any(state.first_unmarked_offset < state.log_end_offset for state in states):
+        return None
+    return "every record up to the log end offset is judged already"
+
+
+def _nothing_to_clean(topic: Topic, now_ms: int) -> str | None:
+    if not topic.config.is_compacted:
+        return "cleanup.policy has no compact"
+    if not topic.config.is_enabled:
+        return "ebbtide.enabled is false"
+    if ROUND in topic.properties:
+        return None  # a killed run left it to be finished
+    if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
+        return "cleaned up to the log end offset, and no delete horizon is due"
+    return None
+
+
+def _nothing_to_expire(topic: Topic) -> str | None:
+    config = topic.config
+    limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
+    if any(limit is not None and limit >= 0 for limit in limits):
+        return None
+    if any(s.log_start_offset > s.segments[0][0] for s in topic.partitions.values()):
+        return None
+    return "no retention limit is set"
+
+
+def _nothing_to_free(topic: Topic, lake: Lake) -> str | None:
+    # Snapshots are aged on the clock of the machines that commit them, not on the run's.
+    clock_ms = int(time.time() * 1000)
+    if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):
+        return "nothing was written since the last time, and no snapshot is past its age"
+    return None
+
+
+def _least_start(partition: int, own: PartitionState, replicas: Sequence[Topic] | None) -> int:
+    states = [replica.partitions.get(partition) for replica in replicas or ()]
+    if replicas is None or None in states:
+        return INVALID_LOW_WATERMARK
+    return min(state.log_start_offset for state in [own, *states] if state is not None)
+
+
+def _nothing_to_replicate(topic: Topic) -> str | None:
+    if not topic.config.table_replicas:
+        return "ebbtide.replicas names no table"
+    replicas = find_replicas(topic)
+    if replicas is None or any(is_behind(topic.properties, r.properties) for r in replicas):
+        return None
+    return "every replica holds all of it"
+
+
+def _nothing_to_truncate(topic: Topic) -> str | None:
+    if not topic.config.is_deleted:
+        return "cleanup.policy has no delete"
+    if not topic.has_replicas:
+        return "ebbtide.replicas names no other copy"
+    return None

@@ -1,0 +1,1 @@
+"""Segment files and log directories: read and written."""

@@ -1,0 +1,312 @@
+"""Reading one segment file: first the batches, all checked, then the records of a byte range.
+
+Source: Kafka's `FileLogInputStream`, `DefaultRecordBatch` and `AbstractLegacyRecordBatch`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from ebbtide.errors import SourceError
+from ebbtide.json_text import MAX_INT, MAX_LONG
+from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
+from ebbtide.records.batch import (
+    CRC_COVERS_FROM,
+    HEADER,
+    LOG_OVERHEAD_BYTES,
+    BatchHeader,
+    BatchRow,
+    Control,
+    corrupt,
+    oversized,
+    read_control,
+    read_header,
+    to_record_batch,
+    v2_row,
+)
+from ebbtide.records.compression import (
+    Codec,
+    DecompressionError,
+    TooLargeError,
+    decompress,
+)
+from ebbtide.records.files.storage import FileReader, file_name
+from ebbtide.records.legacy import (
+    MalformedMessageError,
+    legacy_row,
+    read_legacy_records,
+    read_message,
+)
+from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
+from ebbtide.records.record_columns import (
+    LegacyBatch,
+    V2Batch,
+    decode_records,
+)
+
+# A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
+MAX_BATCH_BYTES = 100 * 1024 * 1024
+SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
+
+# Base offset, length, leader epoch (v2) or CRC (0 and 1), magic: what all formats begin with.
+PREFIX = struct.Struct(">qiib")
+# The least that each magic's length field can say.
+MIN_LENGTHS = {0: 14, 1: 22, 2: HEADER.size - LOG_OVERHEAD_BYTES}
+
+# Larger chunks are no faster and leave the processor's caches (benchmarks/read_segments.py).
+ROWS_PER_CHUNK = 16_384
+CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class BatchLimits(NamedTuple):
+    """How large a batch of a topic may be, in its file and in memory."""
+
+    file_bytes: int = MAX_BATCH_BYTES
+    decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+
+
+class TornBatch(NamedTuple):
+    """An incomplete batch at a file's end, as a crashed broker leaves one."""
+
+    position: int
+    expected_bytes: int
+    found_bytes: int  # 0 where the file goes on with zeros only, as a preallocated one does
+
+
+class SegmentWalk(NamedTuple):
+    """The whole batches of a segment file, all checked."""
+
+    batches: pa.RecordBatch  # BATCH_SCHEMA
+    valid_bytes: int  # position after the last whole batch
+    torn: TornBatch | None
+
+
+class Frame(NamedTuple):
+    """The bytes of one whole batch, not yet checked."""
+
+    position: int
+    magic: int
+    data: memoryview
+
+
+def segment_base_offset(path: str) -> int:
+    """Return the offset that a segment file's name says it begins at."""
+    name = file_name(path)
+    if not SEGMENT_NAME.fullmatch(name):
+        raise SourceError(f"{path}: expected a name of 20 digits and .log, found {name}")
+    if int(name[:20]) > MAX_LONG:
+        raise SourceError(f"{path}: expected a base offset of at most {MAX_LONG}, found {name}")
+    return int(name[:20])
+
+
+def walk_segment(
+    path: str,
+    *,
+    from_position: int = 0,
+    max_batch_bytes: int,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> SegmentWalk:
+    """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
+    next_offset = segment_offset = segment_base_offset(path)
+    rows: list[BatchRow] = []
+    position = from_position
+    with FileReader(path) as reader:
+        if position > reader.size_bytes:
+            raise corrupt(path, position, "a batch or the end", f"{reader.size_bytes} bytes in all")
+        while position < reader.size_bytes:
+            frame = _read_frame(reader, path, position, max_batch_bytes)
+            if isinstance(frame, TornBatch):
+                return SegmentWalk(to_record_batch(rows), position, frame)
+            row = _check_frame(path, frame, max_decompressed_bytes)
+            if row.base_offset < next_offset:
+                expected = f"a base offset of {next_offset} or more"
+                raise corrupt(path, position, expected, str(row.base_offset))
+            _check_what_no_crc_covers(path, segment_offset, row)
+            rows.append(row)
+            next_offset = row.last_offset + 1
+            position += row.size_bytes
+    return SegmentWalk(to_record_batch(rows), position, None)
+
+
+def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> None:
+    """Refuse a base offset or a leader epoch that no broker writes.
+
+    Of a v2 header the CRC leaves out base offset, length, leader epoch and magic. A wrong length or
+    magic shows by the CRC of other bytes, unless the batch then seems to be torn off by the file's
+    end, as for Kafka. What stays unseen: another leader epoch, and offsets of a segment's last
+    batch that are too high by less than an index's 32 bits.
+    """
+    # LogSegment.canConvertToRelativeOffset: the index counts from the segment's base offset.
+    last = segment_offset + MAX_INT
+    if row.last_offset > last:
+        expected = f"offsets of at most {last}, as far as its segment's index reaches,"
+        raise corrupt(path, row.position, expected, str(row.last_offset))
+    if row.leader_epoch < NO_LEADER_EPOCH:
+        expected = f"a leader epoch of {NO_LEADER_EPOCH} or more"
+        raise corrupt(path, row.position, expected, str(row.leader_epoch))
+
+
+def require_whole(walk: SegmentWalk, path: str) -> SegmentWalk:
+    """Return the walk, or raise where its file, not the log's last, ends in a torn batch."""
+    if walk.torn is None:
+        return walk
+    position, expected_bytes, found_bytes = walk.torn
+    raise corrupt(
+        path,
+        position,
+        f"{expected_bytes} bytes of a batch in a segment that others follow",
+        f"{found_bytes}",
+    )
+
+
+def _read_frame(
+    reader: FileReader, path: str, position: int, max_batch_bytes: int
+) -> Frame | TornBatch:
+    prefix = reader.read(position, PREFIX.size)
+    if len(prefix) < PREFIX.size:
+        return TornBatch(position, PREFIX.size, len(prefix))
+    _, length, _, magic = PREFIX.unpack(prefix)
+    if not any(prefix) and _is_zero_to_the_end(reader, position):
+        return TornBatch(position, PREFIX.size, 0)
+    if magic not in MIN_LENGTHS:
+        raise corrupt(path, position, "a record batch of magic 0, 1 or 2", f"magic {magic}")
+    least_bytes = LOG_OVERHEAD_BYTES + MIN_LENGTHS[magic]
+    size_bytes = LOG_OVERHEAD_BYTES + length
+    if not least_bytes <= size_bytes <= max_batch_bytes:
+        expected = f"a batch of {least_bytes} to {max_batch_bytes} bytes (the largest allowed)"
+        raise corrupt(path, position, expected, f"{size_bytes} bytes")
+    data = reader.read(position, size_bytes)
+    if len(data) < size_bytes:
+        return TornBatch(position, size_bytes, len(data))
+    return Frame(position, magic, data)
+
+
+def _is_zero_to_the_end(reader: FileReader, position: int) -> bool:
+    step = 1024 * 1024
+    return not any(
+        bytes(reader.read(start, step)).strip(b"\0")
+        for start in range(position, reader.size_bytes, step)
+    )
+
+
+def _check_frame(path: str, frame: Frame, max_bytes: int) -> BatchRow:
+    try:
+        if frame.magic == 2:
+            return _check_v2(path, frame, max_bytes)
+        message = read_message(frame.data)
+        return legacy_row(frame.position, message, len(frame.data), max_bytes)
+    except MalformedMessageError as bad:
+        raise corrupt(path, frame.position, bad.expected, bad.found) from bad
+    except TooLargeError as bad:
+        raise oversized(path, frame.position, bad.max_bytes) from bad
+    except DecompressionError as bad:
+        raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad
+
+
+def _check_v2(path: str, frame: Frame, max_bytes: int) -> BatchRow:
+    header = read_header(frame.data)
+    found_crc = crc32c(frame.data[CRC_COVERS_FROM:])
+    if found_crc != header.crc:
+        expected = f"CRC-32C {header.crc:#010x}"
+        raise corrupt(path, frame.position, expected, f"{found_crc:#010x}")
+    if header.attributes & COMPRESSION_MASK > Codec.ZSTD:
+        codec = header.attributes & COMPRESSION_MASK
+        raise corrupt(path, frame.position, "codec 0 to 4", f"codec {codec}")
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        expected = f"0 to {header.last_offset_delta + 1} records, as its offsets allow"
+        raise corrupt(path, frame.position, expected, str(header.record_count))
+    if header.base_offset + header.last_offset_delta > MAX_LONG:
+        expected = f"offsets of at most {MAX_LONG}"
+        found = f"{header.base_offset} + {header.last_offset_delta}"
+        raise corrupt(path, frame.position, expected, found)
+    return v2_row(frame.position, header, _control_of(path, frame, header, max_bytes))
+
+
+def _control_of(path: str, frame: Frame, header: BatchHeader, max_bytes: int) -> Control:
+    if not header.attributes & CONTROL:
+        return Control()
+    try:
+        return read_control(header, frame.data, max_bytes)
+    except TooLargeError:
+        raise
+    except (IndexError, ValueError) as bad:
+        raise corrupt(path, frame.position, "a control record", str(bad)) from bad
+
+
+def read_records(
+    path: str,
+    from_position: int,
+    to_position: int,
+    *,
+    first_offset: int = 0,
+    rows_per_chunk: int = ROWS_PER_CHUNK,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the data records of the batches in a byte range, in offset order, as RECORD_SCHEMA.
+
+    The range must begin and end at batches that `walk_segment` found good: their CRC is not
+    computed again. Batches whose base offset is below `first_offset` are left out.
+    """
+    pending: list[V2Batch | LegacyBatch] = []
+    rows = size_bytes = 0
+    for batch in _data_batches(path, from_position, to_position, max_decompressed_bytes):
+        if batch.base_offset < first_offset:
+            continue
+        is_full = rows >= rows_per_chunk or size_bytes >= CHUNK_BYTES
+        if pending and (is_full or type(batch) is not type(pending[-1])):
+            yield from _slices(decode_records(path, pending), rows_per_chunk)
+            pending, rows, size_bytes = [], 0, 0
+        pending.append(batch)
+        rows += batch.record_count
+        size_bytes += batch.size_bytes
+    if pending:
+        yield from _slices(decode_records(path, pending), rows_per_chunk)
+
+
+def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    for start in range(0, columns.num_rows, rows):
+        yield columns.slice(start, rows)
+
+
+def _data_batches(
+    path: str, from_position: int, to_position: int, max_bytes: int
+) -> Iterator[V2Batch | LegacyBatch]:
+    position = from_position
+    with FileReader(path) as reader:
+        while position < to_position:
+            frame = _read_frame(reader, path, position, to_position - position)
+            if isinstance(frame, TornBatch):
+                found = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
+                raise corrupt(path, position, "the batch that was found here before", found)
+            batch = _open_frame(path, frame, max_bytes)
+            if batch is not None:
+                yield batch
+            position += len(frame.data)
+
+
+def _open_frame(path: str, frame: Frame, max_bytes: int) -> V2Batch | LegacyBatch | None:
+    """Return a data batch with its records decompressed, None for a control or empty batch."""
+    try:
+        if frame.magic != 2:
+            records = read_legacy_records(read_message(frame.data), max_bytes)
+            return LegacyBatch(records[0].offset, records)
+        header = read_header(frame.data)
+        if header.attributes & CONTROL or not header.record_count:
+            return None
+        codec = header.attributes & COMPRESSION_MASK
+        records_data: bytes | memoryview = frame.data[HEADER.size :]
+        if codec != Codec.NONE:
+            records_data = decompress(codec, records_data, magic=2, max_bytes=max_bytes)
+        return V2Batch(frame.position, header, records_data)
+    except MalformedMessageError as bad:
+        raise corrupt(path, frame.position, bad.expected, bad.found) from bad
+    except TooLargeError as bad:
+        raise oversized(path, frame.position, bad.max_bytes) from bad
+    except DecompressionError as bad:
+        raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad

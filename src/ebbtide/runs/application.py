@@ -1,0 +1,256 @@
+"""What all jobs share: their arguments, one thread a topic, a row in `runs` for each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ExitCode,
+    ForeignChangeError,
+    exit_code,
+)
+from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
+from ebbtide.iceberg.schema import create_runs
+from ebbtide.iceberg.topics import exists, load
+from ebbtide.log.results import problems
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.outages import explained, is_of_gone_files
+from ebbtide.runs.plans import render_plan
+from ebbtide.runs.runs_table import Attempt, Outcome, append_run
+from ebbtide.spark import job_log
+
+log = logging.getLogger(__name__)
+
+TOPICS_AT_ONCE = 4
+ATTEMPTS_ON_CONFLICT = 3
+# Set in tests: a result that is not of its job's types fails the job.
+STRICT = "EBBTIDE_STRICT_RESULTS"
+
+_GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
+
+T = TypeVar("T")
+# A job's work on one topic, in a session of its own.
+Work = Callable[[SparkSession, TopicName], Outcome]
+
+
+def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
+    """The arguments that every job takes."""
+    parser = argparse.ArgumentParser(prog=job, description=description)
+    parser.set_defaults(job=job)
+    if has_topics:
+        parser.add_argument(
+            "--topic",
+            action="append",
+            required=True,
+            type=argument(TopicName.parse),
+            metavar="CLUSTER.TOPIC",
+            help="a topic to work on; repeat for more",
+        )
+    parser.add_argument(
+        "--now",
+        required=True,
+        type=parse_now,
+        metavar="ISO8601",
+        help="the only clock of the run, such as 2026-11-22T01:00:00+00:00",
+    )
+    parser.add_argument("--run-id", required=True, help="names the run in lake.ebbtide.runs")
+    parser.add_argument("--dag", help="the Airflow DAG that asked")
+    parser.add_argument("--task", help="the Airflow task that asked")
+    parser.add_argument(
+        "--plan-only", action="store_true", help="print what would be done, and change nothing"
+    )
+    parser.add_argument("--plan-file", metavar="PATH", help="a file that the plans are added to")
+    return parser
+
+
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` as argparse wants it: what it refuses is a bad argument, with its own message."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except EbbtideError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def parse_now(text: str) -> datetime:
+    """An ISO 8601 time with its zone."""
+    try:
+        now = datetime.fromisoformat(text)
+        if now.tzinfo is not None:
+            return now.astimezone(UTC)
+    except (OverflowError, ValueError):
+        pass
+    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with its zone, found {text!r}")
+
+
+def to_ms(moment: datetime) -> int:
+    """Milliseconds since the epoch, exactly."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    return whole * 1000 + moment.microsecond // 1000
+
+
+def run_topics(
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+) -> int:
+    """Do the work on each topic; one that fails does not stop the others. The exit code.
+
+    A topic whose rows somebody else has changed is not touched.
+    """
+    return run_unchecked(spark, args, topics, partial(_checked, args.plan_only, work))
+
+
+def run_unchecked(
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+) -> int:
+    """The same, whatever was done to the topics."""
+    job_log.start(args.job)
+    if not args.plan_only:
+        create_runs(spark)
+
+    def run(topic: TopicName) -> BaseException | None:
+        with job_log.about(args.job, topic):
+            return _run_topic(spark, args, topic, work)
+
+    with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
+        return exit_code(list(pool.map(run, topics)))
+
+
+def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> Outcome:
+    """Work between two looks at what is in the tables; none of a topic that is still to come."""
+    look = check_unchanged if is_plan_only else count_own
+    if exists(session, name):
+        look(load(session, name))
+    outcome = work(session, name)
+    if not is_plan_only and exists(session, name):
+        try:
+            count_own(load(session, name))
+        except ForeignChangeError as error:  # what was done is done
+            outcome.error = outcome.error or error
+        except CommitConflictError:  # the next job counts it
+            pass
+    return outcome
+
+
+def refuse(job: str, error: EbbtideError) -> ExitCode:
+    """Say why no topic is begun; what the job ends with then."""
+    job_log.start(job)
+    _log_failure("refused", error)
+    return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
+
+
+def _run_topic(
+    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: Work
+) -> BaseException | None:
+    session = spark.newSession()
+    started = datetime.now(UTC)
+    outcome, error = _attempt(session, topic, work)
+    ended = datetime.now(UTC)
+    seconds = round((ended - started).total_seconds(), 1)
+    outcome.topic["seconds"] = seconds
+    attempt = Attempt(
+        run_id=args.run_id,
+        dag=args.dag,
+        task=args.task,
+        job=args.job,
+        topic=topic,
+        started=started,
+        ended=ended,
+        now=args.now,
+    )
+    for where, numbers in _noted(outcome):
+        log.info("%s%s", where, numbers["note"])
+    if args.plan_only:
+        _show_plan(args, topic, outcome, error)
+    else:
+        error = _written(session, attempt, outcome, error)
+    if error is None:
+        log.info("done in %s s", seconds)
+    else:
+        _log_failure("failed", error)
+    return error
+
+
+def _written(
+    session: SparkSession, attempt: Attempt, outcome: Outcome, error: BaseException | None
+) -> BaseException | None:
+    """Write the attempt's row; `error`, or else why the row could not be written."""
+    try:
+        if STRICT in os.environ:
+            _check_result(attempt.job, outcome)
+        append_run(session, attempt, outcome, error)
+    except Exception as failure:  # the other topics' rows are still to be written
+        lost = explained(failure)
+        if error is None:
+            return lost
+        _log_failure("no row in runs", lost)
+    return error
+
+
+def _check_result(job: str, outcome: Outcome) -> None:
+    found = list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
+    if found:
+        raise AssertionError(f"the result of {job} is not of its types: {'; '.join(found)}")
+
+
+def _log_failure(what: str, error: BaseException) -> None:
+    """Log an error; one that nobody foresaw comes with its traceback."""
+    foreseen = isinstance(error, EbbtideError)
+    log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if foreseen else error)
+
+
+def _show_plan(
+    args: argparse.Namespace, topic: TopicName, outcome: Outcome, error: BaseException | None
+) -> None:
+    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
+    if error is not None and not outcome.partitions:
+        return
+    plan = render_plan(args.job, str(topic), outcome)
+    print(plan, flush=True)
+    if args.plan_file:
+        with open(args.plan_file, "a") as file:
+            file.write(f"{plan}\n\n")
+
+
+def _noted(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What has a `note` that the run is to say aloud, and where."""
+    of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
+    for where, numbers in (("", outcome.topic), *of_partitions):
+        if "note" in numbers:
+            yield where, numbers
+
+
+def _attempt(
+    session: SparkSession, topic: TopicName, work: Work
+) -> tuple[Outcome, BaseException | None]:
+    """Work, and work again where another writer was faster; every other error is the result."""
+    for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
+        try:
+            outcome = work(session, topic)
+            return outcome, outcome.error
+        except CommitConflictError as error:
+            if attempt == ATTEMPTS_ON_CONFLICT:
+                return Outcome(), error
+            log.warning("%s (attempt %d)", error, attempt)
+            time.sleep(attempt)
+        except Exception as error:  # one topic's failure is not another's
+            if attempt == ATTEMPTS_ON_CONFLICT or not is_of_gone_files(error):
+                return Outcome(), explained(error)
+            log.warning("%s (attempt %d)", _GONE, attempt)
+            time.sleep(attempt)
+    raise AssertionError("unreachable")

@@ -1,0 +1,90 @@
+"""A plan as text: what a job would change and remove, a line for each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.text import aligned, changes_in_words, moment, number, size, without_empty
+
+NOTHING_CHANGED = "plan only, nothing was changed"
+MAX_PARTITIONS = 200  # of a table; a plan is also kept with Airflow's run
+# Columns that need another title than their name.
+TITLES = {
+    "records_in_segments": "records\nexpired",
+    "record_bytes_expired": "their\nbytes",
+    "records_expired": "single\nrecords\nexpired",
+    "bytes_removed": "bytes\nremoved",
+    "newest_record_ms": "newest record\nexpired (UTC)",
+    "next_horizon_ms": "next horizon\ndue (UTC)",
+    "low_watermark": "low\nwatermark",
+}
+# Said in a sentence, elsewhere, or for programs only.
+LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
+
+
+def render_plan(job: str, topic: str, outcome: Outcome) -> str:
+    """The plan of a job for one topic."""
+    lines = [f"{job} {topic}: {NOTHING_CHANGED}"]
+    lines += changes_in_words(outcome.topic.get("changes", {}))
+    for stage in _stages(outcome.partitions):
+        of_stage = {p: _of_stage(said, stage) for p, said in outcome.partitions.items()}
+        lines += ["", f"what {stage} would then do:" if stage else "by partition:"]
+        lines += [_table(of_stage), *_reasons(of_stage)]
+    left = {**outcome.topic, **outcome.topic.get("next_run", {})}
+    lines += [""]
+    lines += [f"{key.replace('_', ' ')}: {_shown(key, value)}" for key, value in _plain(left)]
+    lines += [str(said["note"]) for said in (outcome.topic,) if "note" in said]
+    return "\n".join(lines).rstrip()
+
+
+def _stages(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The jobs of a next run that the plan foresees; "" for the job's own numbers."""
+    foreseen = [said["next_run"] for said in partitions.values() if "next_run" in said]
+    return list(foreseen[0]) if foreseen else [""]
+
+
+def _of_stage(said: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
+    of_stage: Mapping[str, Any] = said["next_run"].get(stage, {}) if stage else said
+    return of_stage
+
+
+def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
+    keys = list(dict.fromkeys(key for said in partitions.values() for key in said))
+    keys = [key for key in keys if key not in LEFT_OUT]
+    titles = [TITLES.get(key, key.replace("_", "\n")) for key in keys]
+    rows = [
+        [str(partition), *(_shown(key, said.get(key)) for key in keys)]
+        for partition, said in list(partitions.items())[:MAX_PARTITIONS]
+    ]
+    table = aligned(*without_empty(("part", *titles), rows))
+    more = len(partitions) - len(rows)
+    return table + (f"\nand {more} partitions more" if more else "")
+
+
+def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Why partitions have no work, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for partition, said in partitions.items():
+        for key in ("reason", "note"):
+            if said.get(key):
+                by_reason.setdefault(str(said[key]), []).append(str(partition))
+    return [f"partition {', '.join(them)}: {reason}" for reason, them in by_reason.items()]
+
+
+def _plain(said: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    left_out = LEFT_OUT | {"changes", "seconds"}
+    return [(key, value) for key, value in said.items() if key not in left_out]
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {count}" for name, count in value.items() if count) or "-"
+    if not isinstance(value, int):
+        return str(value)
+    if key.endswith("_ms"):
+        return moment(value)
+    return size(value) if "bytes" in key else number(value)

@@ -1,0 +1,90 @@
+"""`lake.ebbtide.runs`: a row for each attempt of a job on a topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import is_transient
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.results import VERSION
+from ebbtide.log.settings.names import TopicName
+
+_TIME = pa.timestamp("us", tz="UTC")
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("run_id", "dag", "task", "job", "topic")),
+        *((name, _TIME) for name in ("started", "ended", "now")),
+        *((name, pa.string()) for name in ("status", "error", "error_class")),
+        ("is_transient", pa.bool_()),
+        ("result", pa.string()),
+        *((name, pa.int64()) for name in ("rows_removed", "files_removed", "bytes_removed")),
+        ("snapshot_ids", pa.list_(pa.int64())),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job did to a topic: numbers per partition, numbers for the topic, and totals."""
+
+    partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
+    topic: dict[str, Any] = field(default_factory=dict)
+    rows_removed: int = 0  # records that left the records table
+    files_removed: int = 0  # its data files; with expire_snapshots, files on the disk
+    bytes_removed: int = 0  # of batches; with delete_records and expire_snapshots, of these files
+    snapshot_ids: list[int] = field(default_factory=list)  # all that it committed to the topic
+    error: BaseException | None = None  # what was refused, beside what was done
+
+    def to_json(self) -> str:
+        """The row's `result`, a `ebbtide.log.results.Result`."""
+        partitions = {str(partition): numbers for partition, numbers in self.partitions.items()}
+        result = {"version": VERSION, "partitions": partitions, "topic": self.topic}
+        return json.dumps(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Who ran what on which topic, and when."""
+
+    run_id: str
+    dag: str | None
+    task: str | None
+    job: str
+    topic: TopicName
+    started: datetime
+    ended: datetime
+    now: datetime
+
+
+def append_run(
+    spark: SparkSession, attempt: Attempt, outcome: Outcome, error: BaseException | None
+) -> None:
+    """Write the attempt's row; `error` is why it failed, None when it succeeded."""
+    row = {
+        "run_id": attempt.run_id,
+        "dag": attempt.dag,
+        "task": attempt.task,
+        "job": attempt.job,
+        "topic": str(attempt.topic),
+        "started": attempt.started,
+        "ended": attempt.ended,
+        "now": attempt.now,
+        "status": "succeeded" if error is None else "failed",
+        "error": None if error is None else str(error),
+        "error_class": None if error is None else type(error).__name__,
+        "is_transient": error is not None and is_transient(error),
+        "result": outcome.to_json(),
+        "rows_removed": outcome.rows_removed,
+        "files_removed": outcome.files_removed,
+        "bytes_removed": outcome.bytes_removed,
+        "snapshot_ids": outcome.snapshot_ids,
+    }
+    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
+    commit(Step.RUN_ROW, frame.writeTo(RUNS_TABLE).append)

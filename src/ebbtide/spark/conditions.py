@@ -1,0 +1,47 @@
+"""Conditions of very many parts: trees as deep as the logarithm of their number.
+
+Spark and Iceberg walk a condition by recursion. One part after the other, joined from the left,
+is a tree as deep as there are parts; 8,000 of them overflow the stack. Spark balances what
+is written `a OR b OR c` in SQL by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.spark.jvm import iceberg_class
+
+T = TypeVar("T")
+
+
+def balanced(parts: Iterable[T], join: Callable[[T, T], T]) -> T | None:
+    """All parts joined two by two, in their order; None for none."""
+    level = list(parts)
+    while len(level) > 1:
+        last = level[-1:] if len(level) % 2 else []
+        pairs = zip(level[::2], level[1::2], strict=False)
+        level = [join(left, right) for left, right in pairs] + last
+    return level[0] if level else None
+
+
+def any_of(conditions: Iterable[str]) -> str:
+    """A condition in SQL that holds where one of them does."""
+    return " OR ".join(f"({condition})" for condition in conditions) or "false"
+
+
+def any_column(conditions: Iterable[Column]) -> Column:
+    """Holds where one of the conditions does."""
+    found = balanced(conditions, Column.__or__)
+    return F.lit(False) if found is None else found
+
+
+def any_expression(spark: SparkSession, conditions: Iterable[Any]) -> Any:
+    """Iceberg's expression that holds where one of the conditions does."""
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    # `or` is a word of Python, so this Java method is asked for by name.
+    found = balanced(conditions, getattr(expressions, "or"))
+    return expressions.alwaysFalse() if found is None else found

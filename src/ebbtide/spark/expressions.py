@@ -1,0 +1,133 @@
+"""SQL expressions that a topic's settings hold: functions of one record, checked before a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.spark.jvm import items, java_class
+
+# What an expression may look at, as the records table has it.
+COLUMNS = """
+    key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
+"""
+_CATALYST = "org.apache.spark.sql.catalyst."
+# What Spark takes for a time of its own: in `TIMESTAMP 'now'` the parser, in a cast the optimizer.
+_WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday|epoch)\b", re.IGNORECASE)
+_TYPES = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ"})
+# A condition of Spark's whose SQLSTATE is a data exception, or one that the expression raises. Its
+# text holds the record's data, which belongs in no log.
+_DATA_EXCEPTION = re.compile(
+    r"\[([A-Z_.]+)\] (?:(?!\[[A-Z_.]+\] ).)*?SQLSTATE: (?:22\w{3}|P0001)", re.DOTALL
+)
+
+
+class Expression(NamedTuple):
+    """An expression in a setting; `expected` says what it has to be."""
+
+    setting: str  # as its owner wrote it, up to the expression
+    text: str
+    expected: str
+
+    @property
+    def column(self) -> Column:
+        """The expression itself."""
+        return F.expr(self.text)
+
+    def type(self, spark: SparkSession) -> DataType:
+        """Its type; ConfigurationError for what is no function of one record."""
+        empty = spark.createDataFrame([], COLUMNS)
+        try:
+            # A WHERE takes neither aggregates, nor window functions, nor generators.
+            judged = empty.where(self.column.isNull())
+            found = empty.select(self.column).schema[0].dataType
+        except PySparkException as error:
+            raise self.refused(str(error).strip().splitlines()[0]) from error
+        if reason := self._not_of_one_record(judged):
+            raise self.refused(reason)
+        return found
+
+    def _not_of_one_record(self, judged: DataFrame) -> str | None:
+        """Why the expression in the frame's WHERE says not the same each time; None if it does."""
+        spark, condition = judged.sparkSession, _condition(judged)
+        if java_class(spark, _CATALYST + "expressions.SubqueryExpression").hasSubquery(condition):
+            return "one with a subquery"
+        if not condition.deterministic():
+            return "one that is not deterministic"
+        # Spark calls these deterministic, since they are one value in a query.
+        current = java_class(spark, _CATALYST + "trees.TreePattern").CURRENT_LIKE()
+        if condition.containsPattern(current):
+            return "one that asks for the time, the user or the place of the run"
+        if _has_literal_of_the_run(spark, self.text) or _casts_words_of_the_run(judged):
+            return (
+                "one with text that Spark reads as a time of the run, as it does now, today, "
+                "tomorrow, yesterday and epoch"
+            )
+        return None
+
+    def refused(self, found: str) -> ConfigurationError:
+        """What is wrong with it."""
+        return ConfigurationError(
+            f"expected {self.expected} in {self.setting}{self.text}, found {found}"
+        )
+
+    @contextmanager
+    def failing_clearly(self) -> Iterator[None]:
+        """Say of which setting it is when the expression fails on a record."""
+        try:
+            yield
+        except (PySparkException, Py4JJavaError) as error:
+            failed = None if isinstance(error, AnalysisException) else _failure(error)
+            if failed is None:
+                raise
+            raise self.refused(
+                f"that it fails on a record with {failed}; use functions that give null instead, "
+                "such as try_cast, try_divide and try_element_at"
+            ) from error
+
+
+def _condition(judged: DataFrame) -> Any:
+    return judged._jdf.queryExecution().analyzed().condition()
+
+
+def _casts_words_of_the_run(judged: DataFrame) -> bool:
+    """Whether the optimizer would put a time in the place of a cast; it does so by a rule.
+
+    Nobody else does: a cast of a record's text, or of text that only folding makes constant, knows
+    no such words.
+    """
+    spark, analyzed = judged.sparkSession, judged._jdf.queryExecution().analyzed()
+    replaced = java_class(spark, _CATALYST + "optimizer.ReplaceExpressions").apply(analyzed)
+    rule = java_class(spark, _CATALYST + "optimizer.SpecialDatetimeValues")
+    return not rule.apply(replaced).equals(replaced)
+
+
+def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
+    """Whether the parser would put a time in the place of a literal such as `TIMESTAMP 'now'`."""
+    lexer = java_class(spark, _CATALYST + "parser.SqlBaseLexer")
+    characters = java_class(spark, "org.antlr.v4.runtime.CharStreams").fromString(text)
+    stream = java_class(spark, _CATALYST + "parser.UpperCaseCharStream")(characters)
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    strings = (lexer.STRING_LITERAL, lexer.DOUBLEQUOTED_STRING)
+    tokens = [token for token in items(lexer(stream).getAllTokens()) if not token.getChannel()]
+    literals = (
+        token.getText()
+        for before, token in pairwise(tokens)
+        if token.getType() in strings and before.getText().upper().strip("`") in _TYPES
+    )
+    return any(_WORDS.match(parser.parseExpression(text).toString()) for text in literals)
+
+
+def _failure(error: Exception) -> str | None:
+    found = _DATA_EXCEPTION.search(str(error))
+    return found.group(1) if found else None

@@ -1,0 +1,120 @@
+"""What a job tells while it works, a line a phase: Airflow's task log shows its standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
+from threading import Event, Thread
+from typing import TextIO
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from ebbtide.log.settings.names import TopicName
+
+# Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
+MOST_LINES = 20
+# Work of fewer seconds ends before anyone asks how far it is.
+WORD_EVERY_S = 5.0
+
+_where: ContextVar[str] = ContextVar("where", default="ebbtide")
+
+
+def start(job: str) -> None:
+    """Write what ebbtide logs from INFO on to standard error, each line with its job."""
+    _where.set(job)
+    log = logging.getLogger("ebbtide")
+    log.setLevel(logging.INFO)
+    if not any(isinstance(handler, _StandardError) for handler in log.handlers):
+        log.addHandler(_StandardError())
+
+
+@contextmanager
+def about(job: str, topic: TopicName) -> Iterator[None]:
+    """Let each line of this thread say that it is about the topic."""
+    token = _where.set(f"{job} {topic}")
+    try:
+        yield
+    finally:
+        _where.reset(token)
+
+
+def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
+    """Log a line for each partition, up to MOST_LINES of them."""
+    for partition in sorted(lines)[:MOST_LINES]:
+        log.info("partition %d: %s", partition, lines[partition])
+    if len(lines) > MOST_LINES:
+        log.info("and %d partitions more", len(lines) - MOST_LINES)
+
+
+@contextmanager
+def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[None]:
+    """Log now and then how far Spark is with what the block lets it do, and the time that is left.
+
+    Spark counts tasks; `doing` says of what.
+    """
+    context, group, ended = spark.sparkContext, uuid.uuid4().hex, Event()
+    context.setJobGroup(group, doing)
+    watch = partial(_watch, context, group, log, doing, ended)
+    watcher = Thread(target=copy_context().run, args=(watch,), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+def _watch(
+    context: SparkContext, group: str, log: logging.Logger, doing: str, ended: Event
+) -> None:
+    started = time.monotonic()
+    while not ended.wait(WORD_EVERY_S):
+        done, total = _tasks(context, group)
+        if 0 < done < total:
+            seconds = time.monotonic() - started
+            left_s = seconds * (total - done) / done
+            said = "%s: %d of %d tasks done in %.0f s, %.0f s left"
+            log.info(said, doing, done, total, seconds, left_s)
+
+
+def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
+    """How many tasks of the group's Spark jobs are done, and how many there are so far."""
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    known = [stage for stage in stages if stage]
+    return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to whatever standard error is at the moment; a line begins with time and place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(where)s: %(message)s", "%H:%M:%S")
+        )
+        self.addFilter(_add_where)
+
+    @property
+    def stream(self) -> TextIO:
+        """Standard error as it is now; tests replace it."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """Ignore what the base class wants to keep."""
+
+
+def _add_where(record: logging.LogRecord) -> bool:
+    record.where = _where.get()
+    return True

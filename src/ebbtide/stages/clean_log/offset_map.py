@@ -1,0 +1,174 @@
+"""Which records a later one supersedes, for each segment: Kafka's offset map, of any size.
+
+Kafka bounds its map by memory and cleans less; here a round is never partial. Partitions whose
+maps together fit go through at once, and their maps are sent to every task. A map that does not fit
+is made a share of the keys at a time, and marks what each share supersedes before the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from ebbtide.columns.compaction import IsSuperseded
+from ebbtide.columns.keys import OffsetMap, hash_keys
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.spark.tasks import map_segments
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
+
+# Dirty records whose map is sent to every task: some 200 bytes each there.
+MAX_SENT_RECORDS = 4_000_000
+
+R = TypeVar("R")
+FindKeys = Callable[[SegmentFiles], pa.Table]
+Clean = Callable[[int, IsSuperseded], R]
+
+
+class _Turn(NamedTuple):
+    """Partitions whose offset maps are made together, in how many shares of their keys."""
+
+    partitions: frozenset[int]
+    shares: int
+
+
+class _Share(NamedTuple):
+    """The keys whose hashes fall to `number` of `shares`."""
+
+    number: int
+    shares: int
+
+    def holds(self, keys: pa.ChunkedArray) -> Bools:
+        """Whether each key is of this share."""
+        if self.shares == 1:
+            return np.ones(len(keys), np.bool_)
+        # The filter before the map goes by the low bits of the same hashes.
+        high = hash_keys(keys.combine_chunks()) >> np.uint64(48)
+        return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
+
+
+def map_with_superseded(
+    spark: SparkSession,
+    segments: Sequence[SegmentFiles],
+    dirty: Sequence[SegmentFiles],
+    find_keys: FindKeys,
+    clean: Clean[R],
+) -> list[R]:
+    """What `clean` makes of each segment, given its number and which of its records are superseded.
+
+    `find_keys` gives a dirty segment's `key, offset`; both run in tasks.
+    """
+    done: dict[int, R] = {}
+    for turn in _turns(segments, dirty):
+        numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
+        mine = [unit for unit in dirty if unit.partition in turn.partitions]
+        of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
+        effects = of_turn.at_once(clean) if turn.shares == 1 else of_turn.by_share(turn, clean)
+        done |= zip(numbers, effects, strict=True)
+    return [done[number] for number in range(len(segments))]
+
+
+def _turns(segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles]) -> Iterator[_Turn]:
+    """All partitions, as many of them together as their dirty records allow."""
+    counts = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+    for unit in dirty:
+        counts[unit.partition] += unit.record_count
+    together, held = set[int](), 0
+    for partition, count in counts.items():
+        if count > MAX_SENT_RECORDS:
+            yield _Turn(frozenset({partition}), -(-count // max(MAX_SENT_RECORDS, 1)))
+            continue
+        if held + count > MAX_SENT_RECORDS:
+            yield _Turn(frozenset(together), 1)
+            together, held = set(), 0
+        together.add(partition)
+        held += count
+    if together:
+        yield _Turn(frozenset(together), 1)
+
+
+class _TurnWork(NamedTuple):
+    """The segments of one turn, by their numbers, and the dirty ones among them."""
+
+    spark: SparkSession
+    segments: Sequence[SegmentFiles]
+    numbers: Sequence[int]
+    dirty: Sequence[SegmentFiles]
+    find_keys: FindKeys
+
+    def at_once(self, clean: Clean[R]) -> list[R]:
+        """Clean each segment by the whole map."""
+        return self._with_map(_Share(0, 1), partial(_clean_by_map, clean))
+
+    def by_share(self, turn: _Turn, clean: Clean[R]) -> list[R]:
+        """Find what each share of the map supersedes, then clean each segment by that."""
+        superseded = [BitMap64() for _ in self.numbers]
+        for turn_number in range(turn.shares):
+            share = _Share(turn_number, turn.shares)
+            found = self._with_map(share, partial(_superseded, share))
+            superseded = [one | more for one, more in zip(superseded, found, strict=True)]
+        work = partial(_clean_by_offsets, clean)
+        return self._in_tasks(work, list(zip(self.numbers, superseded, strict=True)))
+
+    def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
+        """What `work` makes of a partition's map, a number and its segment."""
+        keys = partial(_keys_of, self.find_keys, share)
+        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of")
+        by_partition: dict[int, list[pa.Table]] = {
+            self.segments[n].partition: [] for n in self.numbers
+        }
+        for unit, of_segment in zip(self.dirty, found, strict=True):
+            by_partition[unit.partition].append(of_segment)
+        maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
+        log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
+        shared = self.spark.sparkContext.broadcast((maps, self.segments))
+        done = self._in_tasks(partial(_of_segment, shared, work), self.numbers)
+        shared.destroy()
+        return done
+
+    def _in_tasks(self, work: Callable[[Any], R], of_segments: Sequence[Any]) -> list[R]:
+        rows = count_rows([self.segments[number] for number in self.numbers])
+        return map_segments(self.spark, work, of_segments, rows, "judges")
+
+
+def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
+    """In a task: the share's keys of a dirty segment."""
+    keys = find_keys(unit)
+    return keys.filter(pa.array(share.holds(keys["key"])))
+
+
+def _of_segment(shared: Any, work: Callable[[OffsetMap, int, SegmentFiles], R], number: int) -> R:
+    """In a task: `work` on one segment."""
+    maps, segments = shared.value
+    return work(maps[segments[number].partition], number, segments[number])
+
+
+def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: SegmentFiles) -> R:
+    return clean(number, lambda keys, offsets: offsets < offset_map.latest(keys))
+
+
+def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
+    """Offsets of a segment's records that the share of the map supersedes."""
+    rows = read_segment(unit, ("offset", "key")).table
+    rows = rows.filter(pa.array(share.holds(rows["key"])))
+    offsets = rows["offset"].to_numpy()
+    return BitMap64(offsets[offsets < offset_map.latest(rows["key"])].astype(np.uint64))
+
+
+def _clean_by_offsets(clean: Clean[R], of_segment: tuple[int, BitMap64]) -> R:
+    number, bitmap = of_segment
+    superseded = np.frombuffer(bitmap.to_array(), np.int64)
+
+    def is_superseded(_: pa.ChunkedArray, offsets: Int64s) -> Bools:
+        return np.isin(offsets, superseded, assume_unique=True)
+
+    return clean(number, is_superseded)

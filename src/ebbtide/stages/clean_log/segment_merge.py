@@ -1,0 +1,163 @@
+"""Small neighbouring segments become one file, where a cleaner round has merged them.
+
+A round merges logical segments, as Kafka's does, and moves no row; so each night would leave one
+more small file in both tables for ever. Order: written down, records, batches, state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    count_rows,
+    plan_segments,
+    read_segment,
+    write_rows,
+)
+from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_merge
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.holds import Hold, held_by, release
+from ebbtide.iceberg.topics import (
+    Changes,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    find_snapshot,
+)
+from ebbtide.iceberg.unfinished.planned_merge import Merge, last_merge, open_merge
+from ebbtide.iceberg.unfinished.planned_round import is_open, open_round
+from ebbtide.log.logical_segments import neighbours_to_merge
+from ebbtide.log.state.topic_state import MERGE
+from ebbtide.spark.tasks import map_segments
+
+log = logging.getLogger(__name__)
+
+# So many small neighbours are waited for: each row is then written again a few times, not nightly.
+AT_LEAST = 8
+
+
+def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
+    """Write small neighbours as one; how many physical segments there are fewer."""
+    topic = finish_merge(topic)
+    groups = _find_groups(topic, at_least)
+    if not groups:
+        return 0
+    merge = Merge.of(groups)
+    log.info("merges %d groups of small segments", sum(map(len, groups.values())))
+    started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, merge))
+    if open_merge(started) != merge:
+        return 0  # a cleaner round was first; tomorrow will do
+    finish_merge(started)
+    return sum(len(group) - 1 for of in groups.values() for group in of)
+
+
+def _started(merge: Merge, current: Topic) -> Changes | None:
+    is_free = open_round(current) is None and open_merge(current) is None
+    return {MERGE: merge.to_json()} if is_free else None
+
+
+def finish_merge(topic: Topic) -> Topic:
+    """Finish the merge in flight, if there is one; the topic as it is then."""
+    spark, name = topic.spark, topic.name
+    merge = open_merge(topic)
+    if merge is None:
+        # What a job held that was killed before it let go.
+        release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
+        return topic
+    for step, table, by in (
+        (Step.MERGE_RECORDS, name.records_table, "offset"),
+        (Step.MERGE_BATCHES, name.batches_table, "base_offset"),
+    ):
+        if not _is_done(topic, table, merge):
+            prepared = _prepare(topic, table, by, merge)
+            if prepared is not None:
+                commit(step, prepared)
+    topic = set_counted(topic, Step.MERGE_STATE, partial(_finished, merge))
+    release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
+    return topic
+
+
+def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
+    """Whether the merge's commit on the table was made; the history tells of older versions'."""
+    if held_by(topic.spark, table, _hold(merge)).own is not None:
+        return True
+    return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
+
+
+def _hold(merge: Merge) -> Hold:
+    return Hold("merge", merge.id)
+
+
+def _finished(merge: Merge, current: Topic) -> Changes | None:
+    found = last_merge(current)
+    return {MERGE: merge.done().to_json()} if found is not None and found.id == merge.id else None
+
+
+def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
+    """The neighbours to merge in each partition, from manifests alone."""
+    target_bytes = topic.config.merge_target_bytes
+    states, name = topic.partitions, topic.name
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    files = " UNION ALL ".join(
+        f"SELECT partition.*, file_size_in_bytes AS bytes FROM {table}.data_files"
+        for table in (name.records_table, name.batches_table)
+    )
+    rows = topic.spark.sql(
+        f"SELECT `partition`, segment, sum(bytes) AS bytes FROM ({files}) GROUP BY 1, 2 ORDER BY 2"
+    ).collect()
+    for row in rows:
+        sizes.setdefault(row["partition"], []).append((row["segment"], row["bytes"]))
+    groups = {
+        partition: neighbours_to_merge(
+            sizes.get(partition, []), [base for base, _ in state.segments], target_bytes, at_least
+        )
+        for partition, state in states.items()
+    }
+    return {partition: found for partition, found in groups.items() if found}
+
+
+def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
+    """Write the merged files of one table; None where nothing is left to be merged."""
+    spark, snapshot = topic.spark, current_snapshot(topic.spark, table)
+    if snapshot is None:
+        return None
+    ends = {p: max(map(max, groups)) + 1 for p, groups in merge.groups.items()}
+    found = {
+        (unit.partition, unit.segment): unit for unit in plan_segments(spark, table, snapshot, ends)
+    }
+    units = list(filter(None, (_as_one(found, p, g) for p, of in merge.groups.items() for g in of)))
+    if not units:
+        return None
+    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
+    return prepare_merge(spark, table, ends, list(written), {MERGE: merge.id}, _hold(merge))
+
+
+def _as_one(
+    found: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
+) -> SegmentFiles | None:
+    """The files of a group as those of its first segment; None where they are that already."""
+    members = [found[partition, base] for base in group if (partition, base) in found]
+    if all(member.segment == group[0] for member in members):
+        return None
+    files = tuple(file for member in members for file in member.files)
+    return members[0]._replace(segment=group[0], files=files)
+
+
+def _write_as_one(by: str, work: tuple[SegmentFiles, str]) -> Replacement:
+    """In a task: write a group's live rows to one file."""
+    unit, path = work
+    rows = read_segment(unit, None, by).table
+    if not rows.num_rows:
+        return Replacement(unit, None)
+    at = rows.schema.get_field_index("segment")
+    segments = pa.array(np.full(rows.num_rows, unit.segment, np.int64))
+    write_rows(path, rows.set_column(at, rows.field(at), segments))
+    return Replacement(unit, path)

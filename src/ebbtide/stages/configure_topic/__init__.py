@@ -1,0 +1,1 @@
+"""The job configure_topic."""

@@ -1,0 +1,1 @@
+"""The job delete_records."""

@@ -1,0 +1,111 @@
+"""delete_records: a DeleteRecords request on one topic, at its primary first (KIP-107)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ebbtide.errors import EbbtideError, RequestError, UnavailableError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.delete_records import (
+    HIGH_WATERMARK,
+    Answer,
+    ErrorCode,
+    answer_partition,
+    way_out,
+)
+from ebbtide.log.requests.delete_request import TIMEOUT_MS
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.delete_records.replicas import Replicas, Wanted, raise_starts
+from ebbtide.stages.delete_records.truncate import truncate_below_start
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePlan:
+    """The answer that each partition named in the request gets."""
+
+    topic: Topic
+    now_ms: int
+    requested: Mapping[int, int]
+    answers: dict[int, Answer]
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome()
+        for partition, reply in self.answers.items():
+            numbers = numbers_of(reply, self.topic.partitions.get(partition))
+            outcome.partitions[partition] = numbers | {
+                "requested_offset": self.requested[partition]
+            }
+        outcome.error = _refusal(str(self.topic.name), self.answers)
+        return outcome
+
+
+def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:
+    """An answer as a row in `runs` has it."""
+    numbers = {
+        "log_start_offset": reply.log_start_offset,
+        "low_watermark": reply.low_watermark,
+        "log_end_offset": -1 if state is None else state.log_end_offset,
+        "error_code": int(reply.error),
+        "error_name": reply.error.name,
+    }
+    return numbers | ({"note": reply.note} if reply.note else {})
+
+
+def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
+    """What the run fails with, once the other partitions are done; a retry can help a timeout."""
+    refusals = [
+        f"{topic} partition {p}: {reply.error.name} ({reply.note or way_out(reply.error)})"
+        for p, reply in sorted(answers.items())
+        if reply.error is not ErrorCode.NONE
+    ]
+    errors = {reply.error for reply in answers.values()}
+    kind = UnavailableError if ErrorCode.REQUEST_TIMED_OUT in errors else RequestError
+    return kind("; ".join(refusals)) if refusals else None
+
+
+def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:
+    """Answer a request of {partition: offset}; -1 stands for the high watermark."""
+    answers = {
+        p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
+        for p, offset in requested.items()
+    }
+    return DeletePlan(topic, now_ms, requested, answers)
+
+
+def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
+    """Move the log start offsets, then remove the records below them, at every replica.
+
+    The primary moves at once; the others may take `timeout_ms` of real time.
+    """
+    moved = {p: a.log_start_offset for p, a in plan.answers.items() if a.error is ErrorCode.NONE}
+    if not moved:
+        return plan.outcome()
+    log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
+    replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
+    step = Step.LOG_START_OFFSET
+    after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
+    truncation, snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
+    wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
+    outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
+    outcome.snapshot_ids = snapshot_ids
+    outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
+    outcome.bytes_removed = truncation.bytes
+    for partition, numbers in outcome.partitions.items():
+        numbers["records_removed"] = truncation.rows[partition]
+    return outcome
+
+
+def _requested(plan: DeletePlan, partition: int) -> int:
+    offset = plan.requested[partition]
+    end = plan.topic.partitions[partition].log_end_offset
+    return end if offset == HIGH_WATERMARK else offset

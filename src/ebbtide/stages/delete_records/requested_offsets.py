@@ -1,0 +1,169 @@
+"""What a DeleteRecords request means in offsets: times by the tables, groups by a broker."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.brokers.live_topic import LiveTopic
+from ebbtide.errors import RequestError
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.delete_records import HIGH_WATERMARK
+from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
+from ebbtide.log.settings.replicas import REPLICAS
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.conditions import any_column
+
+NOTHING = 0  # as Kafka has it, an offset at or below the log start changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOffsets:
+    """The offset asked of each partition, and how it was found."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    said: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def add_to(self, outcome: Outcome) -> Outcome:
+        """Put how the offsets were found beside the partitions' numbers."""
+        for partition, numbers in self.said.items():
+            outcome.partitions[partition].update(numbers)
+        return outcome
+
+
+def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:
+    """The offsets that a request means at `now_ms`; -1 stands for the high watermark.
+
+    A partition that the topic does not have gets some offset: its answer does not depend on it.
+    """
+    found = RequestedOffsets()
+    times: dict[int, int] = {}
+    groups: dict[CommittedBy, list[int]] = defaultdict(list)
+    for partition, selector in asked.of(topic.partitions).items():
+        found.offsets[partition] = NOTHING
+        if isinstance(selector, AtOffset):
+            found.offsets[partition] = selector.offset
+        elif partition not in topic.partitions:
+            continue
+        elif isinstance(selector, CommittedBy):
+            groups[selector].append(partition)
+        else:
+            time = selector.at(now_ms) if isinstance(selector, OlderThan) else selector
+            times[partition] = time.timestamp_ms
+    if times:
+        _resolve_times(topic, times, found)
+    for committed, partitions in groups.items():
+        _resolve_groups(topic, committed, partitions, found)
+    return found
+
+
+def _resolve_times(topic: Topic, times: Mapping[int, int], found: RequestedOffsets) -> None:
+    first_offsets = find_first_at_or_after(topic, times)
+    older = count_older(topic, times, first_offsets)
+    for partition, timestamp_ms in times.items():
+        # Kafka: offsetsForTimes finds nothing, so everything is older.
+        found.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
+        found.said[partition] = {
+            "timestamp_ms": timestamp_ms,
+            "older_kept": older.get(partition, 0),
+        }
+
+
+def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, int]:
+    """Each partition's first offset whose timestamp is at or after its time, markers included.
+
+    Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp, but that where
+    the log starts inside a segment, Kafka may find nothing although later segments hold it.
+    """
+
+    def is_found(timestamp: Callable[[int], Column]) -> Column:
+        return _any_of(
+            times,
+            lambda partition: (
+                (F.col("offset") >= topic.partitions[partition].log_start_offset)
+                & (F.col("timestamp") >= timestamp(times[partition]))
+            ),
+        )
+
+    found = (
+        _records(topic)
+        .where(is_found(_timestamp))
+        .select("partition", "offset")
+        .union(_markers(topic).where(is_found(F.lit)).select("partition", "offset"))
+    )
+    rows = found.groupBy("partition").agg(F.min("offset").alias("first"))
+    return {row["partition"]: row["first"] for row in rows.collect()}
+
+
+def count_older(
+    topic: Topic, times: Mapping[int, int], first_offsets: Mapping[int, int]
+) -> dict[int, int]:
+    """Records from each first offset on whose timestamp is before the partition's time."""
+    if not first_offsets:
+        return {}
+
+    def is_kept(partition: int) -> Column:
+        is_older = F.col("timestamp") < _timestamp(times[partition])
+        is_behind = F.col("offset") > first_offsets[partition]
+        return is_behind & (F.col("timestamp").isNull() | is_older)
+
+    rows = _records(topic).where(_any_of(first_offsets, is_kept)).groupBy("partition").count()
+    return {row["partition"]: row["count"] for row in rows.collect()}
+
+
+def _resolve_groups(
+    topic: Topic, asked: CommittedBy, partitions: list[int], found: RequestedOffsets
+) -> None:
+    connection = asked.connection or _only_connection(topic)
+    live = LiveTopic.connect(connection, topic.name.topic)
+    for partition, committed in live.committed(asked.groups, partitions).items():
+        end = topic.partitions[partition].log_end_offset
+        without = [group for group, offset in committed.items() if offset is None]
+        offsets = [offset for offset in committed.values() if offset is not None]
+        found.said[partition] = {"committed": committed}
+        if without:
+            note = f"left alone: no commit of {', '.join(without)}"
+            found.said[partition]["note"] = note
+        else:
+            found.offsets[partition] = min(*offsets, end)
+
+
+def _only_connection(topic: Topic) -> str:
+    connections = topic.config.live_replicas
+    if len(connections) != 1:
+        raise RequestError(
+            f"expected a connection beside groups, or one kafka:<connection> in {REPLICAS} "
+            f"of {topic.name}, found {topic.properties.get(REPLICAS, '')!r}"
+        )
+    return connections[0]
+
+
+def _records(topic: Topic) -> DataFrame:
+    table = topic.spark.table(topic.name.records_table)
+    return table.select("partition", "offset", "timestamp")
+
+
+def _markers(topic: Topic) -> DataFrame:
+    """The control records, each the one record of its batch; their timestamps in ms."""
+    batches = topic.spark.table(topic.name.batches_table)
+    is_marker = F.col("control_type").isNotNull() & (F.col("record_count") > 0)
+    return batches.where(is_marker).select(
+        "partition",
+        F.col("last_offset").alias("offset"),
+        F.col("max_timestamp_ms").alias("timestamp"),
+    )
+
+
+def _any_of(partitions: Mapping[int, Any], condition: Callable[[int], Column]) -> Column:
+    return any_column(
+        (F.col("partition") == partition) & condition(partition) for partition in partitions
+    )
+
+
+def _timestamp(timestamp_ms: int) -> Column:
+    return F.timestamp_millis(F.lit(timestamp_ms))

@@ -1,0 +1,56 @@
+"""One topic's part of a DeleteRecords request, from what was asked to what is answered."""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import RequestError
+from ebbtide.iceberg.commits import refusal_of
+from ebbtide.iceberg.topics import exists, load
+from ebbtide.log.delete_records import ErrorCode, refused, way_out
+from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.delete_records.primary import execute_delete, numbers_of, plan_delete
+from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
+
+
+def answer_request(
+    spark: SparkSession,
+    name: TopicName,
+    asked: TopicRequest,
+    now_ms: int,
+    timeout_ms: int = TIMEOUT_MS,
+    *,
+    plan_only: bool = False,
+) -> Outcome:
+    """Do what is asked of the topic, or only plan it; one bad partition stops no other.
+
+    What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
+    """
+    try:
+        if not exists(spark, name):
+            return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = load(spark, name)
+        topic = topic if plan_only else finish_round(topic)
+        requested = resolve_offsets(topic, asked, now_ms)
+        plan = plan_delete(topic, requested.offsets, now_ms)
+        return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))
+    except Py4JJavaError as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        return _refuse(asked, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
+
+
+def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
+    """The outcome where the topic cannot be read: each partition that was named is refused."""
+    note = note or way_out(error)
+    numbers = numbers_of(refused(error, note=note))
+    return Outcome(
+        partitions={partition: dict(numbers) for partition in asked.partitions},
+        topic={"error_code": int(error), "error_name": error.name},
+        error=RequestError(f"every partition: {error.name}: {note}"),
+    )

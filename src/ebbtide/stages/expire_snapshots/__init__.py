@@ -1,0 +1,1 @@
+"""The job expire_snapshots."""

@@ -1,0 +1,45 @@
+"""`lake.ebbtide.runs` with few files: a day's attempts are one once the day is over."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.settings.names import CATALOG, quoted
+
+log = logging.getLogger(__name__)
+
+# Days before these are one file already, unless no night has run for so long.
+DAYS_BACK = 40
+
+
+def compact_runs(spark: SparkSession, now: datetime) -> int:
+    """Make the files of each day that is over one; how many were rewritten.
+
+    The readers open only the days of a run, so a day is what they pay for. Another application
+    that does the same at this moment is left to finish it.
+    """
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    first = today - timedelta(days=DAYS_BACK)
+    where = f"started >= TIMESTAMP '{_text(first)}' and started < TIMESTAMP '{_text(today)}'"
+    escaped = where.replace("'", "\\'")
+    call = (
+        f"CALL {quoted(CATALOG)}.system.rewrite_data_files(table => '{RUNS_TABLE}', "
+        f"where => '{escaped}', options => map('min-input-files', '2', "
+        "'max-concurrent-file-group-rewrites', '1'))"
+    )
+    try:
+        row = commit(Step.REWRITE_FILES, lambda: spark.sql(call).first())
+    except CommitConflictError as error:
+        log.warning("the files of runs are merged by another: %s", error)
+        return 0
+    return 0 if row is None else int(row["rewritten_data_files_count"])
+
+
+def _text(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S}"

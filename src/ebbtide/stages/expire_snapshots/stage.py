@@ -1,0 +1,255 @@
+"""expire_snapshots: what no kept snapshot needs leaves the disk.
+
+A row that was deleted stays in its file until the file is rewritten, and on the disk until the
+last snapshot with that file expires. Snapshots are stamped by the machine that commits them, so
+their age is taken on its clock, not on `--now`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, EbbtideError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.topics import Topic, compare_and_set, java_table
+from ebbtide.log.settings.names import CATALOG, quoted
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
+from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.jvm import items, java_class
+from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
+
+FILES_A_RUN = 1000
+
+
+class Disk(NamedTuple):
+    """The data and delete files that the snapshots of a topic's two tables need."""
+
+    files: int
+    bytes: int
+
+
+class Deletions(NamedTuple):
+    """Rows that are deleted and lie in the records table's files still."""
+
+    rows: int
+    are_due: bool  # whether a file has so many that it is to be rewritten, or is gone itself
+
+
+def plan_expire_snapshots(topic: Topic) -> Outcome:
+    """What the tables hold now; how much of it is freed shows only when it is done."""
+    outcome, disk = _outcome(topic), _disk(topic)
+    outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
+    return outcome
+
+
+def _outcome(topic: Topic) -> Outcome:
+    return Outcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
+
+
+def execute_expire_snapshots(topic: Topic) -> Outcome:
+    """Rewrite files too full of deletions, expire the snapshots past age, merge small segments.
+
+    What hinders the files' rewriting or merging does not keep snapshots from expiring.
+    """
+    outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
+    outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
+    if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
+        return outcome
+    before, deletions = _disk(topic), _deletions(topic)
+    found = "%d files of %s, with %s deleted rows still in them"
+    log.info(found, before.files, size(before.bytes), number(deletions.rows))
+    rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
+    # Nothing is freed before snapshots expire, so what came by then was written.
+    full = _disk(topic) if rewritten else before
+    expired = sum(
+        _expire(topic.spark, topic.name.catalog, t, max_age_ms) for t in _tables(topic).values()
+    )
+    left = _disk(topic) if expired else full
+    merged, merge_error = _tried(merge_segments, topic)
+    after = _disk(topic) if merged else left
+    outcome.error = rewrite_error or merge_error
+    outcome.files_removed = max(0, full.files - left.files)
+    outcome.bytes_removed = max(0, full.bytes - left.bytes)
+    freed = "%d files of %s left the disk, %d of %s stay"
+    gone = outcome.files_removed, size(outcome.bytes_removed)
+    log.info(freed, *gone, after.files, size(after.bytes))
+    outcome.topic |= {
+        "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
+        "bytes_freed": outcome.bytes_removed,
+        "bytes_kept": after.bytes,
+        "files_removed": outcome.files_removed,
+        "segments_merged": merged,
+        "files_rewritten": rewritten,
+        "snapshots_expired": expired,
+        "deleted_rows_in_files": _deletions(topic).rows if rewritten else deletions.rows,
+    }
+    if not (rewritten or merged or outcome.error):
+        _note_tidied(topic)
+    return outcome
+
+
+def _note_tidied(topic: Topic) -> None:
+    """Note that nothing is left to rewrite or merge, as far as the tables are by now."""
+    change = tidied(_snapshots(topic), topic.config)
+    compare_and_set(topic, Step.TIDIED, lambda _: change)
+
+
+def _tables(topic: Topic) -> dict[str, str]:
+    """All tables whose snapshots expire, by what they hold."""
+    name = topic.name
+    tables = {"records": name.records_table, "batches": name.batches_table}
+    if topic.spark.catalog.tableExists(name.quarantine_table):
+        tables["quarantine"] = name.quarantine_table
+    return tables
+
+
+def _snapshots(topic: Topic) -> dict[str, TableSnapshots]:
+    return {what: _snapshots_of(topic.spark, of) for what, of in _tables(topic).items()}
+
+
+def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
+    table = java_table(spark, name)
+    current = table.currentSnapshot()
+    return TableSnapshots(
+        None if current is None else int(current.snapshotId()),
+        min(_times_ms(spark, table), default=None),
+    )
+
+
+def _times_ms(spark: SparkSession, table: Any) -> list[int]:
+    """When each snapshot was made that neither a branch nor a tag names."""
+    as_list = java_class(spark, "java.util.ArrayList")
+    named = {int(ref.snapshotId()) for ref in items(as_list(table.refs().values()))}
+    snapshots = items(table.snapshots())
+    return [int(s.timestampMillis()) for s in snapshots if int(s.snapshotId()) not in named]
+
+
+def _clock_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception | None]:
+    """What the work on files counts, and why it failed if it did; a lost race is tried again."""
+    try:
+        return work(topic), None
+    except CommitConflictError:
+        raise
+    except (EbbtideError, Py4JJavaError, OSError, ValueError) as error:
+        return 0, error
+
+
+def expire_run_snapshots(spark: SparkSession) -> None:
+    """The same for `lake.ebbtide.runs`, whose rows stay."""
+    text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
+    age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
+    _expire(spark, CATALOG, RUNS_TABLE, age_ms)
+
+
+def _disk(topic: Topic) -> Disk:
+    files = " UNION ALL ".join(
+        f"SELECT file_path, file_size_in_bytes AS bytes FROM {table}.all_files"
+        for table in (topic.name.records_table, topic.name.batches_table)
+    )
+    row = topic.spark.sql(
+        f"SELECT count(*) AS files, coalesce(sum(bytes), 0) AS bytes FROM ("
+        f"SELECT file_path, max(bytes) AS bytes FROM ({files}) GROUP BY file_path)"
+    ).first()
+    assert row is not None
+    return Disk(row["files"], row["bytes"])
+
+
+def _deletions(topic: Topic) -> Deletions:
+    table, share = topic.name.records_table, _rewritten_share(topic)
+    row = topic.spark.sql(
+        f"""
+        SELECT coalesce(sum(deleted.record_count), 0) AS rows, coalesce(max(
+            data.file_path IS NULL OR deleted.record_count >= {share} * data.record_count
+        ), false) AS are_due
+        FROM {table}.delete_files AS deleted
+        LEFT JOIN {table}.data_files AS data ON deleted.referenced_data_file = data.file_path
+        """
+    ).first()
+    assert row is not None
+    return Deletions(int(row["rows"]), bool(row["are_due"]))
+
+
+def _rewritten_share(topic: Topic) -> float:
+    """0 means any deleted row, and Iceberg's own 0 any file."""
+    return max(topic.config.rewrite_deleted_share, 1e-9)
+
+
+def _rewrite(topic: Topic) -> int:
+    """Rewrite closed segments' files whose deleted share is too large; how many."""
+    closed = " or ".join(
+        f"(partition = {partition} and segment < {state.active_segment})"
+        for partition, state in topic.partitions.items()
+        if _has_closed(state)
+    )
+    if not closed:
+        return 0
+    options = {
+        "delete-ratio-threshold": _rewritten_share(topic),
+        "delete-file-threshold": 2**31 - 1,
+        "min-file-size-bytes": 0,
+        "max-file-size-bytes": 2**62,
+        "min-input-files": 2**31 - 1,
+        "max-files-to-rewrite": FILES_A_RUN,
+        "remove-dangling-deletes": "true",
+    }
+    listed = ", ".join(f"'{name}', '{value}'" for name, value in options.items())
+    log.info("rewrites files of which %g or more is deleted", _rewritten_share(topic))
+    result = commit(
+        Step.REWRITE_FILES,
+        lambda: _call(
+            topic.spark,
+            topic.name.catalog,
+            f"rewrite_data_files(table => '{_escaped(topic.name.records_table)}', "
+            f"where => '{closed}', "
+            f"options => map({listed}))",
+        ),
+    )
+    return int(result["rewritten_data_files_count"])
+
+
+def _has_closed(state: PartitionState) -> bool:
+    return len(state.segments) > 1
+
+
+def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> int:
+    """Expire the snapshots past their age and delete their files; how many snapshots."""
+    loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
+    due = sum(at_ms < older_than_ms for at_ms in _times_ms(spark, loaded))
+    if not due:
+        return 0
+    older_than = datetime.fromtimestamp(older_than_ms / 1000, UTC)
+    # Iceberg's own ExpireSnapshots would delete a Puffin file as soon as one of its vectors is
+    # replaced, though others of it are live; the procedure looks at what all snapshots reach.
+    call = (
+        f"CALL {quoted(catalog)}.system.expire_snapshots(table => '{_escaped(table)}', "
+        f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)"
+    )
+    log.info("%d snapshots of %s are past their age", due, table)
+    commit(Step.EXPIRE_SNAPSHOTS, lambda: spark.sql(call).first())
+    return due
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _call(spark: SparkSession, catalog: str, procedure: str) -> dict[str, Any]:
+    row = spark.sql(f"CALL {quoted(catalog)}.system.{procedure}").first()
+    return {} if row is None else row.asDict()

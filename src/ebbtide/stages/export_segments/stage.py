@@ -1,0 +1,269 @@
+"""export_segments: a topic's tables as the log directory of a broker, in format v2 (KIP-534).
+
+Every logical segment is a file, the active one too, and every batch row is a batch with its own
+header; so Kafka reads back what the tables hold, delete horizons and markers included. Batches of
+magic 0 and 1 come out as magic 2.
+
+What lies below the log start offset is hidden by its checkpoint, as Kafka hides it: of the batches
+there only headers are written, since their records are gone, and of a batch astride it the records
+that are left, with the header's offsets kept.
+Of a batch that retention took single records from, what is left is written likewise.
+
+All files are written beside the target, a segment a task, and one renaming makes it whole: a
+killed export leaves no target, and is begun anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ebbtide.errors import CommitConflictError, RequestError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.data_files import SegmentFiles, plan_segments
+from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.log.settings.config import PREFIX
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.records.files.log_directory import PartitionDirectory
+from ebbtide.records.files.log_directory_writer import (
+    Epochs,
+    begin_log_directory,
+    check_target,
+    epochs_from,
+    finish_log_directory,
+    next_epochs,
+    partition_name,
+    read_export,
+    segment_name,
+    unfinished,
+    write_beside_segments,
+)
+from ebbtide.records.files.storage import join
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.export_segments.segment_sink import (
+    SegmentToWrite,
+    StoredSegment,
+    WrittenSegment,
+    write_segments,
+)
+from ebbtide.text import size
+
+log = logging.getLogger(__name__)
+
+TOPIC_ID = f"{PREFIX}topic.id"
+Numbers = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is asked for: partitions (none for all), where to, and by which run."""
+
+    target: str
+    run_id: str
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """The segments to write; none where the run has written them all before it was killed."""
+
+    topic: Topic
+    export: Export
+    states: Mapping[int, PartitionState]
+    segments: Sequence[SegmentToWrite]
+    written: Mapping[str, Numbers] | None = None
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome(topic={"target": self.export.target})
+        for partition, state in self.states.items():
+            outcome.partitions[partition] = {
+                **self.topic.offsets_of(partition),
+                "segments": len(state.segments),
+                **(self.written or {}).get(str(partition), {}),
+            }
+        return outcome
+
+
+def plan_export(topic: Topic, export: Export) -> ExportPlan:
+    """What to write of the topic as it is at this moment."""
+    states = _states(topic, export)
+    found = read_export(export.target)
+    if found is not None and _is_of(found, topic, export, states):
+        return ExportPlan(topic, export, states, (), found["partitions"])
+    check_target(export.target)
+    stored = _stored_segments(topic, states)
+    segments = [
+        segment
+        for partition in states
+        for segment in _segments(topic, export, partition, stored[partition])
+    ]
+    return ExportPlan(topic, export, states, segments)
+
+
+def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
+    states, wanted = topic.partitions, export.partitions
+    unknown = sorted(set(wanted) - set(states))
+    if unknown or not states:
+        raise RequestError(
+            f"expected partitions of {topic.name} among {sorted(states)}, found "
+            f"{unknown or 'a topic of which nothing was ingested'}"
+        )
+    return {p: state for p, state in states.items() if not wanted or p in wanted}
+
+
+def _is_of(
+    found: Mapping[str, Any], topic: Topic, export: Export, states: Mapping[int, PartitionState]
+) -> bool:
+    """Whether an export that is there already is this run's own."""
+    wanted = (str(topic.name), export.run_id, {str(partition) for partition in states})
+    return (found.get("topic"), found.get("run_id"), set(found.get("partitions", ()))) == wanted
+
+
+def _stored_segments(
+    topic: Topic, states: Mapping[int, PartitionState]
+) -> dict[int, list[StoredSegment]]:
+    """The physical segments of each partition, as they are while its state is what it was."""
+    ends = {partition: state.log_end_offset for partition, state in states.items()}
+    records, batches = (
+        _plan_segments(topic, table, ends)
+        for table in (topic.name.records_table, topic.name.batches_table)
+    )
+    if load(topic.spark, topic.name).properties != topic.properties:
+        raise CommitConflictError(
+            f"expected {topic.name} to stay as it is while its export is planned, found that "
+            "another job moved it; run the job again"
+        )
+    of_records = {(unit.partition, unit.segment): unit for unit in records}
+    stored = defaultdict(list)
+    for unit in batches:
+        records_of_unit = of_records.get((unit.partition, unit.segment))
+        stored[unit.partition].append(StoredSegment(unit, records_of_unit))
+    return stored
+
+
+def _plan_segments(topic: Topic, table: str, ends: Mapping[int, int]) -> list[SegmentFiles]:
+    snapshot = current_snapshot(topic.spark, table)
+    return [] if snapshot is None else plan_segments(topic.spark, table, snapshot, ends)
+
+
+def _segments(
+    topic: Topic, export: Export, partition: int, stored: Sequence[StoredSegment]
+) -> list[SegmentToWrite]:
+    """The logical segments of a partition, each with the physical ones that it may lie in."""
+    state = topic.partitions[partition]
+    uri = unfinished(export.target)
+    directory = partition_name(topic.name.topic, partition)
+    ends = [base for base, _ in state.segments[1:]] + [state.log_end_offset]
+    stored_ends = [of.batches.segment for of in stored[1:]] + [state.log_end_offset]
+    return [
+        SegmentToWrite(
+            topic=topic.name.topic,
+            partition=partition,
+            base_offset=base,
+            end_offset=end,
+            modified_ms=modified_ms,
+            log_start_offset=state.log_start_offset,
+            expired_end_offset=state.expired_end_offset,
+            max_message_bytes=topic.config.max_message_bytes,
+            path=join(uri, directory, segment_name(base)),
+            stored=tuple(
+                of
+                for of, stored_end in zip(stored, stored_ends, strict=False)  # one end if none
+                if of.batches.segment < end and stored_end > base
+            ),
+        )
+        for (base, modified_ms), end in zip(state.segments, ends, strict=True)
+    ]
+
+
+def execute_export(plan: ExportPlan) -> Outcome:
+    """Write the segments beside the target, then all else, and rename them to the target."""
+    topic, target = plan.topic, plan.export.target
+    if plan.written is not None:
+        log.info("%s is whole already", target)
+        return plan.outcome()
+    partitions = [(topic.name.topic, partition) for partition in plan.states]
+    uri = begin_log_directory(target, partitions)
+    written = _write(plan)
+    outcome = plan.outcome()
+    for partition, numbers in outcome.partitions.items():
+        numbers |= _numbers([segment for segment in written if segment.partition == partition])
+    directories = [_directory(plan, partition, written) for partition in plan.states]
+    epochs = {partition: _epochs(plan, partition, written) for partition in plan.states}
+    manifest = _manifest(plan, written, outcome)
+    commit(
+        Step.EXPORT_CHECKPOINTS,
+        lambda: write_beside_segments(uri, directories, epochs, manifest),
+    )
+    commit(Step.EXPORT_TARGET, lambda: finish_log_directory(target, directories))
+    return outcome
+
+
+def _write(plan: ExportPlan) -> list[WrittenSegment]:
+    written: list[WrittenSegment] = []
+    for some in write_segments(plan.topic.spark, plan.segments):
+        written += some
+        size_bytes = sum(segment.file.size_bytes for segment in written)
+        log.info("wrote %d of %d segments, %s", len(written), len(plan.segments), size(size_bytes))
+    return written
+
+
+def _numbers(written: Sequence[WrittenSegment]) -> Numbers:
+    return {
+        "batches": sum(segment.batches for segment in written),
+        "records": sum(segment.records for segment in written),
+        "bytes": sum(segment.file.size_bytes for segment in written),
+        "converted_batches": sum(segment.converted for segment in written),
+        "batches_above_max_message_bytes": sum(segment.too_large for segment in written),
+        "largest_batch_bytes": max(segment.largest_batch_bytes for segment in written),
+    }
+
+
+def _directory(
+    plan: ExportPlan, partition: int, written: Sequence[WrittenSegment]
+) -> PartitionDirectory:
+    topic, state = plan.topic, plan.states[partition]
+    name = partition_name(topic.name.topic, partition)
+    return PartitionDirectory(
+        topic=topic.name.topic,
+        partition=partition,
+        path=join(unfinished(plan.export.target), name),
+        topic_id=topic.config.topic_id,
+        high_watermark=state.log_end_offset,
+        log_start_offset=state.log_start_offset,
+        segments=tuple(segment.file for segment in written if segment.partition == partition),
+    )
+
+
+def _epochs(plan: ExportPlan, partition: int, written: Sequence[WrittenSegment]) -> Epochs:
+    epochs: Epochs = ()
+    for segment in written:
+        if segment.partition == partition:
+            for epoch, start in segment.epochs:
+                epochs = next_epochs(epochs, epoch, start)
+    return epochs_from(epochs, plan.states[partition].log_start_offset)
+
+
+def _manifest(
+    plan: ExportPlan, written: Sequence[WrittenSegment], outcome: Outcome
+) -> dict[str, Any]:
+    topic = plan.topic
+    config = {
+        name.removeprefix(PREFIX): value
+        for name, value in sorted(topic.properties.items())
+        if name.startswith(PREFIX) and name != TOPIC_ID
+    }
+    partitions = {str(partition): numbers for partition, numbers in outcome.partitions.items()}
+    return {
+        "last_append_ms": max(segment.file.modified_ms for segment in written),
+        "topics": {topic.name.topic: {"config": config}},
+        "export": {
+            "topic": str(topic.name),
+            "run_id": plan.export.run_id,
+            "partitions": partitions,
+        },
+    }

@@ -1,0 +1,197 @@
+"""What every ingest does with what it takes: records, then batches, then state.
+
+Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or
+a hole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
+from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
+from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
+from ebbtide.iceberg.views import create_views
+from ebbtide.log.live_offsets import Slice
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import SLICE, to_properties
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.job_log import watched
+from ebbtide.spark.tasks import errors_of_tasks
+from ebbtide.stages.ingest_segments.event_time import failing_clearly
+from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
+from ebbtide.stages.ingest_segments.table_ends import Ingested
+
+log = logging.getLogger(__name__)
+
+TOPIC_ID = "kafka.topic.id"
+# Numbers of a partition that add up over slices.
+SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")
+
+
+def new_topic(
+    spark: SparkSession, name: TopicName, properties: dict[str, str], *, is_plan_only: bool
+) -> Topic:
+    """The topic with its tables made, or as it would be."""
+    if is_plan_only:
+        return Topic(spark, name, properties)
+    commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
+    return load(spark, name)
+
+
+def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
+    """The topic as it is, with the views that a killed create would have made last."""
+    if not is_plan_only:
+        create_views(spark, name)
+    return load(spark, name)
+
+
+def pinned(topic_ids: Collection[str]) -> dict[str, str]:
+    """The property that holds the table to the one topic id; none where it is not known."""
+    return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
+
+
+def with_origin(
+    current: Topic, changes: dict[str, str | None], origin: Mapping[str, str]
+) -> dict[str, str | None]:
+    """The changes, if there are any, and where the log is from if the table does not say so yet."""
+    if not changes:
+        return changes
+    unsaid = {name: text for name, text in origin.items() if name not in current.properties}
+    return {**changes, **unsaid}
+
+
+def check_topic_id(topic: Topic, found: str | None, where: str) -> None:
+    """ForeignLogError where the source is another topic of the same name."""
+    expected = topic.config.topic_id
+    if expected is not None and found is not None and found != expected:
+        raise ForeignLogError(
+            f"expected topic id {expected} for {topic.name}, found {found} in "
+            f"{where}: the topic was deleted and created anew; ingest it under "
+            "another cluster name, or drop the table to begin anew"
+        )
+
+
+def live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> Slice | None:
+    """The slice of the live topic that a killed ingest_topic has appended, without its state."""
+    if SLICE not in topic.properties:
+        return None
+    found = Slice.parse(topic.properties[SLICE])
+    is_written = any(
+        partition in held and held[partition].records_end > taken.start
+        for partition, taken in found.ranges.items()
+    )
+    return found if is_written and found.continues(topic.partitions) else None
+
+
+def check_no_live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> None:
+    """ForeignLogError where a killed ingest_topic has left records without their batches."""
+    if live_slice(topic, held) is not None:
+        raise ForeignLogError(
+            f"expected {topic.name} to hold only what was taken as a whole, found {SLICE} among "
+            "its properties: an ingest_topic was killed; run it again, it finishes that first"
+        )
+
+
+def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> int:
+    """Append rows that come segment by segment; the id of the snapshot that holds them."""
+    if event_time is not None:  # else as the records say themselves
+        rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
+    # No sort, and no writer is held open for another segment.
+    writer = _unsorted(topic, rows, topic.name.records_table)
+    spark, table = topic.spark, topic.name.records_table
+    append = partial(snapshot_after, spark, table, writer.append)
+    watching = watched(spark, log, "reads and writes records")
+    with watching, errors_of_tasks(), failing_clearly(topic.config.event_time):
+        return commit(Step.INGEST_RECORDS, append) or -1
+
+
+def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
+    """The writer of rows that come segment by segment as they are."""
+    return (
+        rows.writeTo(table)
+        .option(f"snapshot-property.{OWN}", "true")
+        .option("output-spec-id", own_spec_id(topic.spark, table))
+        .option("use-table-distribution-and-ordering", "false")
+        .option("fanout-enabled", "false")
+    )
+
+
+def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
+    """Append the rows of the batches that a killed ingest has not appended; snapshot ids."""
+    spark, name = topic.spark, topic.name
+    unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
+    if not unwritten.num_rows:
+        return []
+    in_order = [(column, "ascending") for column in ("partition", "segment", "base_offset")]
+    rows = spark.createDataFrame(unwritten.select(BATCH_NAMES).sort_by(in_order)).coalesce(1)
+    # One task and in order: no writer is held open for another segment, and there may be thousands.
+    append = _unsorted(topic, rows, name.batches_table).append
+    committed = commit(
+        Step.INGEST_BATCHES, partial(snapshot_after, spark, name.batches_table, append)
+    )
+    return [committed or -1]
+
+
+def state_changes(
+    current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
+) -> dict[str, str | None]:
+    """The state that the logs leave; CommitConflictError where it moved since they were planned."""
+    changes: dict[str, str | None] = {}
+    for partition, log in logs.items():
+        state, planned = current.partitions.get(partition), log.held.state
+        if (state and state.log_end_offset) != (planned and planned.log_end_offset):
+            raise CommitConflictError(
+                f"expected the log end offset of {current.name} partition {partition} to be as "
+                "planned, found that another ingest moved it; run the job again"
+            )
+        after = log.state_after(state, ingested.max_event_times_ms.get(partition, -1))
+        if after is not None and after != state:
+            changes |= to_properties(partition, after)
+    return changes
+
+
+def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[str, Any]]:
+    """What a run says of each partition."""
+    return {
+        partition: {
+            "log_start_offset": log.log_start_offset,
+            "low_watermark": topic.low_watermark(log.log_start_offset),
+            "log_end_offset": log.log_end_offset,
+            "records": log.records,
+            "batches": log.batches.num_rows,
+            "bytes": log.bytes,
+            "segments": len(pc.unique(log.batches.column("segment"))),
+            "skipped": log.skipped,
+            "accepted_gaps": log.accepted_gaps,
+        }
+        for partition, log in logs.items()
+    }
+
+
+def add_ingested(outcome: Outcome, ingested: Ingested) -> None:
+    """Say what of it is in the table by now."""
+    for partition, numbers in outcome.partitions.items():
+        numbers["records"] = ingested.records.get(partition, 0)
+        numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
+        numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
+
+
+def add_slice(done: Outcome, of_slice: Outcome) -> None:
+    """Add what one slice did to what those before it did."""
+    for partition, numbers in of_slice.partitions.items():
+        before = done.partitions.get(partition, {})
+        summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
+        gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
+        done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
+    done.snapshot_ids += of_slice.snapshot_ids
+    errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
+    done.error = standing_for(errors)

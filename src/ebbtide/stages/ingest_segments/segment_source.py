@@ -1,0 +1,261 @@
+"""Segment files read in parallel by Spark: first every batch header, checked, then the records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heapify, heapreplace
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from ebbtide.errors import EbbtideError, SourceError, UnavailableError
+from ebbtide.records.attributes import LOG_APPEND_TIME
+from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
+from ebbtide.records.files.segment_reader import (
+    BatchLimits,
+    read_records,
+    require_whole,
+    walk_segment,
+)
+from ebbtide.spark.job_log import watched
+from ebbtide.spark.tasks import errors_of_tasks
+
+log = logging.getLogger(__name__)
+
+Batches = Iterator[pa.RecordBatch]
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+# A Spark task costs 0.1 s or more: not worth it for less, too much to lose for more.
+LEAST_TASK_BYTES = 1 * MIB
+MOST_TASK_BYTES = 256 * MIB
+TASKS_PER_CORE = 2
+
+_TIME = pa.timestamp("us", tz="UTC")
+_WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
+# One row a batch; a file that is not what it should be is one row with an error instead, and a
+# torn end one row with its position.
+WALK_SCHEMA = pa.schema(
+    [*_WALK_EXTRA, *BATCH_SCHEMA, ("torn", pa.string()), ("error", pa.string())]
+)
+INGESTED_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("segment", pa.int64()),
+        ("batch", pa.int64()),
+        ("timestamp", _TIME),
+        ("event_time", _TIME),
+        ("append_time", _TIME),
+        *(RECORD_SCHEMA.field(name) for name in ("key", "value", "headers", "attributes")),
+        ("is_tombstone", pa.bool_()),
+        ("tombstone_by", pa.string()),
+        ("size_bytes", pa.int32()),
+    ]
+)
+
+
+class FileToWalk(NamedTuple):
+    """A segment file whose batches are wanted; only the log's last may end in a torn batch."""
+
+    partition: int
+    path: str
+    base_offset: int
+    size_bytes: int
+    is_last: bool
+
+
+class RecordsToRead(NamedTuple):
+    """The byte range of a segment file whose records are wanted, from `first_offset` on."""
+
+    partition: int
+    path: str
+    from_position: int
+    to_position: int
+    first_offset: int
+    segment: int
+    log_append_batches: list[int]  # base offsets of the batches that the broker's clock stamped
+
+
+def walk_files(spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits) -> pa.Table:
+    """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
+
+    def walk(file: FileToWalk) -> Batches:
+        return walk_file(file, limits)
+
+    if not files:
+        return WALK_SCHEMA.empty_table()
+    frame = _in_tasks(spark, files, [file.size_bytes for file in files], walk, WALK_SCHEMA)
+    with errors_of_tasks(), watched(spark, log, f"walks {len(files)} segment files"):
+        return frame.toArrow()
+
+
+def walk_file(file: FileToWalk, limits: BatchLimits) -> Batches:
+    """The rows of one file: its batches, or one row with what is wrong with it."""
+    try:
+        with _reading(file.path):
+            found = walk_segment(
+                file.path,
+                max_batch_bytes=limits.file_bytes,
+                max_decompressed_bytes=limits.decompressed_bytes,
+            )
+        if not file.is_last:
+            require_whole(found, file.path)
+    except EbbtideError as error:
+        if error.transient:
+            raise
+        yield _walk_rows(file, [], 1, error=str(error))
+        return
+    if found.batches.num_rows:
+        yield _walk_rows(file, [found.batches], found.batches.num_rows)
+    if found.torn is not None:
+        at, expected, present = found.torn
+        torn = f"{file.path}: a torn batch at position {at}, {present} of {expected} bytes"
+        yield _walk_rows(file, [], 1, torn=torn)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """A failing disk or object store is no fault of the bytes."""
+    try:
+        yield
+    except PermissionError as failure:
+        raise SourceError(
+            f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
+            "leave its topic out"
+        ) from failure
+    except OSError as failure:
+        raise UnavailableError(
+            f"{path}: expected a file that can be read, found: {failure}; run again when it can"
+        ) from failure
+
+
+def _walk_rows(
+    file: FileToWalk,
+    batches: Sequence[pa.RecordBatch],
+    rows: int,
+    *,
+    torn: str | None = None,
+    error: str | None = None,
+) -> pa.RecordBatch:
+    fixed = {
+        "partition": file.partition,
+        "path": file.path,
+        "segment": file.base_offset,
+        "torn": torn,
+        "error": error,
+    }
+    header = batches[0] if batches and batches[0].num_rows else None
+    columns = [
+        header.column(field.name)
+        if header is not None and field.name in BATCH_SCHEMA.names
+        else pa.array([fixed.get(field.name)] * rows, field.type)
+        for field in WALK_SCHEMA
+    ]
+    return pa.record_batch(columns, schema=WALK_SCHEMA)
+
+
+def records_frame(
+    spark: SparkSession,
+    ranges: Sequence[RecordsToRead],
+    append_time: pa.Scalar,
+    limits: BatchLimits,
+) -> DataFrame:
+    """The records of the byte ranges, as rows of a records table.
+
+    A task's rows come segment by segment, so that one data file is open at a time.
+    """
+
+    def read(wanted: RecordsToRead) -> Batches:
+        with _reading(wanted.path):
+            for chunk in read_records(
+                wanted.path,
+                wanted.from_position,
+                wanted.to_position,
+                max_decompressed_bytes=limits.decompressed_bytes,
+            ):
+                yield _to_rows(wanted, chunk, append_time)
+
+    sizes = [wanted.to_position - wanted.from_position for wanted in ranges]
+    return _in_tasks(spark, ranges, sizes, read, INGESTED_SCHEMA)
+
+
+def _to_rows(
+    wanted: RecordsToRead, chunk: pa.RecordBatch, append_time: pa.Scalar
+) -> pa.RecordBatch:
+    chunk = chunk.filter(pc.greater_equal(chunk.column("offset"), wanted.first_offset))
+    rows = chunk.num_rows
+    timestamp = chunk.column("timestamp")
+    appended = pa.repeat(append_time, rows)
+    if wanted.log_append_batches:
+        bases = pa.array(wanted.log_append_batches, pa.int64())
+        is_stamped = pc.is_in(chunk.column("batch"), value_set=bases)
+        appended = pc.if_else(is_stamped, pc.coalesce(timestamp, appended), appended)
+    derived = {
+        "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), rows),
+        "segment": pa.repeat(pa.scalar(wanted.segment, pa.int64()), rows),
+        "event_time": pc.coalesce(chunk.column("producer_timestamp"), timestamp),
+        "append_time": appended,
+        "is_tombstone": pa.repeat(pa.scalar(False), rows),
+        "tombstone_by": pa.nulls(rows, pa.string()),
+    }
+    columns = [
+        derived[name] if name in derived else chunk.column(name) for name in INGESTED_SCHEMA.names
+    ]
+    return pa.record_batch(columns, schema=INGESTED_SCHEMA)
+
+
+def log_append_batches(header: pa.Table) -> list[int]:
+    """Base offsets of the batches whose records carry the broker's clock."""
+    flags = pc.bit_wise_and(header.column("attributes"), LOG_APPEND_TIME)
+    stamped: list[int] = header.filter(pc.not_equal(flags, 0)).column("base_offset").to_pylist()
+    return stamped
+
+
+def _in_tasks(
+    spark: SparkSession,
+    files: Sequence[T],
+    sizes: Sequence[int],
+    read: Callable[[T], Batches],
+    schema: pa.Schema,
+) -> DataFrame:
+    """What `read` makes of the files: several in one Spark task, each read by one and in order."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    groups = [
+        [files[i] for i in group]
+        for group in spread(sizes, task_count(sizes, spark.sparkContext.defaultParallelism))
+    ]
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                for file in groups[number]:
+                    yield from read(file)
+
+    numbers = spark.range(0, len(groups), 1, len(groups))
+    return numbers.mapInArrow(run, from_arrow_schema(schema))  # type: ignore[arg-type]
+
+
+def task_count(sizes: Sequence[int], cores: int) -> int:
+    """How many tasks read files of these sizes, in bytes."""
+    total = sum(sizes)
+    worthwhile = total // LEAST_TASK_BYTES + 1
+    at_most = max(cores * TASKS_PER_CORE, total // MOST_TASK_BYTES)
+    return min(len(sizes), worthwhile, at_most)
+
+
+def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
+    """Indices of `sizes` in groups of about equal sums, ascending in each; none is empty."""
+    loads = [(0, 0, group) for group in range(groups)]  # bytes, files, group
+    heapify(loads)
+    spread: list[list[int]] = [[] for _ in range(groups)]
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        load, count, group = loads[0]
+        spread[group].append(index)
+        heapreplace(loads, (load + sizes[index], count + 1, group))
+    return [sorted(group) for group in spread]

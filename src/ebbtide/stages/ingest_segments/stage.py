@@ -1,0 +1,329 @@
+"""ingest_segments: what a log directory holds beyond the tables' ends goes into the tables.
+
+Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
+finished without a duplicate or a hole. A log of very many batches is taken in slices, each of them
+an ingest of its own, since the rows of new batches pass through the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import accumulate
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, SparkSession
+
+from ebbtide.errors import (
+    CorruptSegmentError,
+    ForeignLogError,
+    UnavailableError,
+    standing_for,
+)
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.topics import Topic, exists
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
+from ebbtide.log.settings.upstream import SOURCE, Upstream
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.records.files.log_directory import (
+    Manifest,
+    PartitionDirectory,
+    SegmentFile,
+    list_log_directory,
+    read_manifest,
+)
+from ebbtide.records.files.segment_reader import MAX_BATCH_BYTES, BatchLimits
+from ebbtide.runs.application import to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.ingest_segments.append import (
+    add_ingested,
+    add_slice,
+    append_batches,
+    append_records,
+    check_no_live_slice,
+    check_topic_id,
+    held_topic,
+    new_topic,
+    numbers_of,
+    pinned,
+    state_changes,
+    with_origin,
+)
+from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
+from ebbtide.stages.ingest_segments.segment_source import (
+    FileToWalk,
+    RecordsToRead,
+    log_append_batches,
+    records_frame,
+    walk_files,
+)
+from ebbtide.stages.ingest_segments.source_log import GapRule, SourceLog, read_back, take_log
+from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
+
+# New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
+MAX_BATCHES = 1_000_000
+FIRST_WALK_BYTES = 256 * 1024 * 1024
+# A broker that removes files while they are read is listed again this often.
+LISTINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one run ingests from, and what it may accept."""
+
+    uri: str
+    directories: Sequence[PartitionDirectory]
+    manifest: Manifest | None
+    now: datetime
+    accept_gap: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the topics it creates
+
+    @classmethod
+    def of_uri(
+        cls,
+        uri: str,
+        now: datetime,
+        *,
+        accept_gap: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The log directory as it is now."""
+        directories, manifest = list_log_directory(uri), read_manifest(uri)
+        return cls(uri, directories, manifest, now, accept_gap, settings or {})
+
+    def listed_again(self) -> Source:
+        """The same log directory as it is by now."""
+        return replace(self, directories=list_log_directory(self.uri))
+
+    def without(self, name: TopicName, partitions: Container[int]) -> Source:
+        """The same without these partitions of a topic."""
+        left = [
+            d for d in self.directories if d.topic != name.topic or d.partition not in partitions
+        ]
+        return replace(self, directories=left)
+
+    def of(self, name: TopicName) -> list[PartitionDirectory]:
+        """The partitions of one topic."""
+        return [directory for directory in self.directories if directory.topic == name.topic]
+
+    def topics(self) -> list[str]:
+        """The names of all topics but Kafka's own."""
+        return sorted({d.topic for d in self.directories} - INTERNAL_TOPICS)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan:
+    """The part of each partition's source log that the tables do not hold yet."""
+
+    topic: Topic
+    source: Source
+    logs: dict[int, SourceLog]
+    left: Container[int]  # partitions with files that wait for the next slice
+    event_time: Column | None = None  # None: as the records say themselves
+
+    @property
+    def ended(self) -> set[int]:
+        """The partitions of which a further slice would bring nothing."""
+        return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan; `error` where a part of the source was refused."""
+        outcome = Outcome(partitions=numbers_of(self.topic, self.logs))
+        errors = [error for log in self.logs.values() for error in log.errors]
+        outcome.error = standing_for(errors)
+        return outcome
+
+
+def ingest_segments(
+    spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
+) -> Outcome:
+    """Create the topic where it is new and take what is new; one bad file stops its partition."""
+    refused: dict[str, str] = {}
+    done = Outcome()
+    listings = 1
+    while True:
+        try:
+            topic = _topic(
+                spark,
+                TopicName.checked(name.cluster, name.topic),
+                source,
+                is_plan_only=is_plan_only,
+            )
+            plan = plan_ingest(topic, source, refused)
+            if is_plan_only:
+                return plan.outcome()
+            add_slice(done, execute_ingest(plan))
+            source = source.without(name, plan.ended)
+            if not source.of(name):
+                return done
+        except CorruptSegmentError as error:
+            # A batch whose CRC is right and whose records are not shows only when it is decoded.
+            refused |= _refusal(error, source.of(name), refused)
+        except UnavailableError:
+            if listings == LISTINGS:
+                raise
+            source = source.listed_again()
+            listings += 1
+
+
+def _refusal(
+    error: CorruptSegmentError, directories: Iterable[PartitionDirectory], refused: Iterable[str]
+) -> dict[str, str]:
+    """The file that the message of a failed task begins with, and the message."""
+    for path in (segment.path for d in directories for segment in d.segments):
+        if str(error).startswith(f"{path}: ") and path not in refused:
+            return {path: str(error)}
+    raise error
+
+
+def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
+    """The topic as it is, or as its source says a new one is to be."""
+    topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
+    if len(topic_ids) > 1:
+        raise ForeignLogError(
+            f"expected one topic id in the partition.metadata files of {name.topic}, found "
+            f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
+        )
+    if exists(spark, name):
+        return held_topic(spark, name, is_plan_only=is_plan_only)
+    config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
+    properties = {f"kafka.{setting}": value for setting, value in config.items()}
+    properties |= {**source.settings, **pinned(topic_ids)}
+    return new_topic(spark, name, properties, is_plan_only=is_plan_only)
+
+
+def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
+    """Walk the source's files and decide how much of each partition is taken."""
+    config, states = topic.config, topic.partitions
+    event_time = event_time_of(topic.spark, config.event_time)
+    directories = {d.partition: d for d in source.of(topic.name)}
+    for directory in directories.values():
+        check_topic_id(topic, directory.topic_id, directory.path)
+    unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
+    files = [
+        FileToWalk(p, file.path, file.base_offset, file.size_bytes, file == unread[p][-1])
+        for p in unread
+        for file in unread[p]
+    ]
+    begun = {p: state.log_end_offset for p, state in states.items()}
+    walked, left = _walk_slice(topic.spark, files, begun, batch_limits(config))
+    held = find_ends(topic, directories)
+    check_no_live_slice(topic, held)
+    rule = GapRule(config.is_compacted, source.accept_gap)
+    logs = {}
+    for partition, directory in directories.items():
+        first_read = unread[partition][0].base_offset if unread[partition] else 0
+        waiting = {file.path for file in left if file.partition == partition}
+        if waiting and len(waiting) == len(unread[partition]):
+            continue
+        mine = read_back(_without_files(directory, waiting), first_read, walked, refused)
+        logs[partition] = take_log(mine, held[partition], rule)
+    return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
+
+
+def batch_limits(config: TopicConfig) -> BatchLimits:
+    """How large a batch may be by the topic's settings."""
+    return BatchLimits(
+        max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
+    )
+
+
+def _walk_slice(
+    spark: SparkSession,
+    files: Sequence[FileToWalk],
+    log_end_offsets: Mapping[int, int],
+    limits: BatchLimits,
+) -> tuple[pa.Table, list[FileToWalk]]:
+    """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
+
+    Files that begin below their partition's log end are all among those walked.
+    """
+    held: list[FileToWalk] = []
+    left: list[FileToWalk] = []
+    for file in files:
+        is_held = file.base_offset < log_end_offsets.get(file.partition, 0)
+        (held if is_held else left).append(file)
+    tables: list[pa.Table] = []
+    rows, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
+    while not tables or (left and rows < MAX_BATCHES):
+        ends = accumulate(file.size_bytes for file in left)
+        count = max(1, sum(end <= budget_bytes for end in ends))
+        some, left = [*held, *left[:count]], left[count:]
+        held = []
+        tables.append(walk_files(spark, some, limits))
+        rows += tables[-1].num_rows
+        walked_bytes += sum(file.size_bytes for file in some)
+        budget_bytes = (MAX_BATCHES - rows) * walked_bytes // max(rows, 1)
+    return pa.concat_tables(tables), left
+
+
+def _without_files(directory: PartitionDirectory, paths: Container[str]) -> PartitionDirectory:
+    segments = tuple(segment for segment in directory.segments if segment.path not in paths)
+    return replace(directory, segments=segments)
+
+
+def unread_segments(
+    directory: PartitionDirectory, state: PartitionState | None
+) -> Sequence[SegmentFile]:
+    """Segment files from the one on that holds the last batch of the table."""
+    segments = directory.segments
+    if state is None:
+        return segments
+    starts = [i for i, f in enumerate(segments) if f.base_offset < max(state.log_end_offset, 1)]
+    return segments[starts[-1] if starts else 0 :]
+
+
+def execute_ingest(plan: IngestPlan) -> Outcome:
+    """Append the planned records, then their batches, then move the state."""
+    outcome, topic = plan.outcome(), plan.topic
+    ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
+    log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
+    if ranges:
+        append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
+        rows = records_frame(topic.spark, ranges, append_time, batch_limits(topic.config))
+        outcome.snapshot_ids.append(append_records(topic, rows, plan.event_time))
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
+    outcome.snapshot_ids += append_batches(topic, ingested)
+    topic_ids = {d.topic_id for d in plan.source.of(topic.name) if d.topic_id is not None}
+    origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
+    set_counted(
+        topic,
+        Step.INGEST_STATE,
+        lambda now: with_origin(now, state_changes(now, plan.logs, ingested), origin),
+    )
+    add_ingested(outcome, ingested)
+    return outcome
+
+
+def _to_take(numbers: Mapping[str, Any]) -> str:
+    return (
+        f"takes {number(numbers['records'])} records in {number(numbers['batches'])} batches of "
+        f"{size(numbers['bytes'])}; the log ends at offset {numbers['log_end_offset']}"
+    )
+
+
+def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
+    """One byte range a file that has records which the records table does not hold."""
+    return [
+        RecordsToRead(
+            partition,
+            path,
+            pc.min(batches.column("position")).as_py(),
+            pc.max(pc.add(batches.column("position"), batches.column("size_bytes"))).as_py(),
+            max(log.held.records_end, log.visible_from),
+            batches.column("segment")[0].as_py(),
+            log_append_batches(batches),
+        )
+        for path, batches in log.unread()
+    ]

@@ -1,0 +1,215 @@
+"""What the tables hold of a source log: where they end, and what a killed ingest has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.columns.batch_headers import open_transactions
+from ebbtide.errors import ForeignLogError
+from ebbtide.iceberg.files.batch_rows import read_headers
+from ebbtide.iceberg.topics import Topic, exists
+from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
+from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
+from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.spark.conditions import any_of
+from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
+
+# What a batch's header no longer says once a cleaner round has written it anew.
+SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
+
+
+def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
+    """Where each table's copy of each partition ends."""
+    if not exists(topic.spark, topic.name):
+        return {partition: HeldLog() for partition in partitions}
+    record_ends = _last_offsets(topic.spark, topic.name.records_table, "offset")
+    batch_ends = _last_offsets(topic.spark, topic.name.batches_table, "base_offset", "last_offset")
+    last_batches = _last_batches(topic, {p: base for p, (base, _) in batch_ends.items()})
+    return {
+        partition: HeldLog(
+            topic.partitions.get(partition),
+            records_end=record_ends.get(partition, [-1])[-1] + 1,
+            batches_end=batch_ends.get(partition, [-1])[-1] + 1,
+            last_batch=last_batches.get(partition),
+        )
+        for partition in partitions
+    }
+
+
+def _last_offsets(spark: SparkSession, table: str, *columns: str) -> dict[int, list[int]]:
+    """The largest value of the columns in each partition's files, from manifests alone."""
+    bounds = ", ".join(f"max(readable_metrics.{column}.upper_bound)" for column in columns)
+    rows = spark.sql(
+        f"SELECT partition.`partition`, {bounds} FROM {table}.data_files GROUP BY 1"
+    ).collect()
+    return {row[0]: list(row[1:]) for row in rows}
+
+
+def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, dict[str, Any]]:
+    columns = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
+    if not base_offsets:
+        return {}
+    is_last = any_of(f"`partition` = {p} AND base_offset = {b}" for p, b in base_offsets.items())
+    batches = topic.spark.table(topic.name.batches_table).where(is_last)
+    rows = batches.select("partition", *columns).collect()
+    return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
+
+
+@dataclass(slots=True)
+class Ingested:
+    """What the records table holds of the planned batches, by partition."""
+
+    batches: pa.Table  # the planned ones of all partitions, with their times
+    records: dict[int, int] = field(default_factory=dict)
+    max_event_times_ms: dict[int, int] = field(default_factory=dict)
+    timestamps_in_headers: dict[int, int] = field(default_factory=dict)
+    event_times_missing: dict[int, int] = field(default_factory=dict)
+
+
+def read_ingested(
+    topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int, event_time: Column | None
+) -> Ingested:
+    """The planned batches with what their records, which are in the table by now, say of them."""
+    logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
+    if not logs:
+        return Ingested(pa.table({"is_written": pa.array([], pa.bool_())}))
+    undecided = _undecided(topic, logs.values())
+    planned = [
+        log.batches.append_column(
+            "is_written", pc.less(log.batches.column("base_offset"), log.held.batches_end)
+        ).append_column("txn_first_offset", first_offsets(log, undecided.get(partition, {})))
+        for partition, log in logs.items()
+    ]
+    is_planned = any_of(
+        f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
+    )
+    keys = ["partition", "base_offset"]
+    record_totals = _record_totals(topic, is_planned, event_time)
+    batches = pa.concat_tables(planned).join(record_totals, keys)
+    batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
+    for name in SET_BY_ROUNDS:
+        batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
+    for partition, log in logs.items():
+        _check_counts(topic, log, batches.filter(pc.equal(batches.column("partition"), partition)))
+    totals = batches.group_by("partition").aggregate(
+        [
+            *((name, "sum") for name in ("records", "untimed", "event_times_missing")),
+            ("max_event_time_ms", "max"),
+        ]
+    )
+    found = {row["partition"]: row for row in totals.to_pylist()}
+    is_untimed = any(row["untimed_sum"] for row in found.values())
+    return Ingested(
+        batches,
+        {p: row["records_sum"] or 0 for p, row in found.items()},
+        {p: row["max_event_time_ms_max"] for p, row in found.items()},
+        _timestamps_in_headers(topic, is_planned) if is_untimed else {},
+        {p: row["event_times_missing_sum"] or 0 for p, row in found.items()},
+    )
+
+
+def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
+    """Transactions that the batch table leaves open, if new batches can go on with any."""
+    if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
+        return {}
+    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
+    return {
+        partition: open_transactions(of_partition).first_offsets
+        for partition, of_partition in headers.items()
+    }
+
+
+def _record_totals(topic: Topic, condition: str, event_time: Column | None) -> pa.Table:
+    """One row a batch: how many records the table has of it, and their largest times in ms."""
+    is_missing = F.lit(False) if event_time is None else event_time.isNull()
+    append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
+    is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
+    return (
+        topic.spark.table(topic.name.records_table)
+        .where(condition)
+        .groupBy("partition", F.col("batch").alias("base_offset"))
+        .agg(
+            F.count("*").alias("records"),
+            F.count_if(F.col("timestamp").isNull()).alias("untimed"),
+            F.count_if(is_missing).alias("event_times_missing"),
+            F.max(F.when(is_future, append_ms).otherwise(event_ms)).alias("event_ms"),
+            F.max(append_ms).alias("append_ms"),
+        )
+        .toArrow()
+    )
+
+
+def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
+    """Add the largest event time, future ones clamped, -1 for none, and the append time.
+
+    Where no record is visible, the header's largest timestamp stands for their event times, if
+    these are timestamps of the producer.
+    """
+    limit_ms = now_ms + topic.config.message_timestamp_after_max_ms
+    header_ms = batches.column("max_timestamp_ms")
+    clamped_ms = pc.if_else(pc.greater(header_ms, limit_ms), now_ms, header_ms)
+    is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
+    has_records = pc.greater(batches.column("record_count"), 0)
+    is_hidden = pc.and_(pc.and_(is_data, has_records), pc.is_null(batches.column("records")))
+    is_known = pc.and_(is_hidden, _has_event_time(batches, topic.config.event_time))
+    hidden_ms = pc.if_else(is_known, clamped_ms, -1)
+    event_ms = pc.coalesce(batches.column("event_ms"), hidden_ms)
+    append_ms = pc.coalesce(batches.column("append_ms"), now_ms)
+    return batches.append_column("max_event_time_ms", event_ms).append_column(
+        "append_time_ms", append_ms
+    )
+
+
+def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
+    """Whether the largest timestamp in a header is an event time."""
+    is_stamped = pc.bit_wise_and(batches.column("attributes"), LOG_APPEND_TIME)
+    return pc.and_(pc.equal(is_stamped, 0), pa.scalar(source == OF_TIMESTAMP))
+
+
+def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
+    """ForeignLogError where the table does not hold each visible record once."""
+    is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
+    is_visible = pc.greater_equal(batches.column("base_offset"), log.visible_from)
+    found = pc.coalesce(batches.column("records"), 0)
+    differs = pc.not_equal(found, pc.cast(batches.column("record_count"), pa.int64()))
+    for row in batches.filter(pc.and_(pc.and_(is_data, is_visible), differs)).to_pylist()[:1]:
+        count = row["records"] or 0
+        raise ForeignLogError(
+            f"expected {row['record_count']} records of the batch [{row['base_offset']}, "
+            f"{row['last_offset']}] in {topic.name.records_table}, found {count}: "
+            + _what_to_do(topic, log, row["partition"], is_twice=count > row["record_count"])
+        )
+
+
+def _what_to_do(topic: Topic, log: SourceLog, partition: int, *, is_twice: bool) -> str:
+    if is_twice:
+        return (
+            "two ingests ran at a time, and both added them; roll the table back to the snapshot "
+            f"before the later append, which {topic.name.records_table}.snapshots shows, and run "
+            "again"
+        )
+    return (
+        "a killed ingest read another log; delete the rows where partition = "
+        f"{partition} and offset >= {log.first_offset}, and run again"
+    )
+
+
+def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:
+    """How many of the records keep a timestamp in a header, since no column holds it."""
+    rows = (
+        topic.spark.table(topic.name.records_table)
+        .where(condition)
+        .where("timestamp IS NULL")
+        .where(F.exists("headers", lambda header: header["key"] == TIMESTAMP_HEADER))
+        .groupBy("partition")
+        .count()
+        .collect()
+    )
+    return {row["partition"]: row["count"] for row in rows}

@@ -1,0 +1,383 @@
+"""ingest_topic: what a live topic holds beyond the table's ends goes into the tables.
+
+The ends are asked for once, then taken in slices. A slice is written down, its records are
+appended, their batches worked out from what is appended, and the state is moved; so a killed one
+is finished as it was planned, and without the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.brokers.java_client_settings import java_options
+from ebbtide.brokers.kafka_source import live_records, reading, source_frame
+from ebbtide.brokers.live_topic import LiveTopic, list_topics
+from ebbtide.columns.live_records import ActiveSegment, to_headers
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ForeignLogError,
+    NotCoveredError,
+    RequestError,
+    UnknownTopicError,
+    standing_for,
+)
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, exists
+from ebbtide.log.live_offsets import (
+    MAX_OFFSETS,
+    Isolation,
+    Range,
+    Slice,
+    next_slice,
+    range_to_take,
+    rest,
+)
+from ebbtide.log.settings.drift import drift_note, drifts, layout_of
+from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
+from ebbtide.log.settings.upstream import SOURCE, Upstream
+from ebbtide.log.state.topic_state import SLICE
+from ebbtide.records import arrays
+from ebbtide.runs.application import to_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.conditions import any_of
+from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.ingest_segments.append import (
+    SUMMED,
+    add_ingested,
+    add_slice,
+    append_batches,
+    append_records,
+    check_topic_id,
+    held_topic,
+    live_slice,
+    new_topic,
+    numbers_of,
+    pinned,
+    state_changes,
+    with_origin,
+)
+from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
+from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
+from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+
+log = logging.getLogger(__name__)
+
+# Batches of a transaction.
+_KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """What one run ingests from, and what it may accept."""
+
+    connection: str
+    now: datetime
+    isolation: Isolation = Isolation.READ_COMMITTED
+    accept_gap: bool = False
+    max_offsets: int = MAX_OFFSETS  # of a slice
+
+    @property
+    def upstream(self) -> str:
+        """As the topic's property says it."""
+        return str(Upstream("kafka", self.connection))
+
+
+@dataclass(slots=True)
+class LivePlan:
+    """The offsets of each partition that the tables lack, as the broker said once."""
+
+    topic: Topic
+    live: LiveTopic
+    source: LiveSource
+    left: dict[int, Range] = field(default_factory=dict)
+    errors: list[EbbtideError] = field(default_factory=list)
+    accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def drift(self) -> dict[str, Any]:
+        """Which settings the brokers have differently, and how they are taken over."""
+        found = drifts(self.topic.properties, self.live.configs)
+        said: dict[str, Any] = {"drift": [drift._asdict() for drift in found]}
+        return {**said, "note": drift_note(str(self.topic.name), found)} if found else said
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome(topic=self.drift(), error=standing_for(self.errors))
+        for partition, found in self.left.items():
+            state = self.topic.partitions.get(partition)
+            start = found.start if state is None else state.log_start_offset
+            gap = self.accepted_gaps.get(partition)
+            outcome.partitions[partition] = {
+                "log_start_offset": start,
+                "low_watermark": self.topic.low_watermark(start),
+                "log_end_offset": found.end,
+                "offsets": found.offsets,
+                "accepted_gaps": [gap] if gap else [],
+            }
+        return outcome
+
+
+def choose_topics(
+    source: LiveSource, cluster: str, asked: Sequence[TopicName], pattern: str | None
+) -> list[TopicName]:
+    """The topics asked for by name, and those whose whole name is the regular expression."""
+    for name in asked:
+        if name.cluster != cluster or name.topic in INTERNAL_TOPICS:
+            raise RequestError(
+                f"expected topics of cluster {cluster!r}, and none of Kafka's own, found {name}"
+            )
+    if not asked and not pattern:
+        raise RequestError("expected --topic or --topics-pattern, found neither")
+    matching = _matching(source, pattern) if pattern else []
+    return sorted({*asked, *(TopicName(cluster, topic) for topic in matching)})
+
+
+def _matching(source: LiveSource, pattern: str) -> list[str]:
+    try:
+        is_matching = re.compile(pattern).fullmatch
+    except re.error as error:
+        raise RequestError(f"expected a regular expression, found {pattern!r}: {error}") from None
+    known = list_topics(source.connection)
+    found = [topic for topic in known if is_matching(topic)]
+    if not found:
+        raise UnknownTopicError(
+            f"expected topics named {pattern!r} at the brokers of connection "
+            f"{source.connection!r}, found {len(known)} others; check the pattern, and what that "
+            "connection's user may see"
+        )
+    return found
+
+
+def ingest_topic(
+    spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
+) -> Outcome:
+    """Create the topic where it is new and take all that the broker had when it was asked."""
+    live = LiveTopic.connect(source.connection, name.topic)
+    topic_id, partitions = live.description
+    topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
+    check_topic_id(topic, topic_id, f"connection {source.connection!r}")
+    done = Outcome()
+    held = find_ends(topic, partitions)
+    unfinished = live_slice(topic, held)
+    if unfinished is not None and not is_plan_only:
+        topic = _finish_slice(topic, unfinished, held, done)
+        held = find_ends(topic, partitions)
+    if unfinished is None or not is_plan_only:
+        _check_whole(topic, held)
+    plan = plan_live(topic, live, source)
+    if is_plan_only:
+        return plan.outcome()
+    _check_decided(plan.topic, plan.left)
+    while taken := next_slice(plan.left, _ends(plan.topic), source.max_offsets):
+        plan.topic = _take_slice(plan, Slice(taken, source.now), done)
+        plan.left = rest(plan.left, taken)
+    return _answer(done, plan)
+
+
+def _topic(
+    spark: SparkSession,
+    name: TopicName,
+    live: LiveTopic,
+    source: LiveSource,
+    *,
+    is_plan_only: bool,
+) -> Topic:
+    """The topic as it is, or as its brokers say a new one is to be."""
+    name = TopicName.checked(name.cluster, name.topic)
+    if exists(spark, name):
+        return held_topic(spark, name, is_plan_only=is_plan_only)
+    properties = layout_of(live.configs)
+    properties |= {SOURCE: source.upstream, **pinned([live.description.topic_id])}
+    return new_topic(spark, name, properties, is_plan_only=is_plan_only)
+
+
+def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
+    """ForeignLogError where the tables hold what no state tells of."""
+    for partition, log in held.items():
+        end = 0 if log.state is None else log.state.log_end_offset
+        if max(log.records_end, log.batches_end) > end:
+            raise ForeignLogError(
+                f"expected the tables of {topic.name} to end at offset {end} of partition "
+                f"{partition}, as their state says, found them ending at {log.log_end_offset}: "
+                "another ingest was killed; run ingest_segments again, it finishes that"
+            )
+
+
+def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
+    """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
+    if not any(found.offsets for found in left.values()):
+        return
+    producers = (
+        topic.spark.table(topic.name.batches_table)
+        .where("producer_id >= 0 AND (attributes & 16) != 0")
+        .groupBy("partition", "producer_id")
+        .agg(*(F.max(F.when(F.expr(is_a), F.col("base_offset"))).alias(n) for n, is_a in _KINDS))
+    )
+    undecided = producers.where("data > coalesce(marker, -1)")
+    for row in undecided.orderBy("partition", "data").limit(1).collect():
+        raise NotCoveredError(
+            f"expected no open transaction in {topic.name}, found one of producer "
+            f"{row['producer_id']} in partition {row['partition']}, whose last batch is at offset "
+            f"{row['data']}: what comes live does not say how it ends; run ingest_segments once "
+            "more at a moment when no transaction is open"
+        )
+
+
+def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
+    """Which offsets of each partition the tables lack."""
+    plan = LivePlan(topic, live, source)
+    offsets = live.offsets(live.description.partitions, source.isolation)
+    for partition, found in offsets.items():
+        state = topic.partitions.get(partition)
+        where = f"{live.topic}-{partition}"
+        try:
+            taken = range_to_take(where, state, found, accepts_gap=source.accept_gap)
+        except EbbtideError as error:
+            plan.errors.append(error)
+            continue
+        plan.left[partition] = taken
+        if state is not None and taken.start > state.log_end_offset:
+            plan.accepted_gaps[partition] = (state.log_end_offset, taken.start)
+    return plan
+
+
+def _take_slice(plan: LivePlan, piece: Slice, done: Outcome) -> Topic:
+    """Write the slice down, append its records, and finish it."""
+    live, planned = plan.live, plan.topic
+    topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
+    ranges = {partition: found for partition, found in piece.ranges.items() if found.offsets}
+    taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
+    log_partitions(log, taken)
+    if ranges:
+        spark, config = topic.spark, topic.config
+        options = java_options(live.connection, live.settings)
+        frame = source_frame(spark, options, live.topic, ranges, plan.source.isolation)
+        rows = live_records(frame, _active_segments(topic, piece), config, piece.now)
+        with reading(live.topic, live.connection):
+            snapshot = append_records(topic, rows, event_time_of(spark, config.event_time))
+        done.snapshot_ids.append(snapshot)
+    held = {p: HeldLog(topic.partitions.get(p)) for p in piece.ranges}
+    return _finish_slice(topic, piece, held, done)
+
+
+def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> Changes:
+    ends, expected = _ends(current), _ends(plan.topic)
+    for partition in piece.ranges:
+        if ends.get(partition) != expected.get(partition):
+            raise CommitConflictError(
+                f"expected the log end offset of {current.name} partition {partition} to be as "
+                "planned, found that another ingest moved it; run the job again"
+            )
+    changes: dict[str, str | None] = {SLICE: piece.to_property(), SOURCE: plan.source.upstream}
+    return with_origin(current, changes, pinned([plan.live.description.topic_id]))
+
+
+def _ends(topic: Topic) -> dict[int, int]:
+    return {partition: state.log_end_offset for partition, state in topic.partitions.items()}
+
+
+def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
+    """The segment of each partition that goes on growing, and what it holds."""
+    active = {}
+    for partition, found in piece.ranges.items():
+        state = topic.partitions.get(partition)
+        begun = (found.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        active[partition] = ActiveSegment(*begun)
+    is_active = any_of(
+        f"`partition` = {p} AND base_offset >= {segment.base_offset}"
+        for p, segment in active.items()
+    )
+    first_ms = "CASE WHEN attributes & 8 != 0 THEN max_timestamp_ms ELSE base_timestamp_ms END"
+    sums = (
+        topic.spark.table(topic.name.batches_table)
+        .where(is_active)
+        .groupBy("partition")
+        .agg(F.sum("size_bytes"), F.min_by(F.expr(first_ms), "base_offset"))
+        .collect()
+    )
+    for partition, *sum_and_first in sums:
+        base_and_created = active[partition][:2]
+        active[partition] = ActiveSegment(*base_and_created, *sum_and_first)
+    return active
+
+
+def _finish_slice(topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: Outcome) -> Topic:
+    """Append the batches of the slice's records, which are in their table, and move the state."""
+    event_time = event_time_of(topic.spark, topic.config.event_time)
+    headers = _headers(topic, piece)
+    logs = {
+        partition: _log(headers, partition, found, held[partition], to_ms(piece.now))
+        for partition, found in piece.ranges.items()
+    }
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
+    outcome = Outcome(partitions=numbers_of(topic, logs))
+    outcome.snapshot_ids += append_batches(topic, ingested)
+    topic = set_counted(
+        topic,
+        Step.INGEST_STATE,
+        lambda now: {**state_changes(now, logs, ingested), SLICE: None},
+    )
+    add_ingested(outcome, ingested)
+    add_slice(done, outcome)
+    return topic
+
+
+def _headers(topic: Topic, piece: Slice) -> pa.Table:
+    """The batches of the slice, with what their headers would say."""
+    is_taken = any_of(f"`partition` = {p} AND offset >= {r.start}" for p, r in piece.ranges.items())
+    columns = ("partition", "offset", "segment", "batch", "timestamp", "append_time", "size_bytes")
+    order = [("partition", "ascending"), ("offset", "ascending")]
+    rows = topic.spark.table(topic.name.records_table).where(is_taken).select(*columns)
+    records = rows.toArrow().sort_by(order).combine_chunks()
+    # Records of the producer's clock have the run's as append time; one that is equal by chance
+    # is told by the topic's setting.
+    append_ms = arrays.to_ms(records["append_time"])
+    is_stamped = append_ms == arrays.to_ms(records["timestamp"])
+    if topic.config.message_timestamp_type == "CreateTime":
+        is_stamped &= append_ms != to_ms(piece.now)
+    return to_headers(records, is_stamped)
+
+
+def _log(headers: pa.Table, partition: int, found: Range, held: HeldLog, now_ms: int) -> SourceLog:
+    """The slice's part of one partition, as every ingest takes it."""
+    batches = headers.filter(pc.equal(headers["partition"], partition))
+    begun = {found.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
+    begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
+    return SourceLog(
+        held,
+        log_start_offset=found.start if held.state is None else held.state.log_start_offset,
+        visible_from=found.start,
+        first_offset=found.start,
+        log_end_offset=found.end,
+        batches=batches,
+        segments=tuple(sorted(begun.items())),
+    )
+
+
+def _answer(done: Outcome, plan: LivePlan) -> Outcome:
+    """What the run did, and that there was nothing new of the other partitions."""
+    nothing = dict.fromkeys(SUMMED, 0)
+    for partition in plan.left:
+        offsets = plan.topic.offsets_of(partition)
+        gap = plan.accepted_gaps.get(partition)
+        found = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
+        done.partitions[partition] = {
+            **found,
+            **offsets,
+            "accepted_gaps": [gap] if gap else [],
+        }
+    done.topic |= plan.drift()
+    done.error = standing_for(plan.errors)
+    return done

@@ -1,0 +1,1 @@
+"""The job mark_tombstones."""

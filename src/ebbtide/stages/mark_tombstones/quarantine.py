@@ -1,0 +1,102 @@
+"""Records that the log must not hold: a null value that nothing marks (KIP-87's forbidden case).
+
+Order: into the quarantine, then the state that lets them be missing, then out of the log. Their
+batch rows stay as they are, as those of single expired records do.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.schema import create_quarantine
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, java_table
+from ebbtide.log.state.topic_state import REMOVING, to_properties
+
+UNMARKED_NULL_VALUE = "unmarked_null_value"
+_PLACE = ["partition", "offset"]
+
+log = logging.getLogger(__name__)
+
+
+class RunOf(NamedTuple):
+    """What a quarantined record says of the run that took it out."""
+
+    id: str
+    now: datetime
+
+
+def quarantine_note(count: int, table: str) -> str:
+    """What a run says before it takes any, and in its result."""
+    return (
+        f"{count} records have a null value that nothing marks as a tombstone, which "
+        f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
+    )
+
+
+def take_to_quarantine(topic: Topic, found: pa.Table, snapshot: int, run: RunOf) -> list[int]:
+    """Copy the records found, as of a snapshot, and let the log miss them; the snapshot of it.
+
+    What a killed run has copied is not copied again.
+    """
+    spark, name = topic.spark, topic.name
+    log.warning("%s", quarantine_note(found.num_rows, name.quarantine_table))
+    if not spark.catalog.tableExists(name.quarantine_table):
+        commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
+    table_id = str(java_table(spark, name.records_table).uuid())
+    missing = _not_held(topic, found, table_id)
+    if missing.num_rows:
+        said: dict[str, Any] = {
+            "reason": UNMARKED_NULL_VALUE,
+            "run_id": run.id,
+            "quarantined_at": run.now,
+            "table_id": table_id,
+        }
+        rows = _records(topic, missing, snapshot).withColumns(
+            {column: F.lit(value) for column, value in said.items()}
+        )
+        rows = rows.select(spark.table(name.quarantine_table).columns)
+        commit(Step.QUARANTINE_RECORDS, rows.writeTo(name.quarantine_table).append)
+    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, found))
+    committed = current_snapshot(spark, name.quarantine_table)
+    return [committed] if missing.num_rows and committed is not None else []
+
+
+def _not_held(topic: Topic, found: pa.Table, table_id: str) -> pa.Table:
+    held = (
+        topic.spark.table(topic.name.quarantine_table)
+        .where(F.col("table_id") == table_id)
+        .where(F.col("offset") >= pc.min(found["offset"]).as_py())
+        .select(_PLACE)
+        .toArrow()
+        .cast(found.select(_PLACE).schema)
+    )
+    return found.select(_PLACE).join(held, _PLACE, join_type="left anti")
+
+
+def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
+    """The records at these places, as they were in the snapshot."""
+    table = topic.name.records_table
+    first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
+    return (
+        topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
+        .where(F.col("value").isNull() & F.col("offset").between(first, last))
+        .join(topic.spark.createDataFrame(places), _PLACE, how="left_semi")
+    )
+
+
+def _may_miss(current: Topic, found: pa.Table) -> Changes:
+    """The state by which nobody looks for these records any more."""
+    changes: dict[str, str | None] = {REMOVING: "true"}
+    for row in found.group_by("partition").aggregate([("offset", "max")]).to_pylist():
+        state = current.partitions[row["partition"]]
+        end = max(state.expired_end_offset, row["offset_max"] + 1)
+        changes |= to_properties(row["partition"], state.moved(expired_end_offset=end))
+    return changes

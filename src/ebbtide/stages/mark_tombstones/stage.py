@@ -1,0 +1,144 @@
+"""mark_tombstones: find the tombstones among what was not marked yet (KIP-87).
+
+A record is one by its null value, by bit 5 of its own attributes, by a header or by a predicate;
+all but the first may carry a value. Order: first unmarked offsets where records are to be marked
+again, then what the log must not hold, then marks, then first unmarked offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.unfinished.planned_round import open_round
+from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
+from ebbtide.log.state.topic_state import to_properties
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.mark_tombstones.changed_marks import (
+    Counts,
+    counts_of,
+    find_changes,
+    no_changes,
+    prepare_marks,
+    quarantined,
+)
+from ebbtide.stages.mark_tombstones.quarantine import RunOf, quarantine_note, take_to_quarantine
+from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPlan:
+    """The offsets to look at, and the records there whose mark changes or that must go."""
+
+    topic: Topic
+    ranges: Mapping[int, tuple[int, int]]
+    again_from: Mapping[int, int]  # where partitions are marked again from
+    snapshot: int | None  # the one that was looked at; None where the table has none
+    changes: pa.Table
+
+    @property
+    def counts(self) -> dict[int, Counts]:
+        """How many records change, by partition."""
+        return {p: counts_of(self.changes, p) for p in self.topic.partitions}
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan."""
+        outcome = Outcome()
+        for partition, counts in self.counts.items():
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | counts.to_dict()
+            outcome.rows_removed += counts.quarantined
+        if outcome.rows_removed:
+            table = self.topic.name.quarantine_table
+            outcome.topic = {
+                "quarantine": table,
+                "note": quarantine_note(outcome.rows_removed, table),
+            }
+        return outcome
+
+
+def plan_mark(topic: Topic, again: Sequence[FromOffset] = ()) -> MarkPlan:
+    """Find the tombstones in [first unmarked offset, log end offset) of each partition.
+
+    `again` says where to begin before that; ConfigurationError for a rule that cannot be.
+    """
+    rule = tombstone_rule(topic.spark, topic.config)
+    again_from = _again_from(topic, again)
+    ranges = ranges_to_mark(topic.partitions, again_from)
+    snapshot = current_snapshot(topic.spark, topic.name.records_table) if ranges else None
+    changes = no_changes()
+    if snapshot is not None:
+        changes = find_changes(topic, rule, ranges, snapshot)
+    return MarkPlan(topic, ranges, again_from, snapshot, changes)
+
+
+def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
+    in_flight = open_round(topic)
+    parts = {} if in_flight is None else in_flight.partitions
+    cleaned_up_to = {p: part.first_uncleanable_offset for p, part in parts.items()}
+    return offsets_to_mark_again_from(topic.partitions, cleaned_up_to, again)
+
+
+def execute_mark(plan: MarkPlan, run: RunOf) -> Outcome:
+    """Mark what the plan found, then move the first unmarked offsets past it."""
+    log_partitions(log, {p: _to_mark(plan, p) for p in plan.ranges})
+    outcome, topic = plan.outcome(), plan.topic
+    if plan.again_from:
+        compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
+    if plan.snapshot is not None and quarantined(plan.changes).num_rows:
+        outcome.snapshot_ids += take_to_quarantine(
+            topic, quarantined(plan.changes), plan.snapshot, run
+        )
+    if plan.snapshot is not None and plan.changes.num_rows:
+        prepared = prepare_marks(topic, plan.snapshot, plan.changes)
+        outcome.snapshot_ids.append(commit(Step.MARK_RECORDS, prepared))
+    if plan.ranges:
+        compare_and_set(topic, Step.MARK_STATE, lambda current: _marked(current, plan))
+    return outcome
+
+
+def _to_mark(plan: MarkPlan, partition: int) -> str:
+    (first, end), counts = plan.ranges[partition], plan.counts[partition]
+    return (
+        f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
+        f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"
+    )
+
+
+def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
+    """The cleaner stays below what is being marked again, and a killed run is gone on with."""
+    asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
+    changes: dict[str, str | None] = {}
+    for partition, offset in _again_from(current, asked).items():
+        state = current.partitions[partition]
+        moved: dict[str, Any] = {
+            "first_unmarked_offset": min(state.first_unmarked_offset, offset),
+        }
+        changes |= to_properties(partition, state.moved(**moved))
+    return changes
+
+
+def _marked(current: Topic, plan: MarkPlan) -> Changes:
+    changes: dict[str, str | None] = {}
+    for partition, (first, end) in plan.ranges.items():
+        state = current.partitions[partition]
+        planned = min(first, plan.topic.partitions[partition].first_unmarked_offset)
+        if state.first_unmarked_offset < planned:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to be marked up to {planned}, "
+                f"found {state.first_unmarked_offset}: another run marks it again; run the job "
+                "again when it is done"
+            )
+        first_unmarked = max(state.first_unmarked_offset, end)
+        changes |= to_properties(partition, state.moved(first_unmarked_offset=first_unmarked))
+    return changes

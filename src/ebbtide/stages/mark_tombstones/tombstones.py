@@ -1,0 +1,75 @@
+"""Which records are tombstones, and why (KIP-87), as columns over the records table."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType
+
+from ebbtide.log.settings.config import TombstoneHeader, TopicConfig
+from ebbtide.records.attributes import TOMBSTONE
+from ebbtide.spark.expressions import Expression
+
+NULL_VALUE = "null_value"
+FLAG = "flag"
+HEADER = "header"
+PREDICATE = "predicate"
+# In the order in which they are asked; the first that holds is kept.
+REASONS = (NULL_VALUE, FLAG, HEADER, PREDICATE)
+
+
+class TombstoneRule(NamedTuple):
+    """`marked_by` is why a record is a tombstone whatever its value; null where nothing says so.
+
+    `may_match` is true of every record of which that or its value may say so, and of those that
+    carry a mark already; files are told apart by it, so it looks at no value unless it must.
+    """
+
+    marked_by: Column
+    may_match: Column
+    is_explicit: bool
+    predicate: Expression | None
+
+    def failing_clearly(self) -> AbstractContextManager[None]:
+        """Turn the predicate's failure on a record into a ConfigurationError that names it."""
+        return nullcontext() if self.predicate is None else self.predicate.failing_clearly()
+
+
+def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
+    """The topic's rule; ConfigurationError for a predicate that no record can be asked."""
+    is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
+    marked_by = F.when(is_flagged, F.lit(FLAG))
+    may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)
+    may_match = F.col("value").isNull() | may_be_flagged | F.col("is_tombstone")
+    if config.tombstone_header is not None:
+        has_header = _has_header(config.tombstone_header)
+        marked_by = marked_by.when(has_header, F.lit(HEADER))
+        may_match |= has_header
+    predicate = None
+    if config.tombstone_predicate is not None:
+        predicate = _checked(spark, config.tombstone_predicate)
+        marked_by = marked_by.when(predicate.column, F.lit(PREDICATE))
+        may_match |= predicate.column
+    return TombstoneRule(marked_by, may_match, config.tombstones_are_explicit, predicate)
+
+
+def _has_header(wanted: TombstoneHeader) -> Column:
+    def matches(header: Column) -> Column:
+        has_name = header["key"] == F.lit(wanted.name)
+        if wanted.value is None:
+            return has_name
+        return has_name & (header["value"] == F.lit(wanted.value.encode()))
+
+    return F.exists("headers", matches)
+
+
+def _checked(spark: SparkSession, text: str) -> Expression:
+    expected = "a boolean expression over key, value, headers and timestamp"
+    predicate = Expression("ebbtide.tombstone.predicate=", text, expected)
+    found = predicate.type(spark)
+    if not isinstance(found, BooleanType):
+        raise predicate.refused(f"one of type {found.simpleString()}")
+    return predicate

@@ -1,0 +1,201 @@
+"""Rows that cannot stay after somebody else changed a topic, and headers that tell too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.erasures_table import REPORTED
+from ebbtide.iceberg.files.batch_rows import prepare_changes
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets, deletion_of, plan_segments
+from ebbtide.iceberg.files.file_commits import prepare_deletions
+from ebbtide.iceberg.schema import ERASURES_TABLE
+from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.rebuilding import Found
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.stages.clean_log.lost_round import lost_headers
+
+BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
+
+
+class Removal(NamedTuple):
+    """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
+
+    by_reason: dict[int, dict[str, int]]
+    positions: dict[str, Offsets]  # by file
+
+    @property
+    def total(self) -> int:
+        """How many rows go."""
+        return sum(len(of) for of in self.positions.values())
+
+
+def find_found(topic: Topic) -> dict[int, Found]:
+    """What the batches of each partition tell of it."""
+    if current_snapshot(topic.spark, topic.name.batches_table) is None:
+        return {}
+    rows = (
+        topic.spark.table(topic.name.batches_table)
+        .groupBy("partition", "segment")
+        .agg(
+            F.min("base_offset").alias("start"),
+            F.max("last_offset").alias("last"),
+            F.max("max_timestamp_ms").alias("newest_ms"),
+            F.max("max_event_time_ms").alias("event_ms"),
+        )
+        .orderBy("partition", "segment")
+        .collect()
+    )
+    found: dict[int, Found] = {}
+    for row in rows:
+        one = Found(
+            row["start"],
+            row["last"] + 1,
+            ((row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
+            -1 if row["event_ms"] is None else row["event_ms"],
+        )
+        before = found.get(row["partition"], one)
+        found[row["partition"]] = Found(
+            min(before.start, one.start),
+            max(before.end, one.end),
+            one.segments if before is one else before.segments + one.segments,
+            max(before.max_event_time_ms, one.max_event_time_ms),
+        )
+    return found
+
+
+def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, Removal]:
+    """The rows beyond each partition's end, copies of others, without a batch, or erased before."""
+    spark, name = topic.spark, topic.name
+    ends = spark.createDataFrame(
+        pa.table(
+            {
+                "partition": pa.array(states, pa.int32()),
+                "end": pa.array([of.log_end_offset for of in states.values()], pa.int64()),
+            }
+        )
+    )
+    removals = {}
+    if current_snapshot(spark, name.batches_table) is not None:
+        batches = _numbered(topic, name.batches_table, "base_offset").join(ends, "partition")
+        reason = F.when(F.col("base_offset") >= F.col("end"), BEYOND).when(F.col("copy") > 1, COPY)
+        removals["batches"] = _removal(batches, reason)
+    if current_snapshot(spark, name.records_table) is not None:
+        told = spark.table(name.batches_table).select(
+            "partition", F.col("base_offset").alias("batch"), F.lit(True).alias("is_told")
+        )
+        records = _with_erased(topic, _numbered(topic, name.records_table, "offset"))
+        records = records.join(ends, "partition").join(
+            told.distinct(), ["partition", "batch"], "left"
+        )
+        reason = (
+            F.when(F.col("offset") >= F.col("end"), BEYOND)
+            .when(F.col("copy") > 1, COPY)
+            .when(F.col("is_told").isNull(), NO_BATCH)
+            .when(F.col("offset") < F.col("erased_before"), ERASED)
+        )
+        removals["records"] = _removal(records, reason)
+    return removals
+
+
+def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
+    """The rows with their places; of those with the same offset the oldest has number 1."""
+    return topic.spark.sql(
+        f"SELECT *, _file AS file, _pos AS pos, row_number() OVER (PARTITION BY `partition`, "
+        f"{offset} ORDER BY _last_updated_sequence_number, _file, _pos) AS copy FROM {table}"
+    )
+
+
+def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
+    """The records, and below which offset their key had left the table when it was erased."""
+    spark = topic.spark
+    if not spark.catalog.tableExists(ERASURES_TABLE):
+        return records.withColumn("erased_before", F.lit(None).cast("long"))
+    erased = (
+        spark.table(ERASURES_TABLE)
+        .where((F.col("topic") == str(topic.name)) & (F.col("status") == REPORTED))
+        .where(F.col("out_of_table_at").isNotNull() & F.col("tombstone_offset").isNotNull())
+        .groupBy("partition", "key_sha256")
+        .agg(F.max("tombstone_offset").alias("erased_before"))
+    )
+    hashed = records.withColumn("key_sha256", F.sha2("key", 256))
+    return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
+
+
+def _removal(rows: DataFrame, reason: Column) -> Removal:
+    found = (
+        rows.withColumn("reason", reason)
+        .where(F.col("reason").isNotNull())
+        .select("file", "pos", "partition", "reason")
+        .toArrow()
+    )
+    by_reason: dict[int, dict[str, int]] = {}
+    counts = found.group_by(["partition", "reason"]).aggregate([("pos", "count")])
+    for row in counts.to_pylist():
+        by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
+    positions = found.group_by("file").aggregate([("pos", "list")]).to_pylist()
+    return Removal(
+        by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
+    )
+
+
+def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> None:
+    """Delete them as one commit."""
+    if not removal.total:
+        return
+    snapshot = current_snapshot(topic.spark, table)
+    assert snapshot is not None
+    partitions = dict.fromkeys(removal.by_reason, MAX_OFFSET)
+    units = plan_segments(topic.spark, table, snapshot, partitions)
+    files = {file.path: file for unit in units for file in unit.files}
+    if not files.keys() >= removal.positions.keys():
+        raise CommitConflictError(
+            f"expected the files of {table} as the repair was planned on them, found that another "
+            "tool rewrote some; run the job again"
+        )
+    deletions = [deletion_of(files[path], of) for path, of in removal.positions.items()]
+    commit(step, prepare_deletions(topic.spark, table, partitions, deletions, {}))
+
+
+def rebuild_headers(topic: Topic, now_ms: int) -> int:
+    """Rebuild the headers that tell of more records than there are; how many."""
+    changes = lost_headers(topic, _whole_log(topic.config, topic.partitions, now_ms))
+    if changes.num_rows:
+        prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
+        commit(Step.HEADERS_REBUILT, prepared)
+    return int(changes.num_rows)
+
+
+def _whole_log(
+    config: TopicConfig, states: Mapping[int, PartitionState], now_ms: int
+) -> CleaningRound:
+    """A round that covers all that the partitions hold."""
+    parts = {
+        partition: PartitionRound(
+            log_start_offset=state.log_start_offset,
+            first_segment_offset=state.segments[0][0],
+            first_dirty_offset=state.log_start_offset,
+            first_uncleanable_offset=state.log_end_offset,
+            is_idle=True,
+        )
+        for partition, state in states.items()
+    }
+    return CleaningRound(
+        id=new_round_id(),
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        producer_id_expiration_ms=config.producer_id_expiration_ms,
+        segment_bytes=config.segment_bytes,
+        records_snapshot=-1,
+        batches_snapshot=-1,
+        partitions=parts,
+    )

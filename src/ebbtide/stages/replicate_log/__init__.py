@@ -1,0 +1,1 @@
+"""The job replicate_log."""

@@ -1,0 +1,387 @@
+"""replicate_log: what the replicas of a topic lack of it goes into them.
+
+Order: written down with settings and log start offsets, what lies below these goes, leftovers of a
+killed try go, records, batches, state. Each replica goes on from its own log end offset.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
+from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.files.data_files import planned_tasks
+from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
+from ebbtide.iceberg.replica_tables import find_replica, replica_names
+from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic
+from ebbtide.iceberg.topics import (
+    Changes,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    find_snapshot,
+    java_table,
+    load,
+    own_spec_id,
+    read_again,
+    snapshot_after,
+)
+from ebbtide.iceberg.views import create_views
+from ebbtide.log.replica_lag import (
+    Replication,
+    States,
+    is_behind,
+    is_outrun,
+    settings_to_follow,
+    state_after,
+    state_before,
+)
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, PartitionState, to_properties
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.spark.conditions import any_expression
+from ebbtide.spark.job_log import watched
+from ebbtide.spark.jvm import iceberg_class, java_class
+from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.delete_records.truncate import truncate_below_start
+
+log = logging.getLogger(__name__)
+
+PIN_ATTEMPTS = 20
+
+# By partition: the states of the replica and of its primary.
+Lacking = Mapping[int, tuple[PartitionState, PartitionState]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatePlan:
+    """The replicas of a topic, None for one without tables yet, and why some are out of reach."""
+
+    primary: Topic
+    replicas: Mapping[TopicName, Topic | None]
+    errors: list[EbbtideError] = field(default_factory=list)
+
+    @property
+    def behind(self) -> list[TopicName]:
+        """The replicas that lack something of the primary."""
+        return [
+            name
+            for name, found in self.replicas.items()
+            if (
+                is_behind(self.primary.properties, found.properties)
+                if found
+                else self.primary.partitions
+            )
+        ]
+
+    def outcome(self) -> Outcome:
+        """The numbers of the plan; the low watermark is -1 where a replica cannot say its start."""
+        outcome = Outcome(topic={"replicas": {}})
+        for partition, state in self.primary.partitions.items():
+            known = {
+                name: found.partitions.get(partition) if found is not None else None
+                for name, found in self.replicas.items()
+            }
+            starts = [s.log_start_offset for s in known.values() if s is not None]
+            is_known = not self.errors and len(starts) == len(self.primary.config.replicas)
+            outcome.partitions[partition] = {
+                "log_start_offset": state.log_start_offset,
+                "low_watermark": min([state.log_start_offset, *starts]) if is_known else -1,
+                "log_end_offset": state.log_end_offset,
+                "replica_end_offsets": {
+                    str(name): s.log_end_offset if s is not None else -1
+                    for name, s in known.items()
+                },
+            }
+        outcome.error = standing_for(self.errors)
+        return outcome
+
+
+def plan_replicate(topic: Topic) -> ReplicatePlan:
+    """Find the replicas of the topic."""
+    replicas: dict[TopicName, Topic | None] = {}
+    errors: list[EbbtideError] = []
+    for name in replica_names(topic):
+        try:
+            replicas[name] = find_replica(topic.spark, name)
+            _check_follows(topic, name, replicas[name])
+        except EbbtideError as error:
+            replicas.pop(name, None)
+            errors.append(error)
+    return ReplicatePlan(topic, replicas, errors)
+
+
+def execute_replicate(plan: ReplicatePlan, now_ms: int) -> Outcome:
+    """Append to each replica what it lacks; one that fails does not stop the others."""
+    if not plan.behind:
+        return plan.outcome()
+    source = _pinned(plan.primary)
+    plan = replace(plan, primary=source.topic)
+    after, numbers = dict(plan.replicas), {}
+    for name in plan.behind:
+        try:
+            after[name], numbers[name] = _replicate(source, name, plan.replicas[name], now_ms)
+        except CommitConflictError:
+            raise
+        except EbbtideError as error:
+            plan.errors.append(error)
+    outcome = replace(plan, replicas=after).outcome()
+    outcome.topic["replicas"] = {str(name): said.numbers for name, said in numbers.items()}
+    outcome.snapshot_ids = [s for said in numbers.values() for s in said.snapshot_ids]
+    return outcome
+
+
+def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:
+    """ForeignLogError where the tables in the replica's place hold another log, or more of it."""
+    if replica is None or not replica.partitions:
+        return
+    found, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
+    if found != expected:
+        raise ForeignLogError(
+            f"expected {name} to be a replica of {primary.name}, whose table has the id "
+            f"{expected}, found {REPLICA_OF} = {found}; name another namespace in "
+            "ebbtide.replicas, or drop its tables to begin anew"
+        )
+    for partition, state in replica.partitions.items():
+        leader = primary.partitions.get(partition)
+        end = -1 if leader is None else leader.log_end_offset
+        if state.log_end_offset > end:
+            raise ForeignLogError(
+                f"expected {name} partition {partition} to end at its primary's end, {end}, or "
+                f"before, found {state.log_end_offset}: the primary has lost what its replica "
+                "holds; restore the primary, or drop the replica's tables to begin anew"
+            )
+
+
+def _table_id(topic: Topic) -> str:
+    return str(java_table(topic.spark, topic.name.records_table).uuid())
+
+
+class _Source(NamedTuple):
+    """The primary at one moment, and who replicates it."""
+
+    topic: Topic
+    records_snapshot: int | None
+    batches_snapshot: int | None
+    id: str
+
+
+def _pinned(topic: Topic) -> _Source:
+    """The topic without a round or a merge in flight, and both snapshots as they then were."""
+    spark, name = topic.spark, topic.name
+    for _ in range(PIN_ATTEMPTS):
+        found = finish_round(read_again(topic))
+        records = current_snapshot(spark, name.records_table)
+        batches = current_snapshot(spark, name.batches_table)
+        if read_again(topic).properties == found.properties:
+            return _Source(found, records, batches, uuid.uuid4().hex)
+    raise CommitConflictError(
+        f"expected {name} to stand still for a moment, found other writers at each of "
+        f"{PIN_ATTEMPTS} looks; run the job again when they are done"
+    )
+
+
+class _Replicated(NamedTuple):
+    """What a run did to one replica."""
+
+    numbers: dict[str, Any]
+    snapshot_ids: list[int]
+
+
+def _replicate(
+    source: _Source, name: TopicName, found: Topic | None, now_ms: int
+) -> tuple[Topic, _Replicated]:
+    spark = source.topic.spark
+    if found is None or not found.partitions:
+        commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
+        found = load(spark, name)
+    else:
+        create_views(spark, name)
+        found = count_own(found)
+    replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
+    replication = _own_replication(source, replica)
+    states = replica.partitions
+    if replication.taken_over or _has_moved(found.partitions, states):
+        truncate_below_start(replica, now_ms)
+    tables = _tables(source, name)
+    if replication.taken_over or replication.emptied:
+        _remove_leftovers(replica, replication)
+    lacking = {
+        partition: (states[partition], leader)
+        for partition, leader in source.topic.partitions.items()
+        if states[partition].log_end_offset < leader.log_end_offset
+    }
+    log.info("%s: %d of %d partitions lack offsets", name, len(lacking), len(states))
+    for table in tables if lacking else ():
+        _append(replica, source, table, lacking)
+    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
+    numbers: dict[str, Any] = {"emptied": replication.emptied}
+    snapshot_ids = []
+    for table in tables:
+        snapshot = find_snapshot(spark, table.name, REPLICATION, source.id) if lacking else None
+        if snapshot is not None:
+            summary = java_table(spark, table.name).snapshot(snapshot).summary()
+            numbers[table.what] = int(summary.get("added-records") or 0)
+            snapshot_ids.append(snapshot)
+    return replica, _Replicated(numbers, snapshot_ids)
+
+
+def _started(source: _Source, current: Topic) -> Changes:
+    """The primary's settings, its log start offsets where they are higher, and who goes on now."""
+    _check_follows(source.topic, current.name, current)
+    changes = settings_to_follow(source.topic.properties, current.properties)
+    unfinished = Replication.of(current.properties)
+    emptied = set(unfinished.emptied if unfinished is not None else ())
+    for partition, leader in source.topic.partitions.items():
+        state = current.partitions.get(partition)
+        if state is not None and is_outrun(state, leader):
+            emptied.add(partition)
+        changes |= to_properties(partition, state_before(state, leader))
+    replication = Replication(source.id, sorted(emptied), unfinished is not None)
+    return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
+
+
+def _finished(source: _Source, states: States, current: Topic) -> Changes:
+    """The states with all that was appended."""
+    _own_replication(source, current)
+    changes: dict[str, str | None] = {REPLICATION: None}
+    for partition, leader in source.topic.partitions.items():
+        planned, state = states[partition], current.partitions[partition]
+        if (state.log_end_offset, state.active_segment) != (
+            planned.log_end_offset,
+            planned.active_segment,
+        ):
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to end in the segment "
+                f"{planned.active_segment} at {planned.log_end_offset}, found that another writer "
+                "moved it; run the job again"
+            )
+        changes |= to_properties(partition, state_after(state, leader))
+    return changes
+
+
+def _own_replication(source: _Source, replica: Topic) -> Replication:
+    """The replication in flight, if it is this one; CommitConflictError where another began."""
+    found = Replication.of(replica.properties)
+    if found is None or found.id != source.id:
+        raise CommitConflictError(
+            f"expected nobody else to replicate into {replica.name}, found that another run began "
+            "meanwhile; run the job again when it is done"
+        )
+    return found
+
+
+def _has_moved(before: States, states: States) -> bool:
+    """Whether a log start offset has moved in a partition that was there before."""
+    return any(
+        state.log_start_offset < states[partition].log_start_offset
+        for partition, state in before.items()
+    )
+
+
+class _Table(NamedTuple):
+    """One of the replica's two tables, before anything is appended to it."""
+
+    what: str
+    name: str
+    step: Step
+    snapshot: int | None
+    source: str
+    pinned: int | None
+    columns: list[str]
+    last_offset: str  # the columns that say where a row ends and begins
+    first_offset: str
+
+
+def _tables(source: _Source, name: TopicName) -> tuple[_Table, _Table]:
+    spark, primary = source.topic.spark, source.topic.name
+    return (
+        _Table(
+            "records",
+            name.records_table,
+            Step.REPLICATE_RECORDS,
+            current_snapshot(spark, name.records_table),
+            primary.records_table,
+            source.records_snapshot,
+            RECORD_NAMES,
+            "offset",
+            "offset",
+        ),
+        _Table(
+            "batches",
+            name.batches_table,
+            Step.REPLICATE_BATCHES,
+            current_snapshot(spark, name.batches_table),
+            primary.batches_table,
+            source.batches_snapshot,
+            BATCH_NAMES,
+            "last_offset",
+            "base_offset",
+        ),
+    )
+
+
+def _remove_leftovers(replica: Topic, replication: Replication) -> None:
+    """Drop the files that a killed try has left, and all that an emptied partition held."""
+    expressions = iceberg_class(replica.spark, "expressions.Expressions")
+    to_long = java_class(replica.spark, "java.lang.Long")
+    name = replica.name
+    for table, last in ((name.records_table, "offset"), (name.batches_table, "last_offset")):
+        left_over = []
+        for partition, state in replica.partitions.items():
+            first = 0 if partition in replication.emptied else state.log_end_offset
+            in_partition = expressions.equal("partition", partition)
+            # `and` is a word of Python, so this Java method is asked for by name.
+            both = getattr(expressions, "and")
+            left_over.append(
+                both(in_partition, expressions.greaterThanOrEqual(last, to_long(first)))
+            )
+        matches = any_expression(replica.spark, left_over)
+        loaded = java_table(replica.spark, table)
+        snapshot = loaded.currentSnapshot()
+        if snapshot is not None and planned_tasks(loaded, snapshot.snapshotId(), matches):
+            announce_removal(replica)
+            delete = loaded.newDelete().deleteFromRowFilter(matches).set(OWN, "true")
+            commit(Step.REPLICATE_LEFTOVERS, delete.commit)
+
+
+def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> None:
+    """Append the primary's new rows; CommitConflictError where files were added meanwhile."""
+    if table.pinned is None:
+        return
+    new = " OR ".join(
+        f"(`partition` = {p} AND {table.last_offset} >= {own.log_end_offset} "
+        f"AND {table.first_offset} < {leader.log_end_offset})"
+        for p, (own, leader) in lacking.items()
+    )
+    spark = replica.spark
+    rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
+    # Columns that somebody added to the primary's tables are no part of the log.
+    rows = rows.withColumn("segment", _place(lacking)).select(table.columns)
+    writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
+    writer = writer.option(f"snapshot-property.{OWN}", "true")
+    writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
+    writer = writer.option("isolation-level", "serializable")
+    if table.snapshot is not None:
+        writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
+    # To overwrite nothing is to append, but for the check that nobody else did.
+    append = partial(writer.overwrite, F.lit(False))
+    with watched(spark, log, f"copies new rows of {table.what}"):
+        commit(table.step, partial(snapshot_after, spark, table.name, append))
+
+
+def _place(lacking: Lacking) -> Column:
+    """The physical segment of a row: the primary's own, or the one that the replica has begun."""
+    place = F.col("segment")
+    for partition, (own, _) in lacking.items():
+        has_begun = (F.col("partition") == partition) & (F.col("segment") < own.log_end_offset)
+        place = F.when(has_begun, F.lit(own.active_segment).cast("long")).otherwise(place)
+    return place

@@ -1,1 +1,0 @@
-"""Iceberg tables: schema, state, commits, runs. The only package that writes."""

@@ -1,0 +1,189 @@
+"""Deleting and replacing by file: what Spark then reads, and what another writer makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.files.data_files import (
+    MAX_OFFSET,
+    Deletion,
+    SegmentFiles,
+    deletion_of,
+    plan_segments,
+    read_segment,
+    write_rows,
+)
+from ebbtide.iceberg.files.file_commits import (
+    Replacement,
+    new_paths,
+    prepare_deletions,
+    prepare_replacements,
+)
+from ebbtide.iceberg.topics import current_snapshot
+from tests.lake_sandbox import LakeSandbox
+
+EVERYTHING = {0: MAX_OFFSET}
+
+
+@pytest.fixture
+def table(sandbox: LakeSandbox, cluster: str) -> str:
+    """Twenty rows of one segment in two files, the later ones in the first."""
+    name = f"lake.{cluster}.t"
+    sandbox.session.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{cluster}")
+    sandbox.session.sql(
+        f"CREATE TABLE {name} (`partition` INT, segment BIGINT, offset BIGINT, text STRING) "
+        "USING iceberg PARTITIONED BY (`partition`, segment) "
+        "TBLPROPERTIES ('format-version' = '3', 'write.delete.mode' = 'merge-on-read')"
+    )
+    for first in (10, 0):
+        sandbox.session.sql(
+            f"INSERT INTO {name} SELECT 0, 0L, id, concat('text ', id) "
+            f"FROM range({first}, {first + 10}, 1, 1)"
+        )
+    return name
+
+
+def offsets(spark: SparkSession, table: str) -> list[int]:
+    return [row["offset"] for row in spark.sql(f"SELECT offset FROM {table} ORDER BY 1").collect()]
+
+
+def planned(spark: SparkSession, table: str) -> SegmentFiles:
+    snapshot = current_snapshot(spark, table)
+    assert snapshot is not None
+    (unit,) = plan_segments(spark, table, snapshot, EVERYTHING)
+    return unit
+
+
+def deletions(unit: SegmentFiles, gone: list[int]) -> list[Deletion]:
+    """What deletes these offsets."""
+    rows = read_segment(unit, ["offset"])
+    is_gone = np.isin(rows.table["offset"].to_numpy(), gone)
+    return [
+        deletion_of(file, rows.positions[is_gone & (rows.files == number)])
+        for number, file in enumerate(unit.files)
+        if np.any(is_gone & (rows.files == number))
+    ]
+
+
+def test_a_segment_is_read_in_offset_order_across_its_files(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    rows = read_segment(planned(sandbox.session, table), ["text", "offset"])
+    assert rows.table["offset"].to_pylist() == list(range(20))
+    assert rows.table["text"][3].as_py() == "text 3"
+
+
+def test_deletions_add_up_to_one_vector_a_file(sandbox: LakeSandbox, table: str) -> None:
+    spark = sandbox.session
+    for gone in ([3, 12], [4, 13, 14], [0]):
+        found = deletions(planned(spark, table), gone)
+        prepare_deletions(spark, table, EVERYTHING, found, {"said": "so"})()
+    left = [o for o in range(20) if o not in (0, 3, 4, 12, 13, 14)]
+    assert offsets(spark, table) == left
+    assert read_segment(planned(spark, table), ["offset"]).table["offset"].to_pylist() == left
+    files = spark.sql(f"SELECT record_count FROM {table}.delete_files ORDER BY 1").collect()
+    assert [row["record_count"] for row in files] == [3, 3]
+    summary = spark.sql(f"SELECT summary FROM {table}.snapshots ORDER BY committed_at").collect()
+    assert summary[-1]["summary"]["said"] == "so"
+
+
+def test_what_spark_deleted_stays_deleted(sandbox: LakeSandbox, table: str) -> None:
+    spark = sandbox.session
+    spark.sql(f"DELETE FROM {table} WHERE offset IN (2, 15)")
+    found = deletions(planned(spark, table), [3, 16])
+    prepare_deletions(spark, table, EVERYTHING, found, {})()
+    assert offsets(spark, table) == [o for o in range(20) if o not in (2, 3, 15, 16)]
+
+
+def test_a_file_that_another_writer_deleted_from_is_a_conflict(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    spark = sandbox.session
+    found = deletions(planned(spark, table), [3])
+    spark.sql(f"DELETE FROM {table} WHERE offset = 4")
+    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+        prepare_deletions(spark, table, EVERYTHING, found, {})()
+    assert 3 in offsets(spark, table)
+
+
+def test_a_file_that_another_writer_rewrote_is_a_conflict(sandbox: LakeSandbox, table: str) -> None:
+    spark = sandbox.session
+    unit = planned(spark, table)
+    found = deletions(unit, [3])
+    snapshot = current_snapshot(spark, table)
+    assert snapshot is not None
+    _replace(spark, table, snapshot, unit)
+    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+        prepare_deletions(spark, table, EVERYTHING, found, {})()
+    # Of two who replace the same file, the later one fails.
+    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+        _replace(spark, table, snapshot, unit)
+
+
+def test_a_replaced_file_is_read_like_the_old_one(sandbox: LakeSandbox, table: str) -> None:
+    spark = sandbox.session
+    snapshot = current_snapshot(spark, table)
+    assert snapshot is not None
+    before = spark.table(table).orderBy("offset").collect()
+    _replace(spark, table, snapshot, planned(spark, table))
+    assert spark.table(table).orderBy("offset").collect() == before
+    (file,) = spark.sql(f"SELECT record_count, readable_metrics FROM {table}.files").collect()
+    assert file["record_count"] == 20
+    metrics = file["readable_metrics"]["offset"]
+    assert (metrics["lower_bound"], metrics["upper_bound"]) == (0, 19)
+    # Bounds and field ids are what pruning and projection go by.
+    assert spark.sql(f"SELECT text FROM {table} WHERE offset = 7").collect()[0]["text"] == "text 7"
+
+
+def test_a_file_of_ours_is_described_as_iceberg_describes_its_own(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    spark, table = sandbox.session, f"lake.{cluster}.described"
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.{cluster}")
+    spark.sql(
+        f"CREATE TABLE {table} (`partition` INT, segment BIGINT, offset BIGINT, number INT, "
+        "at TIMESTAMP, text STRING, nothing BIGINT, tags ARRAY<STRUCT<name: STRING, size: INT>>) "
+        "USING iceberg "
+        "PARTITIONED BY (`partition`, segment) TBLPROPERTIES ('format-version' = '3')"
+    )
+    spark.sql(
+        f"INSERT INTO {table} SELECT 0, 0L, id, CAST(IF(id = 3, NULL, id - 5) AS INT), "
+        "timestamp_millis(-1000 * id), 'text', NULL, "
+        "array(named_struct('name', 'a', 'size', 1), named_struct('name', NULL, 'size', 2)) "
+        "FROM range(0, 10, 1, 1)"
+    )
+    spark_says = _described(spark, table)
+    _replace(spark, table, current_snapshot(spark, table) or 0, planned(spark, table))
+    we_say = _described(spark, table)
+    assert we_say.keys() == spark_says.keys()
+    for name, of_column in we_say.items():
+        if name == "text":
+            of_column |= {
+                bound: spark_says[name][bound] for bound in ("lower_bound", "upper_bound")
+            }
+        assert of_column | {"column_size": 0} == spark_says[name] | {"column_size": 0}
+        assert of_column["column_size"] > 0
+    assert we_say["number"]["lower_bound"] == -5
+
+
+def _described(spark: SparkSession, table: str) -> dict[str, dict[str, object]]:
+    (file,) = spark.sql(f"SELECT readable_metrics FROM {table}.files").collect()
+    return {name: of.asDict() for name, of in file["readable_metrics"].asDict().items()}
+
+
+def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: str) -> None:
+    spark = sandbox.session
+    snapshot = current_snapshot(spark, table)
+    assert snapshot is not None
+    unit = planned(spark, table)
+    prepare_replacements(spark, table, [Replacement(unit, None)], {})()
+    assert offsets(spark, table) == []
+
+
+def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles) -> None:
+    (path,) = new_paths(spark, table, [unit])
+    write_rows(path, read_segment(unit, None).table)
+    prepare_replacements(spark, table, [Replacement(unit, path)], {})()

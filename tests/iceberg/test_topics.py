@@ -1,0 +1,60 @@
+"""A topic as its table's properties describe it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from ebbtide.iceberg import topics
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load, read_again
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import parse_states, to_properties
+from tests.lake_sandbox import LakeSandbox, state_of
+from tests.tables.fixtures import Meanwhile
+
+
+def test_however_many_partitions_are_asked_for_the_state_is_parsed_once(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties: dict[str, str] = {}
+    for partition in range(3):
+        properties |= to_properties(partition, state_of(log_start_offset=partition))
+    parsed: list[int] = []
+    monkeypatch.setattr(topics, "parse_states", lambda of: parsed.append(1) or parse_states(of))
+    topic = Topic(sandbox.session, TopicName("any", "t"), properties)
+    starts = [topic.offsets_of(p)["log_start_offset"] for p in topic.partitions]
+    assert (starts, len(parsed)) == ([0, 1, 2], 1)
+
+
+def test_a_state_that_moves_while_it_is_changed_is_changed_as_it_is_then(
+    sandbox: LakeSandbox, cluster: str, meanwhile: Meanwhile
+) -> None:
+    """The faster one also removes what the other's commit builds on."""
+    sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=1)})
+    topic = load(sandbox.session, TopicName(cluster, "t"))
+
+    def raised(by: int, current: Topic) -> Changes:
+        state = current.partitions[0]
+        return to_properties(0, state.moved(log_start_offset=state.log_start_offset + by))
+
+    for start in (1, 111):  # on a table's first snapshot, and on one that has a parent
+        other = partial(compare_and_set, topic, Step.MARK_STATE, partial(raised, 10))
+        meanwhile(Step.LOG_START_OFFSET, other)
+        after = compare_and_set(topic, Step.LOG_START_OFFSET, partial(raised, 100))
+        assert after.partitions[0].log_start_offset == start + 110
+        assert read_again(topic).properties == after.properties
+
+
+def test_many_states_may_be_changed_at_a_time(sandbox: LakeSandbox, cluster: str) -> None:
+    """No change is lost, and each is made once."""
+    sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=0)})
+    topic = load(sandbox.session, TopicName(cluster, "t"))
+
+    def raised(current: Topic) -> Changes:
+        state = current.partitions[0]
+        return to_properties(0, state.moved(log_start_offset=state.log_start_offset + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: compare_and_set(topic, Step.LOG_START_OFFSET, raised), range(20)))
+    assert read_again(topic).partitions[0].log_start_offset == 20

@@ -1,0 +1,1 @@
+from tests.orchestration.conftest import lake as lake

@@ -1,0 +1,139 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
+from ebbtide.lake.reader import (
+    catalog_settings,
+    newest,
+    open_lake,
+    read_defaults,
+)
+from ebbtide.orchestration.handover import chosen_topics
+from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
+
+
+def test_a_lake_nobody_wrote_to_is_empty(lake: LakeSandbox) -> None:
+    with open_lake() as opened:
+        assert opened.topic_names() == []
+        assert opened.runs() == []
+    assert not (lake.home / "lake" / "catalog.db").exists()
+
+
+def test_topics_are_the_tables_that_say_so(lake: LakeSandbox) -> None:
+    lake.topic("log.flights")
+    lake.topic("eu-1.a.b-c_d")
+    lake.run("log.flights", "clean_log")
+    lake.session.sql("CREATE TABLE lake.log.notes (text STRING) USING iceberg")
+    with open_lake() as opened:
+        assert opened.topic_names() == ["eu-1.a.b-c_d", "log.flights"]
+
+
+def test_a_topic_carries_configuration_and_state(lake: LakeSandbox) -> None:
+    states = {0: state_of(log_start_offset=3), 11: state_of(log_end_offset=200)}
+    lake.topic("log.a.b", states, {"kafka.cleanup.policy": "compact,delete"})
+    with open_lake() as opened:
+        topic = opened.topic("log.a.b")
+    assert topic.partitions == states
+    assert topic.config.cleanup_policy == {"compact", "delete"}
+    assert not topic.has_replicas
+
+
+@pytest.mark.parametrize("name", ["log.other", "eu.flights"])
+def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name: str) -> None:
+    lake.topic("log.flights")
+    message = f"^expected a table for topic {name}, found none; the lake holds log.flights$"
+    with open_lake() as opened, pytest.raises(UnknownTopicError, match=message):
+        opened.topic(name)
+
+
+def test_bytes_of_files_are_those_of_both_tables_by_partition(lake: LakeSandbox) -> None:
+    lake.topic("log.t", {0: state_of(), 1: state_of()})
+    lake.records("log.t", [(0, 1), (1, 1)])
+    lake.batches("log.t", [(1, 1, 0, 1)])
+    expected = {0: 0, 1: 0}
+    for table in ("lake.log.t", "lake.log_batches.t"):
+        for row in lake.session.table(f"{table}.files").collect():
+            expected[row["partition"]["partition"]] += row["file_size_in_bytes"]
+    with open_lake() as opened:
+        assert opened.file_bytes("log.t") == expected
+
+
+def test_a_table_that_cannot_be_read_is_its_own_topics_problem_only(lake: LakeSandbox) -> None:
+    for topic in ("bad", "good"):
+        lake.topic(f"log.{topic}")
+    with open_lake() as opened:
+        broken = opened.records("log.bad").metadata_location.removeprefix("file:")
+    Path(broken).write_bytes(b"cut off")
+    with open_lake() as opened:
+        assert opened.topic_names() == ["log.bad", "log.good"]
+        assert opened.topic("log.good").name == "log.good"
+        assert chosen_topics(opened, None) == ["log.bad", "log.good"]
+        with pytest.raises(
+            UnreadableTableError, match=r"^expected the table of topic log\.bad to open, found "
+        ):
+            opened.topic("log.bad")
+        with pytest.raises(UnknownTopicError, match=r"the lake holds log\.bad, log\.good"):
+            opened.topic("log.other")
+
+
+def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:
+    lake.topic("log.t")
+    lake.records("log.t", [(0, offset) for offset in range(10)])
+    lake.records("log.t", [(1, offset) for offset in range(10)])
+    lake.session.sql("DELETE FROM lake.log.t WHERE offset IN (1, 3)")
+    lake.session.sql("DELETE FROM lake.log.t WHERE offset = 5 AND `partition` = 1")
+    with open_lake() as opened:
+        assert opened.live_rows("log.t") == {0: 8, 1: 7}
+        assert opened.records("log.t").scan().count() == 15
+
+
+def test_runs_are_found_by_column_and_come_oldest_first(lake: LakeSandbox) -> None:
+    later = MIDNIGHT + timedelta(minutes=1)
+    partitions = {0: partition_result(superseded=3)}
+    lake.run("log.a", "clean_log", partitions=partitions, rows_removed=3, ended=later)
+    lake.run("log.a", "clean_log", error=ConfigurationError("expected x, found y"))
+    lake.run("log.b", "clean_log", run_id="run-2")
+    with open_lake() as opened:
+        failed, succeeded = opened.runs(run_id="run-1", task="clean_log")
+        assert [run.topic for run in opened.runs(topic=["log.b", "log.c"])] == ["log.b"]
+    assert (failed.status, failed.error_class) == ("failed", "ConfigurationError")
+    assert (failed.error, failed.is_transient) == ("expected x, found y", False)
+    assert succeeded.succeeded
+    assert succeeded.partitions == {0: partition_result(superseded=3)}
+    assert newest([failed, succeeded]) == {("log.a", "clean_log"): succeeded}
+
+
+def test_defaults_are_read_as_spark_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "spark-defaults.conf"
+    file.write_text("# said\n\nspark.a   b c\nspark.empty\n")
+    assert read_defaults(file) == {"spark.a": "b c", "spark.empty": ""}
+
+
+def test_postgresql_keeps_its_user_and_its_password() -> None:
+    catalog = "spark.sql.catalog.lake."
+    settings = catalog_settings(
+        {
+            f"{catalog}uri": "jdbc:postgresql://db:5432/iceberg",
+            f"{catalog}jdbc.user": "ebb",
+            f"{catalog}jdbc.password": "t:d/e",
+            f"{catalog}warehouse": "s3://lake/wh",
+            f"{catalog}s3.endpoint": "http://s3",
+            "spark.sql.catalog.other.uri": "jdbc:sqlite:/x",
+        }
+    )
+    assert settings == {
+        "uri": "postgresql+psycopg2://ebb:t%3Ad%2Fe@db:5432/iceberg",
+        "warehouse": "s3://lake/wh",
+        "s3.endpoint": "http://s3",
+    }
+
+
+def test_another_database_is_refused() -> None:
+    message = (
+        r"^expected spark.sql.catalog.lake.uri to start with jdbc:sqlite: or "
+        r"jdbc:postgresql://, found 'jdbc:mysql://h/d'$"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        catalog_settings({"spark.sql.catalog.lake.uri": "jdbc:mysql://h/d?password=x"})

@@ -1,0 +1,156 @@
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import ForeignLogError
+from ebbtide.local import quickstart
+from ebbtide.local.quickstart import (
+    Progress,
+    StepError,
+    Watch,
+    cause_in,
+    failures_of,
+    last_append_of,
+    lines_of,
+    nights_after,
+)
+from ebbtide.local.task_logs import TaskLogs
+from ebbtide.orchestration.driver.installation import Paths
+from tests.lake_sandbox import LakeSandbox
+
+
+def test_the_demonstration_names_its_topics_and_touches_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "sample" / "log"
+    source.mkdir(parents=True)
+    manifest = {"last_append_ms": 4_000_000_000_000, "topics": {"flights": 0, "audit": 0}}
+    (source / "ebbtide-manifest.json").write_text(json.dumps(manifest))
+    commands: list[Sequence[str]] = []
+
+    def lines_of(command: Sequence[str], *_: Any, **__: Any) -> list[str]:
+        commands.append(command)
+        return []
+
+    monkeypatch.setattr(quickstart, "lines_of", lines_of)
+    monkeypatch.setattr(quickstart, "report_of", lambda run_id: run_id)
+    quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
+    ingested, *nights = commands
+    topics = ["demo.audit", "demo.flights"]
+    given = pairwise(ingested)
+    assert [value for option, value in given if option == "--topic"] == topics
+    assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
+    said = capsys.readouterr().out
+    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in said
+    assert "its guards are off" in said
+
+
+@pytest.mark.parametrize(
+    ("last_append", "first"),
+    [
+        (datetime(2026, 11, 21, 11, 50, tzinfo=UTC), datetime(2026, 11, 22, 1, tzinfo=UTC)),
+        (datetime(2026, 11, 21, 1, 0, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
+        (datetime(2026, 11, 21, 0, 59, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
+        (datetime(2026, 12, 31, 1, 0, 0, 1, tzinfo=UTC), datetime(2027, 1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_the_first_night_is_the_next_one_o_clock(last_append: datetime, first: datetime) -> None:
+    one, two = nights_after(last_append)
+    assert one == first
+    assert (two - one).total_seconds() == 24 * 3600
+
+
+def test_the_log_says_when_it_was_written(tmp_path: Path) -> None:
+    manifest = tmp_path / "ebbtide-manifest.json"
+    manifest.write_text(json.dumps({"last_append_ms": 1_500}))
+    assert last_append_of(manifest) == datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
+
+
+def test_a_missing_sample_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=r"^expected the sample's m.json, found none in /.*$"):
+        last_append_of(tmp_path / "m.json")
+
+
+def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    watch = Watch("night 1", Progress())
+    for line in [
+        "Created dag run. dagrun=<DagRun n @ x: manual__2026-01-02T00:00:00+00:00, state:running",
+        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
+        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] ebbtide: clean_log: started for log.a, log.b [airflow.task.x] loc=o.py:1",
+        "t [info ] ebbtide: clean_log: ended after 3.0 s [airflow.task.x] loc=o.py:1",
+        "t [info ] [DAG TEST] end task task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] [DAG TEST] starting task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
+        "t [info ] ebbtide: expire_segments: Spark is not started [airflow.task.x] loc=o.py:1",
+        "t [info ] [DAG TEST] end task task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
+    ]:
+        watch.see(line)
+    watch.finish()
+    assert watch.run_id == "manual__2026-01-02T00:00:00+00:00"
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "night 1 Airflow, start 0.0 s",
+        "night 1 group_topics 0.0 s of which most is Airflow's in-process API, once",
+        "night 1 clean_log 0.0 s Spark for log.a, log.b",
+        "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
+        "night 1 Airflow, end 0.0 s",
+    ]
+
+
+def test_what_a_task_says_is_where_airflow_looks_for_its_log(tmp_path: Path) -> None:
+    logs = TaskLogs("night", tmp_path)
+    for line in [
+        "before any task\n",
+        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "ebbtide: 2 topics: demo.audit, demo.flights\n",
+        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        "between tasks\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "first try\n",
+        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        "second try\n",
+    ]:
+        logs.see(line, "manual__1")
+    run = tmp_path / "dag_id=night" / "run_id=manual__1"
+    grouped = (run / "task_id=group_topics" / "attempt=1.log").read_text()
+    assert "ebbtide: 2 topics: demo.audit, demo.flights\n" in grouped
+    assert "between" not in grouped
+    cleaned = run / "task_id=clean_log" / "map_index=0"
+    assert "first try\n" in (cleaned / "attempt=1.log").read_text()
+    assert "first" not in (cleaned / "attempt=2.log").read_text()
+
+
+def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "import sys; print('one'); print('two', file=sys.stderr)"
+    assert list(lines_of([sys.executable, "-u", "-c", code], log)) == ["one\n", "two\n"]
+    assert log.read_text() == "one\ntwo\n"
+
+
+def test_a_command_that_fails_shows_its_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "print('noise'); print('log.a failed in clean_log: X: why'); raise SystemExit(3)"
+    message = rf"^log.a failed in clean_log: X: why\n.* ended with 3; all of it: {log}$"
+    with pytest.raises(StepError, match=message):
+        list(lines_of([sys.executable, "-c", code], log, on_failure=cause_in))
+
+
+def test_a_command_that_fails_without_a_word_shows_its_end(tmp_path: Path) -> None:
+    code = "print(*range(40), sep='\\n'); raise SystemExit(1)"
+    with pytest.raises(StepError, match=r"^15\n16\n"):
+        list(lines_of([sys.executable, "-c", code], tmp_path / "log", on_failure=cause_in))
+
+
+def test_a_failed_ingest_names_topics_and_causes(lake: LakeSandbox) -> None:
+    lake.run("log.a", "ingest_segments", run_id="ours")
+    lake.run(
+        "log.b", "ingest_segments", run_id="ours", error=ForeignLogError("expected x, found y")
+    )
+    lake.run("log.c", "ingest_segments", run_id="another", error=ForeignLogError("expected z"))
+    assert failures_of("ours", "") == "ingest_segments log.b: ForeignLogError: expected x, found y"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ebbtide.errors import RequestError
+from ebbtide.log.settings.names import TopicName, quoted, quoted_list
+
+CLUSTER = (
+    "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "
+    "not ending in '_batches' or '_quarantine' or '_state', found {!r}; give the cluster another "
+    "name"
+)
+TOPIC = (
+    "expected a topic name that Kafka takes, of up to 249 ASCII letters, digits, ., _ and -, and "
+    "neither . nor .., found {!r}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "topic"),
+    [
+        pytest.param("log.flights", "log", "flights", id="a cluster and its topic"),
+        pytest.param("log.a.b-c_d", "log", "a.b-c_d", id="a topic may hold dots"),
+        pytest.param("log..a", "log", ".a", id="split at the first dot"),
+        pytest.param("log....", "log", "...", id="three dots are no path"),
+        pytest.param("log." + "a" * 249, "log", "a" * 249, id="the longest name of Kafka's"),
+    ],
+)
+def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> None:
+    assert TopicName.parse(text) == TopicName(cluster, topic)
+    assert str(TopicName.parse(text)) == text
+
+
+def test_a_replica_in_another_catalog_names_it() -> None:
+    name = TopicName.parse("other:log.a.b")
+    assert name == TopicName("log", "a.b", "other")
+    assert str(name) == "other:log.a.b"
+    assert name.records_table == "`other`.`log`.`a.b`"
+    assert TopicName.parse("lake:log.t") == TopicName.parse("log.t")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("flights", "expected <cluster>.<topic>, found 'flights'", id="no cluster"),
+        pytest.param(".flights", "expected <cluster>.<topic>, found '.flights'", id="nameless"),
+        pytest.param("log.", "expected <cluster>.<topic>, found 'log.'", id="empty topic"),
+        pytest.param("", "expected <cluster>.<topic>, found ''", id="nothing"),
+        pytest.param(":log.t", "expected <cluster>.<topic>, found ':log.t'", id="empty catalog"),
+        pytest.param("ebbtide.runs", CLUSTER.format("ebbtide"), id="our own namespace"),
+        pytest.param("log_batches.a", CLUSTER.format("log_batches"), id="a batch namespace"),
+        pytest.param("log_quarantine.a", CLUSTER.format("log_quarantine"), id="a quarantine"),
+        pytest.param("log_state.a", CLUSTER.format("log_state"), id="a state namespace"),
+        pytest.param("log/../x.a", CLUSTER.format("log/"), id="a cluster that is a path"),
+        pytest.param("l g.a", CLUSTER.format("l g"), id="a blank in a cluster"),
+        *(
+            pytest.param(f"log.{topic}", TOPIC.format(topic), id=f"{topic[:9]!r} is no topic")
+            for topic in (".", "..", "../x", "/etc", "a/b", "a b", "a\n", "ä", "a`b", "a" * 250)
+        ),
+        pytest.param(
+            "../up:log.t", "expected <cluster>.<topic>, found '../up:log.t'", id="catalog with dots"
+        ),
+        pytest.param(
+            "a/b:log.t",
+            "expected a catalog name of ASCII letters, digits, _ and -, found 'a/b'",
+            id="a catalog that is a path",
+        ),
+        *(
+            pytest.param(
+                f"log.a__{view}",
+                "expected a topic name that does not end like a view's "
+                f"(__committed, __v1, __table), found 'a__{view}'",
+                id=f"a view's name, {view}",
+            )
+            for view in ("committed", "v1", "table")
+        ),
+    ],
+)
+def test_other_names_are_refused(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
+        TopicName.parse(text)
+
+
+def test_a_cluster_with_a_dot_is_refused() -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(CLUSTER.format('a.b'))}$"):
+        TopicName.checked("a.b", "flights")
+
+
+def test_a_topic_is_two_tables_and_three_views() -> None:
+    name = TopicName.parse("log.a.b")
+    assert name.records_table == "`lake`.`log`.`a.b`"
+    assert name.batches_table == "`lake`.`log_batches`.`a.b`"
+    assert name.committed_view == "`lake`.`log`.`a.b__committed`"
+    assert name.v1_view == "`lake`.`log`.`a.b__v1`"
+    assert name.table_view == "`lake`.`log`.`a.b__table`"
+
+
+def test_a_backtick_is_quoted_too() -> None:
+    assert quoted("a`b", "c") == "`a``b`.`c`"
+
+
+def test_names_in_a_message() -> None:
+    assert quoted_list(["a", "b"]) == "'a', 'b'"

@@ -1,0 +1,324 @@
+"""Every number that a job reports of random nights, against what the tables hold before and after.
+
+A live ingest says the same of what it takes as ingest_segments does; it needs a broker, so
+test_ingest_topic.py has it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.topics import java_table, load
+from ebbtide.log.requests.erase_request import Erasure
+from ebbtide.log.requests.from_offset import FromOffset
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.properties import max_snapshot_age_ms
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean, settle
+from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.stages.erase_keys.stage import erase_keys
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from tests.fresh_seed import FRESH_SEED
+from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
+from tests.kafka.scenarios import Topic
+from tests.lake_sandbox import LakeSandbox
+from tests.nights import expected_numbers as expected
+from tests.nights.expected_numbers import Totals, totals
+from tests.nights.spark_replay import TOPIC, configure, grow_source
+from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
+from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
+from tests.tables.partition_log import T0, append, batch, write_segments
+from tests.tables.truth import Change, Truth, size_bytes
+
+FIXED_SEED = 56
+PARTITIONS = 6
+ROUNDS = 3
+# What a run says in words, and names that it makes up.
+WORDS = {"reason", "note", "skipped"}
+TIMED_KEY_BYTES = len("key-5")
+EVENT_TIME = f"sql:CASE WHEN length(key) = {TIMED_KEY_BYTES} THEN timestamp END"
+# What the nights of the fixed seed have to show; they are chosen for it.
+TOLD = {
+    "mark_tombstones marked",
+    "mark_tombstones unmarked",
+    "mark_tombstones quarantined",
+    "delete_records records_removed",
+    "clean_log superseded",
+    "clean_log aborted",
+    "clean_log keyless",
+    "clean_log tombstones_kept",
+    "clean_log tombstones_removed",
+    "clean_log markers_kept",
+    "clean_log markers_removed",
+    "clean_log next_horizon_ms",
+    "expire_segments segments_expired",
+    "erase_keys left",
+}
+TOMBSTONE_RULES = [
+    {},
+    {"ebbtide.tombstone.predicate": "string(value) = ''"},
+    {
+        "ebbtide.tombstone.explicit": "true",
+        "ebbtide.tombstone.predicate": f"length(key) = {TIMED_KEY_BYTES}",
+    },
+]
+
+
+@dataclass(slots=True)
+class Nights:
+    """A topic that jobs work on, with what its tables hold before the next job."""
+
+    spark: SparkSession
+    name: TopicName
+    before: Truth = field(default_factory=Truth.nothing)
+    said: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
+
+    def run(self, job: str, work: Callable[[], Outcome]) -> tuple[Outcome, Change]:
+        """The outcome of a job, and what it changed."""
+        outcome = work()
+        change = Change(self.before, self.before.read_again(self.spark, self.name))
+        self.before = change.after
+        assert outcome.error is None
+        for numbers in outcome.partitions.values():
+            flat = numbers | numbers.get("by", {})
+            self.said |= {f"{job} {name}" for name, value in flat.items() if value}
+        return outcome, change
+
+
+def check(
+    outcome: Outcome, change: Change, partitions: Mapping[int, dict[str, Any]], bytes_removed: int
+) -> None:
+    """Compare all numbers of a job."""
+    assert outcome.partitions.keys() == partitions.keys()
+    wrong = {
+        (p, n): {"said": said.get(n), "true": partitions[p].get(n)}
+        for p, said in outcome.partitions.items()
+        for n in (said.keys() - WORDS) | partitions[p].keys()
+        if n not in said or n not in partitions[p] or said[n] != partitions[p][n]
+    }
+    assert wrong == {}
+    assert totals(change, bytes_removed) == Totals(
+        outcome.rows_removed,
+        outcome.files_removed,
+        outcome.bytes_removed,
+        sorted(outcome.snapshot_ids),
+    )
+
+
+def check_ingest(nights: Nights, directory: Path, now_ms: int) -> None:
+    """Take what the source holds; records come with an event time only where EVENT_TIME says it."""
+    settings = ANY_SHARE | {"ebbtide.event.time": EVENT_TIME}
+    source = Source.of_uri(str(directory), at(now_ms), accept_gap=True, settings=settings)
+    outcome, change = nights.run(
+        "ingest_segments", lambda: ingest_segments(nights.spark, nights.name, source)
+    )
+    wanted = {p: expected.of_ingest(change, p, is_missing) for p in change.after.states}
+    check(outcome, change, wanted, bytes_removed=0)
+
+
+def is_missing(record: Mapping[str, Any]) -> bool:
+    """Whether EVENT_TIME says nothing of the record."""
+    return len(record["key"] or b"") != TIMED_KEY_BYTES or record["timestamp"] is None
+
+
+def check_mark(nights: Nights, now_ms: int, again: Sequence[FromOffset] = ()) -> None:
+    outcome, change = nights.run(
+        "mark_tombstones", lambda: mark(nights.spark, str(nights.name), again, now_ms)
+    )
+    wanted = {p: expected.of_mark(change, p) for p in change.after.states}
+    check(outcome, change, wanted, bytes_removed=0)
+
+
+def check_mark_again(nights: Nights, now_ms: int, rule: Mapping[str, str]) -> None:
+    """Mark all that no round has cleaned by another rule."""
+    names = {name for other in TOMBSTONE_RULES for name in other}
+    set_properties(nights.spark, str(nights.name), {name: rule.get(name) for name in names})
+    again = [
+        FromOffset(p, max(state.log_start_offset, state.first_dirty_offset))
+        for p, state in nights.before.states.items()
+    ]
+    check_mark(nights, now_ms, again)
+
+
+def check_delete(nights: Nights, requested: Mapping[int, int], now_ms: int) -> None:
+    """Bytes are those of the files that left."""
+    topic = load(nights.spark, nights.name)
+    outcome, change = nights.run(
+        "delete_records", lambda: execute_delete(plan_delete(topic, requested, now_ms))
+    )
+    wanted = {p: expected.of_delete_records(change, p, at) for p, at in requested.items()}
+    check(outcome, change, wanted, bytes_removed=sum(change.files_gone))
+
+
+def check_clean(nights: Nights, now_ms: int) -> None:
+    """Bytes are those of headers; where Kafka would stop cleaning too, nothing changes."""
+    try:
+        plan = plan_clean(settle(load(nights.spark, nights.name)), now_ms)
+    except NotCoveredError:
+        assert nights.before.read_again(nights.spark, nights.name) == nights.before
+        return
+    outcome, change = nights.run("clean_log", lambda: execute_clean(plan))
+    parts = plan.round.partitions if plan.round is not None else {}
+    wanted = {p: expected.of_clean(change, p, parts.get(p)) for p in change.after.states}
+    went = (n["bytes_before"] - n["bytes_after"] for n in wanted.values() if n["picked"])
+    check(outcome, change, wanted, bytes_removed=sum(went))
+
+
+def check_expire(nights: Nights, now_ms: int) -> None:
+    """Bytes are those of the headers of whole segments."""
+    config = load(nights.spark, nights.name).config
+    outcome, change = nights.run(
+        "expire_segments", lambda: expire(nights.spark, str(nights.name), now_ms)
+    )
+    wanted = {p: expected.of_expire(change, p, config, now_ms) for p in change.after.states}
+    went = sum(numbers["bytes_removed"] for numbers in wanted.values())
+    check(outcome, change, wanted, bytes_removed=went)
+    assert outcome.topic["delete_ratio"] == expected.delete_ratio(change, wanted)
+
+
+def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
+    """Erase keys of a topic whose source is closed; bytes are those that its round takes."""
+    spark, name = nights.spark, nights.name
+    set_properties(spark, str(name), {"ebbtide.source": ""})
+    erasure = Erasure(
+        run_id="erase", now_ms=now_ms, requested_by="a", reason="b", keys=tuple(keys), appends=True
+    )
+    outcome, change = nights.run("erase_keys", lambda: erase_keys(spark, name, erasure))
+    clock = table_clock(spark, name)
+    held = {p: tombstones(change, p, keys) for p in change.after.states}
+    wanted = {p: expected.of_erased_keys(change, p, of, clock) for p, of in held.items()}
+    before, after = (sum(size_bytes(truth.retained(p)) for p in held) for truth in change)
+    went = before + appended_bytes(spark, name, change) - after
+    check(outcome, change, wanted, bytes_removed=went)
+    assert outcome.topic["keys"] == len(keys)
+    assert outcome.topic["not_found"] == len(set(keys).difference(*held.values()))
+    for number in ("superseded", "left"):
+        assert outcome.topic[number] == sum(numbers[number] for numbers in wanted.values())
+
+
+def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[bytes, int]:
+    """Where the tombstone of each key that the partition held is: the latest record, or new."""
+    held = {row["key"] for (p, _), row in change.before.records.items() if p == partition}
+    added = {row["key"]: row["offset"] for row in change.added(partition)}
+    found = {}
+    for key in held.intersection(keys):
+        latest = change.before.latest_committed(partition, key)
+        is_tombstone = latest is not None and latest["is_tombstone"]
+        found[key] = latest["offset"] if latest is not None and is_tombstone else added[key]
+    return found
+
+
+def table_clock(spark: SparkSession, name: TopicName) -> tuple[int, int]:
+    """When the records table changed last, and how old its snapshots get."""
+    changed_ms = int(java_table(spark, name.records_table).currentSnapshot().timestampMillis())
+    return changed_ms, max_snapshot_age_ms(load(spark, name).properties)
+
+
+def appended_bytes(spark: SparkSession, name: TopicName, change: Change) -> int:
+    """The bytes of the batches that an erasure appended, as they were before its round."""
+    table = name.batches_table
+    new = [s for s in change.after.snapshots[table] if s in change.new_snapshots]
+    if not any(change.added_batches(p) for p in change.after.states):
+        return 0
+    rows = spark.sql(f"SELECT * FROM {table} VERSION AS OF {new[0]}").toArrow().to_pylist()
+    return size_bytes(
+        row for row in rows if (row["partition"], row["base_offset"]) not in change.before.batches
+    )
+
+
+def topic_of(seed: int) -> Topic:
+    """The first topic of a seed that is compacted and that retention may cut."""
+    topics = (
+        random_topic(seed * 1_000 + i, PARTITIONS, rounds=ROUNDS, merges_by_size=False)
+        for i in count()
+    )
+    return next(topic for topic in topics if topic.config["cleanup.policy"] == "compact,delete")
+
+
+def other_settings(rng: random.Random) -> dict[str, str | None]:
+    """Settings of which some let single records go, and most let the cleaner begin."""
+    return {
+        "kafka.min.cleanable.dirty.ratio": rng.choice(["0", "0", "0.3"]),
+        "kafka.retention.max.eventtime.ms": str(rng.choice([-1, *TIMES_MS[3:]])),
+        "ebbtide.retention.granularity": rng.choice(["segment", "record", "record"]),
+    }
+
+
+def run_nights(nights: Nights, topic: Topic, directory: Path, rng: random.Random) -> None:
+    """Let the topic grow and go through all jobs; then erase keys of it, and let more time pass."""
+    for number, a_round in enumerate(topic.rounds):
+        now_ms = a_round.now_ms
+        grow_source(directory, topic, number, range(PARTITIONS))
+        check_ingest(nights, directory, now_ms)
+        configure(nights.spark, nights.name, topic.config_at(number))
+        set_properties(nights.spark, str(nights.name), other_settings(rng))
+        if number:
+            check_mark_again(nights, now_ms, rng.choice(TOMBSTONE_RULES))
+        else:
+            check_mark(nights, now_ms)
+        asked = {p: of.delete_records[number] for p, of in enumerate(topic.partitions)}
+        requested = {p: offset for p, offset in asked.items() if offset is not None}
+        check_delete(nights, requested, now_ms)
+        check_clean(nights, now_ms)
+        check_expire(nights, now_ms)
+    check_erase(nights, some_keys(nights.before, rng), now_ms + 1)
+    check_clean(nights, now_ms + 10 * DAY_MS)
+    check_expire(nights, now_ms + 10 * DAY_MS)
+
+
+def some_keys(truth: Truth, rng: random.Random) -> list[bytes]:
+    """A few keys that the log holds and one that it does not."""
+    held = sorted({row["key"] for row in truth.records.values() if row["key"]})
+    return [*rng.sample(held, min(3, len(held))), b"no such key"]
+
+
+@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+def test_each_number_of_random_nights_is_what_the_tables_say(
+    seed: int, sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    nights, rng = Nights(sandbox.session, TopicName(cluster, TOPIC)), random.Random(seed)
+    run_nights(nights, topic_of(rng.randrange(10**6)), tmp_path / "log", rng)
+    assert nights.said >= (TOLD if seed == FIXED_SEED else {"ingest_segments records"})
+
+
+def test_single_records_that_leave_count_beside_the_headers_which_stay(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    nights = Nights(sandbox.session, TopicName(cluster, TOPIC))
+    check_ingest(nights, write_segments(tmp_path, {0: [batch(0, 10)], 10: []}), T0)
+    limits = {"kafka.cleanup.policy": "delete", "ebbtide.retention.granularity": "record"}
+    for limit_ms in (6, 3):
+        limits["kafka.retention.max.eventtime.ms"] = str(limit_ms)
+        set_properties(nights.spark, str(nights.name), limits)
+        check_expire(nights, T0)
+    assert sorted(offset for _, offset in nights.before.records) == [6, 7, 8, 9]
+
+
+def test_a_file_that_leaves_whole_counts_in_a_segment_of_which_more_stays(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    nights = Nights(sandbox.session, TopicName(cluster, TOPIC))
+    write_segments(tmp_path, {0: [batch(0, 2)]})
+    check_ingest(nights, tmp_path, T0)
+    append(tmp_path, 0, batch(2, 2))
+    check_ingest(nights, tmp_path, T0)
+    set_properties(nights.spark, str(nights.name), {"kafka.cleanup.policy": "delete"})
+    check_delete(nights, {0: 2}, T0)
+
+
+def test_an_erasure_counts_what_it_quarantines_too(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    nights = Nights(sandbox.session, TopicName(cluster, TOPIC))
+    forbidden_topic(sandbox, nights.name, tmp_path)
+    nights.before = nights.before.read_again(nights.spark, nights.name)
+    check_erase(nights, [b"k0", b"k7"], NIGHT_MS)

@@ -1,0 +1,156 @@
+"""mark_tombstones, expire_snapshots and configure_topic on tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import TIDIED
+from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
+from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.fixtures import KilledError
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
+
+TOMBSTONE_FLAG = 0x20
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+MESSAGES = [
+    [Message("a", "1"), Message("b", "1"), Message("c", "1"), Message("d", "1")],
+    [Message("a", None), Message("b", "why", attributes=TOMBSTONE_FLAG), Message("c", "")],
+    [Message("e", "1")],
+]
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
+    return TopicName(cluster, "t")
+
+
+def marks(sandbox: LakeSandbox, name: TopicName) -> dict[int, Any]:
+    rows = sandbox.session.table(name.records_table).where("is_tombstone").collect()
+    return {row["offset"]: (row["tombstone_by"], row["value"]) for row in rows}
+
+
+def test_null_values_and_flagged_records_are_tombstones_and_empty_values_are_not(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    outcome = mark(sandbox.session, str(name))
+    assert outcome.partitions[0]["by"] == {"null_value": 1, "flag": 1}
+    assert marks(sandbox, name) == {4: ("null_value", None), 5: ("flag", b"why")}
+    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
+
+
+def test_marking_again_reads_and_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
+    mark(sandbox.session, str(name))
+    before = current_snapshot(sandbox.session, name.records_table)
+    assert mark(sandbox.session, str(name)).partitions[0]["marked"] == 0
+    assert current_snapshot(sandbox.session, name.records_table) == before
+
+
+@pytest.mark.parametrize("step", [Step.MARK_RECORDS, Step.MARK_STATE])
+def test_a_killed_marking_is_finished_by_the_next(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
+) -> None:
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        mark(sandbox.session, str(name))
+    mark(sandbox.session, str(name))
+    assert sorted(marks(sandbox, name)) == [4, 5]
+    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
+
+
+def test_a_flagged_tombstone_keeps_its_value_until_its_horizon(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)
+    view = view_of_table(sandbox.session, name, 0)
+    assert offsets(view) == [3, 4, 5, 6, 7]
+    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 6, 7]
+
+
+def test_expired_snapshots_take_the_removed_values_off_the_disk(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    change = {"history.expire.max-snapshot-age-ms": "0"}
+    execute_configure(plan_configure(load(sandbox.session, name), change, NIGHT_MS))
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)
+    kept = view_of_table(sandbox.session, name, 0)
+    outcome = execute_expire_snapshots(load(sandbox.session, name))
+    assert outcome.topic["files_rewritten"] > 0
+    assert outcome.topic["bytes_freed"] > 0
+    assert outcome.topic["snapshots_expired"] > 0
+    assert view_of_table(sandbox.session, name, 0) == kept
+    files = sandbox.session.sql(
+        f"SELECT sum(record_count) AS n FROM {name.records_table}.all_files"
+    )
+    row = files.first()
+    assert row is not None
+    assert row["n"] == len(kept.records)
+    for table in (name.records_table, name.batches_table):
+        assert sandbox.session.sql(f"SELECT * FROM {table}.snapshots").count() == 1
+
+
+def test_a_note_that_a_topic_is_tidy_which_was_killed_is_made_by_the_next(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+) -> None:
+    kill_at.append(Step.TIDIED)
+    with pytest.raises(KilledError):
+        execute_expire_snapshots(load(sandbox.session, name))
+    assert TIDIED not in load(sandbox.session, name).properties
+    execute_expire_snapshots(load(sandbox.session, name))
+    assert TIDIED in load(sandbox.session, name).properties
+
+
+@pytest.mark.parametrize("step", [Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS])
+def test_a_killed_expiry_of_snapshots_loses_nothing(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
+) -> None:
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)
+    set_properties(sandbox.session, str(name), {"history.expire.max-snapshot-age-ms": "0"})
+    kept = view_of_table(sandbox.session, name, 0)
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        execute_expire_snapshots(load(sandbox.session, name))
+    execute_expire_snapshots(load(sandbox.session, name))
+    assert view_of_table(sandbox.session, name, 0) == kept
+
+
+def test_configuring_shows_what_the_next_run_removes(sandbox: LakeSandbox, name: TopicName) -> None:
+    mark(sandbox.session, str(name))
+    changes = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.ms": "1"}
+    plan = plan_configure(load(sandbox.session, name), changes, NIGHT_MS)
+    assert plan.effect[0]["clean_log"]["superseded"] == 3
+    assert plan.effect[0]["expire_segments"]["segments_expired"] == 3
+    assert load(sandbox.session, name).properties["kafka.cleanup.policy"] == "compact"
+    execute_configure(plan)
+    assert load(sandbox.session, name).config.retention_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (("kafka.retention.ms", "-2"), "an integer in"),
+        (("kafka.retention.hours", "1"), "a topic configuration that Kafka knows"),
+        (("ebbtide.state.0.log-start-offset", "9"), "expected one of"),
+        (("write.format.default", "orc"), "expected one of"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_is_set(
+    sandbox: LakeSandbox, name: TopicName, setting: tuple[str, str], message: str
+) -> None:
+    topic = load(sandbox.session, name)
+    with pytest.raises(ConfigurationError, match=message):
+        plan_configure(topic, dict([setting]), NIGHT_MS)

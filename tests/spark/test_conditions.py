@@ -1,0 +1,65 @@
+"""Conditions of thousands of parts: Spark and Iceberg take them, since their trees are shallow."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from ebbtide.iceberg.files.data_files import plan_segments, planned_tasks
+from ebbtide.iceberg.files.deletes import segments_filter
+from ebbtide.iceberg.topics import current_snapshot, java_table
+from ebbtide.log.settings.names import TopicName
+from ebbtide.spark.conditions import any_column, any_of, balanced
+from ebbtide.stages.mark_tombstones.changed_marks import within
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.nights import HOUR_MS, ingest
+from tests.tables.partition_log import T0, batch, write_segments
+
+PARTITIONS = 8_000
+
+
+def depth(tree: object) -> int:
+    return 1 + max(map(depth, tree)) if isinstance(tree, tuple) else 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 1000])
+def test_a_tree_is_as_deep_as_the_logarithm_of_its_parts(count: int) -> None:
+    tree = balanced(range(count), lambda left, right: (left, right))
+    assert depth(tree) == (count - 1).bit_length()
+    assert balanced(map(str, range(count)), str.__add__) == "".join(map(str, range(count)))
+    assert balanced([], str.__add__) is None
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """A topic of one record."""
+    name = TopicName(cluster, "t")
+    write_segments(tmp_path, {0: [batch(0)]})
+    ingest(sandbox.session, str(name), tmp_path, T0 + HOUR_MS)
+    return name
+
+
+def test_iceberg_plans_the_files_of_thousands_of_partitions(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    spark, table = sandbox.session, name.records_table
+    snapshot = current_snapshot(spark, table) or 0
+    assert len(plan_segments(spark, table, snapshot, dict.fromkeys(range(PARTITIONS), 9))) == 1
+    assert plan_segments(spark, table, snapshot, {}) == []
+    matches = segments_filter(spark, {p: [0] for p in range(PARTITIONS)})
+    assert len(planned_tasks(java_table(spark, table), snapshot, matches)) == 1
+
+
+def test_spark_takes_a_condition_of_thousands_of_partitions(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    rows = sandbox.session.table(name.records_table)
+    # Fewer: to optimize 8,000 parts takes Spark a minute on a busy machine.
+    for condition in (
+        within(dict.fromkeys(range(2_000), (0, 9))),
+        any_column(F.col("partition") == p for p in range(2_000)),
+    ):
+        assert rows.where(condition).count() == 1
+    assert rows.where(within({1: (0, 9)})).count() == 0
+    assert rows.where(any_column([])).count() == 0
+    assert rows.where(any_of([])).count() == 0

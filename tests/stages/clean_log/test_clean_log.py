@@ -1,0 +1,146 @@
+"""clean_log, as far as the comparison with Kafka does not show it: kills, idleness, refusals."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbtide.columns import compaction
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import ROUND
+from ebbtide.stages.clean_log import offset_map
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.fixtures import KilledError
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import Message, write_log
+from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+
+NIGHT_MS = 1_000 * DAY_MS
+ROUND_STEPS = tuple(step for step in Step if step.name.startswith("ROUND"))
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+# Two segments that supersede each other, with a tombstone, and an active one.
+MESSAGES = [
+    [Message("a", "1"), Message("b", "1"), Message("c", "1")],
+    [Message("a", "2"), Message("b", None)],
+    [Message("d", "1")],
+]
+
+
+@pytest.fixture
+def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """A small compacted topic, ingested and marked."""
+    write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, f"{cluster}.t")
+    return TopicName(cluster, "t")
+
+
+def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
+    sandbox: LakeSandbox, topic: TopicName
+) -> None:
+    outcome = clean(sandbox.session, str(topic), NIGHT_MS)
+    view = view_of_table(sandbox.session, topic, 0)
+    assert offsets(view) == [2, 3, 4, 5]
+    assert outcome.partitions[0]["superseded"] == 2
+    assert outcome.partitions[0]["tombstones_kept"] == 1
+    assert outcome.partitions[0]["next_horizon_ms"] == NIGHT_MS + DAY_MS
+    assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2, 4])
+def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
+    sent: int, sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_map, "MAX_SENT_RECORDS", sent)
+    outcome = clean(sandbox.session, str(topic), NIGHT_MS)
+    view = view_of_table(sandbox.session, topic, 0)
+    assert offsets(view) == [2, 3, 4, 5]
+    assert [b["record_count"] for b in view.batches] == [1, 2, 1]
+    assert outcome.partitions[0]["superseded"] == 2
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3])
+def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
+    sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    at_once = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", rows_at_once)
+    in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    assert at_once is not None
+    assert in_parts is not None
+    assert in_parts.changes.equals(at_once.changes)
+    assert in_parts.deletions == at_once.deletions
+    assert in_parts.numbers == at_once.numbers
+
+
+@pytest.mark.parametrize("step", ROUND_STEPS)
+def test_a_round_killed_anywhere_ends_as_an_unbroken_one(
+    sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step], step: Step
+) -> None:
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+    # The rerun has another clock: what was begun is finished with the one it began with.
+    clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
+    view = view_of_table(sandbox.session, topic, 0)
+    horizons = [b["delete_horizon_ms"] for b in view.batches]
+    finished_ms = NIGHT_MS + HOUR_MS if step is Step.ROUND_STARTED else NIGHT_MS
+    assert offsets(view) == [2, 3, 4, 5]
+    assert [b["record_count"] for b in view.batches] == [1, 2, 1]
+    assert horizons == [None, finished_ms + DAY_MS, None]
+    assert ROUND not in load(sandbox.session, topic).properties
+    assert load(sandbox.session, topic).partitions[0].first_dirty_offset == 5
+
+
+def test_two_owners_of_one_round_end_as_one(sandbox: LakeSandbox, topic: TopicName) -> None:
+    plan = plan_clean(load(sandbox.session, topic), NIGHT_MS)
+    execute_clean(plan)
+    after = [current_snapshot(sandbox.session, t) for t in (topic.records_table,)]
+    # The second owner planned before the first was done, and executes after it.
+    records_before = view_of_table(sandbox.session, topic, 0)
+    execute_clean(plan_clean(load(sandbox.session, topic), NIGHT_MS))
+    assert view_of_table(sandbox.session, topic, 0) == records_before
+    assert [current_snapshot(sandbox.session, t) for t in (topic.records_table,)] == after
+
+
+def test_the_horizon_is_reached_at_its_very_millisecond(
+    sandbox: LakeSandbox, topic: TopicName
+) -> None:
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    early = clean(sandbox.session, str(topic), NIGHT_MS + DAY_MS - 1)
+    assert early.partitions[0]["picked"] is False
+    on_time = clean(sandbox.session, str(topic), NIGHT_MS + DAY_MS)
+    assert on_time.partitions[0]["tombstones_removed"] == 1
+    assert offsets(view_of_table(sandbox.session, topic, 0)) == [2, 3, 5]
+    later = clean(sandbox.session, str(topic), NIGHT_MS + 2 * DAY_MS)
+    assert later.partitions[0]["picked"] is False
+    assert later.partitions[0]["reason"] == "nothing new, and no horizon reached"
+
+
+def test_a_clock_that_stands_still_cleans_nothing(sandbox: LakeSandbox, topic: TopicName) -> None:
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    again = clean(sandbox.session, str(topic), NIGHT_MS)
+    assert again.partitions[0]["reason"].startswith("now is not later than the last round's")
+
+
+def test_a_topic_without_compact_is_left_alone(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "log", "t", MESSAGES, {})
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, f"{cluster}.t")
+    outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
+    assert outcome.partitions[0]["reason"] == "cleanup.policy does not hold compact"
+    view = view_of_table(sandbox.session, TopicName(cluster, "t"), 0)
+    assert offsets(view) == [0, 1, 2, 3, 4, 5]
+
+
+def test_unmarked_records_are_not_cleaned(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
+    assert outcome.partitions[0]["picked"] is False

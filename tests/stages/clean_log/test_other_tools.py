@@ -1,0 +1,226 @@
+"""Rounds and merges in flight while other tools work on the same tables."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, ForeignChangeError, StateError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files.data_files import SegmentFiles
+from ebbtide.iceberg.topics import java_table, load
+from ebbtide.iceberg.unfinished.planned_merge import open_merge
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import MERGE, ROUND
+from ebbtide.spark import tasks
+from ebbtide.stages.clean_log import cleaner
+from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.clean_log.stage import finish_round
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.fixtures import KilledError, Meanwhile
+from tests.tables.kafka_view import View, view_of_table
+from tests.tables.logs import Message, write_log
+from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.other_tools import expire_all, rewrite_files, rewrite_manifests, tables_of
+
+NIGHT_MS = 1_000 * DAY_MS
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+SEGMENTS = [
+    [Message("a", "1"), Message("b", "1"), Message("c", "1")],
+    *([Message("a", str(n)), Message(f"k{n}", "1")] for n in range(9)),
+    [Message("a", "2"), Message("b", None)],
+    [Message("d", "1")],
+]
+Tool = Callable[[SparkSession, Sequence[str]], None]
+
+
+def rewrite_then_expire(spark: SparkSession, tables: Sequence[str]) -> None:
+    rewrite_files(spark, tables)
+    expire_all(spark, tables)
+
+
+TOOLS = [rewrite_files, rewrite_manifests, expire_all, rewrite_then_expire]
+
+
+@pytest.fixture
+def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """A small compacted topic, ingested and marked."""
+    write_log(tmp_path / "log", "t", SEGMENTS, COMPACT)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, f"{cluster}.t")
+    return TopicName(cluster, "t")
+
+
+@pytest.fixture(scope="module")
+def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> View:
+    """What the round leaves where nobody disturbs it."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    write_log(folder / "log", "t", SEGMENTS, COMPACT)
+    ingest(sandbox.session, "unbroken.t", folder / "log", NIGHT_MS)
+    mark(sandbox.session, "unbroken.t")
+    clean(sandbox.session, "unbroken.t", NIGHT_MS)
+    return view_of_table(sandbox.session, TopicName("unbroken", "t"), 0)
+
+
+def tags(spark: SparkSession, name: TopicName) -> set[str]:
+    refs = (java_table(spark, table).refs() for table in tables_of(name))
+    return {ref for of in refs for ref in of} - {"main"}
+
+
+ROUND_STEPS = [s for s in Step if s.name.startswith("ROUND") and s is not Step.ROUND_STARTED]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("step", ROUND_STEPS)
+def test_a_killed_round_ends_as_an_unbroken_one_whatever_tools_did_since(
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    unbroken: View,
+    kill_at: list[Step],
+    step: Step,
+    tool: Tool,
+) -> None:
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+    tool(sandbox.session, tables_of(topic))
+    clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken
+    assert ROUND not in load(sandbox.session, topic).properties
+    assert tags(sandbox.session, topic) == set()
+
+
+@pytest.mark.parametrize("step", [Step.ROUND_BATCHES, Step.ROUND_STATE])
+def test_a_round_goes_on_while_tools_work(
+    sandbox: LakeSandbox, topic: TopicName, unbroken: View, meanwhile: Meanwhile, step: Step
+) -> None:
+    meanwhile(step, lambda: rewrite_then_expire(sandbox.session, tables_of(topic)))
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken
+
+
+@pytest.mark.parametrize("step", [Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE])
+def test_a_killed_merge_is_finished_whatever_tools_did_since(
+    sandbox: LakeSandbox, topic: TopicName, unbroken: View, kill_at: list[Step], step: Step
+) -> None:
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        merge_segments(load(sandbox.session, topic))
+    rewrite_then_expire(sandbox.session, tables_of(topic))
+    ended = finish_round(load(sandbox.session, topic))
+    assert open_merge(ended) is None
+    assert MERGE in ended.properties  # the trace of it
+    assert view_of_table(sandbox.session, topic, 0) == unbroken
+    assert tags(sandbox.session, topic) == set()
+
+
+def test_what_a_killed_job_held_is_let_go(
+    sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
+) -> None:
+    kill_at.append(Step.HOLDS_RELEASED)
+    with pytest.raises(KilledError):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+    assert tags(sandbox.session, topic) != set()
+    clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
+    assert tags(sandbox.session, topic) == set()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
+    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, number: int
+) -> None:
+    spark, table = sandbox.session, tables_of(topic)[number]
+    made = spark.sql(f"SHOW CREATE TABLE {table}").collect()[0][0]
+    spark.sql(f"DROP TABLE {table}")
+    with pytest.raises(ForeignChangeError, match="that somebody dropped it"):
+        ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+    spark.sql(made)
+    with pytest.raises(ForeignChangeError, match="somebody dropped one and created it anew"):
+        clean(spark, str(topic), NIGHT_MS)
+
+
+def test_a_topic_whose_tables_were_dropped_begins_anew(
+    sandbox: LakeSandbox, topic: TopicName, unbroken: View, tmp_path: Path
+) -> None:
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    for table in tables_of(topic):
+        sandbox.session.sql(f"DROP TABLE {table}")
+    ingest(sandbox.session, str(topic), tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, str(topic))
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken
+
+
+def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: TopicName) -> None:
+    sandbox.session.sql(
+        f"ALTER TABLE {topic.state_table} SET TBLPROPERTIES ('ebbtide.state.0.log-end-offset'='9')"
+    )
+    with pytest.raises(StateError, match=r"found that ebbtide\.checksum does not fit it"):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+
+
+@pytest.mark.parametrize(
+    ("step", "again"),
+    [
+        (Step.ROUND_BATCHES, Step.HEADERS_REBUILT),
+        (Step.ROUND_BATCHES, Step.LOST_ROUND_STATE),
+        (Step.ROUND_STATE, Step.LOST_ROUND_STATE),
+    ],
+)
+def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    unbroken: View,
+    kill_at: list[Step],
+    step: Step,
+    again: Step,
+) -> None:
+    """Headers come from the records that are left; the next round gives the tombstones' horizon."""
+    spark = sandbox.session
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        clean(spark, str(topic), NIGHT_MS)
+    for table in tables_of(topic):
+        for tag in tags(spark, topic):
+            spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS `{tag}`")
+    rewrite_then_expire(spark, tables_of(topic))
+    kill_at.append(again)
+    with pytest.raises(KilledError):
+        clean(spark, str(topic), NIGHT_MS)
+    clean(spark, str(topic), NIGHT_MS)
+    assert ROUND not in load(spark, topic).properties
+    assert view_of_table(spark, topic, 0) == unbroken
+
+
+@pytest.mark.parametrize(
+    ("rows_on_driver", "after", "cause"),
+    [(1_000_000, 1, "expired"), (1_000_000, 2, "deleted"), (0, 2, "deleted")],
+)
+def test_files_that_go_while_they_are_read_are_planned_again(
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    unbroken: View,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_on_driver: int,
+    after: int,
+    cause: str,
+) -> None:
+    """On the driver and in tasks; as run_topics tries a lost race again."""
+    monkeypatch.setattr(tasks, "LOCAL_ROWS", rows_on_driver)
+    planned, plan = [], cleaner.plan_segments
+
+    def then_lose_files(*arguments: Any) -> list[SegmentFiles]:
+        found = plan(*arguments)
+        planned.append(found)
+        if len(planned) == after:
+            rewrite_then_expire(sandbox.session, tables_of(topic))
+        return found
+
+    monkeypatch.setattr(cleaner, "plan_segments", then_lose_files)
+    with pytest.raises(CommitConflictError, match=f"{cause} it meanwhile"):
+        clean(sandbox.session, str(topic), NIGHT_MS)
+    clean(sandbox.session, str(topic), NIGHT_MS)
+    assert view_of_table(sandbox.session, topic, 0) == unbroken

@@ -1,0 +1,165 @@
+"""What a DeleteRecords request means in offsets, and what stands in its way."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
+from ebbtide.log.requests.delete_request import parse_request
+from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.runs_table import Outcome
+from ebbtide.stages.delete_records.stage import answer_request
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.fixtures import KilledError
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import ingest
+
+# Two partitions of these, a batch and a segment each pair; the fourth is older than the third.
+AT_MS = [[0, 10], [30, 20], [40, 50]]
+MESSAGES = [[Message("k", "v", at_ms) for at_ms in pair] for pair in AT_MS]
+EARLY, LATE = FIRST_MS + 25, FIRST_MS + 51
+CATALOG = "spark.sql.catalog.lake"
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    for partition in range(2):
+        write_log(tmp_path / "log", "t", MESSAGES, {}, partition=partition)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
+    return TopicName(cluster, "t")
+
+
+def ask(
+    spark: SparkSession, name: TopicName, *partitions: Any, plan_only: bool = False, **fields: Any
+) -> Outcome:
+    asked = {"topic": str(name), **({"partitions": list(partitions)} if partitions else fields)}
+    request = parse_request(json.dumps({"topics": [asked]}))
+    now_ms = FIRST_MS + 1000
+    return answer_request(spark, name, request.topics[name], now_ms, plan_only=plan_only)
+
+
+def low_watermarks(outcome: Outcome) -> dict[int, int]:
+    return {partition: said["low_watermark"] for partition, said in outcome.partitions.items()}
+
+
+def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    outcome = ask(sandbox.session, name, timestamp=EARLY)
+    assert low_watermarks(outcome) == {0: 2, 1: 2}
+    assert [said["older_kept"] for said in outcome.partitions.values()] == [1, 1]
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [2, 3, 4, 5]
+
+
+def test_partitions_may_be_asked_in_different_ways(sandbox: LakeSandbox, name: TopicName) -> None:
+    by_age = {"partition": 0, "age": "PT0.951S"}  # before now, 1000 ms after the first
+    unknown = {"partition": 7, "timestamp": EARLY}
+    outcome = ask(sandbox.session, name, by_age, {"partition": 1, "timestamp": LATE}, unknown)
+    assert low_watermarks(outcome) == {0: 5, 1: 6, 7: -1}
+    assert outcome.partitions[7]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
+    assert outcome.partitions[0]["timestamp_ms"] == FIRST_MS + 49
+
+
+def test_a_record_below_the_log_start_is_not_found_though_its_row_is_there(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+) -> None:
+    kill_at.append(Step.TRUNCATE_RECORD_SEGMENTS)
+    with pytest.raises(KilledError):
+        ask(sandbox.session, name, offset=4)
+    assert len(offsets(view_of_table(sandbox.session, name, 0))) == 6
+    planned = ask(sandbox.session, name, timestamp=EARLY, plan_only=True)
+    assert low_watermarks(planned) == {0: 4, 1: 4}
+    assert [said["requested_offset"] for said in planned.partitions.values()] == [4, 4]
+
+
+def test_a_plan_moves_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
+    assert low_watermarks(ask(sandbox.session, name, offset=-1, plan_only=True)) == {0: 6, 1: 6}
+    assert load(sandbox.session, name).partitions[0].log_start_offset == 0
+
+
+def test_a_topic_without_tables_is_unknown_in_every_partition_named(sandbox: LakeSandbox) -> None:
+    nowhere = TopicName("no", "where")
+    outcome = ask(sandbox.session, nowhere, {"partition": 3, "timestamp": EARLY})
+    assert outcome.partitions[3]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
+    assert outcome.topic["error_code"] == 3
+    whole = ask(sandbox.session, nowhere, age="P1D")
+    assert (whole.partitions, whole.topic["error_code"]) == ({}, 3)
+    assert str(whole.error) == (
+        "every partition: UNKNOWN_TOPIC_OR_PARTITION: the lake has no such partition of that "
+        "topic; Browse > Retention lists the topics there are"
+    )
+
+
+def test_groups_need_to_know_their_cluster(
+    sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    name = TopicName(cluster, "t")
+    sandbox.topic(str(name))
+    for replicas in ("", "copy.log", "kafka:a, kafka:b"):
+        set_replicas(sandbox, name, replicas)
+        with pytest.raises(RequestError, match=r"^expected a connection beside groups, or one"):
+            ask(sandbox.session, name, groups=["g"])
+    set_replicas(sandbox, name, "copy.log,kafka:main")
+    with pytest.raises(ConfigurationError, match=r"^expected the Kafka connection 'main' with"):
+        ask(sandbox.session, name, groups=["g"])
+
+
+def set_replicas(sandbox: LakeSandbox, name: TopicName, replicas: str) -> None:
+    change = f"SET TBLPROPERTIES ('ebbtide.replicas' = '{replicas}')"
+    sandbox.session.sql(f"ALTER TABLE {name.records_table} {change}")
+
+
+class Forbidding(BaseHTTPRequestHandler):
+    """An Iceberg REST catalog that lets this user do nothing."""
+
+    def do_GET(self) -> None:
+        is_config = self.path.startswith("/v1/config")
+        error = {"message": "not yours", "type": "ForbiddenException", "code": 403}
+        body = json.dumps({"defaults": {}, "overrides": {}} if is_config else {"error": error})
+        self.send_response(200 if is_config else 403)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
+
+    do_HEAD = do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def forbidding() -> Iterator[str]:
+    """The catalog's address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Forbidding)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_the_catalog_forbids_is_an_authorization_that_failed(
+    sandbox: LakeSandbox, forbidding: str
+) -> None:
+    session = sandbox.session.newSession()
+    session.conf.set(CATALOG, "org.apache.iceberg.spark.SparkCatalog")
+    session.conf.set(f"{CATALOG}.type", "rest")
+    session.conf.set(f"{CATALOG}.uri", forbidding)
+    outcome = ask(session, TopicName("log", "t"), {"partition": 0, "offset": 1})
+    said = outcome.partitions[0]
+    assert (said["error_code"], said["low_watermark"]) == (29, -1)
+    assert "not yours" in said["note"] or "Forbidden" in said["note"]

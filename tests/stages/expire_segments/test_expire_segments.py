@@ -1,0 +1,145 @@
+"""expire_segments on tables; its decisions are tested in tests/log and against Kafka."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import current_snapshot, java_table, load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.stages.expire_segments.stage import plan_expire
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.fixtures import KilledError
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, expire, ingest, mark
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+# Four segments of two records, a day apart in event time.
+MESSAGES = [[Message("a", "1", day * DAY_MS), Message("b", "1", day * DAY_MS)] for day in range(4)]
+
+
+def topic_with(
+    sandbox: LakeSandbox, cluster: str, directory: Path, config: dict[str, str]
+) -> TopicName:
+    write_log(directory / "log", "t", MESSAGES, {"cleanup.policy": "delete", **config})
+    ingest(sandbox.session, f"{cluster}.t", directory / "log", NIGHT_MS)
+    return TopicName(cluster, "t")
+
+
+@pytest.mark.parametrize(
+    ("config", "start", "rule"),
+    [
+        pytest.param({"retention.ms": str(8 * DAY_MS)}, 4, "time", id="older than retention.ms"),
+        pytest.param({"retention.bytes": "158"}, 4, "size", id="beyond retention.bytes"),
+        pytest.param(
+            {"retention.max.eventtime.ms": str(2 * DAY_MS - 1)},
+            4,
+            "event_time",
+            id="behind the max event time, however old by the clock",
+        ),
+        pytest.param({"retention.ms": str(DAY_MS)}, 8, "time", id="the active segment too"),
+    ],
+)
+def test_whole_segments_go(
+    sandbox: LakeSandbox,
+    cluster: str,
+    tmp_path: Path,
+    config: dict[str, str],
+    start: int,
+    rule: str,
+) -> None:
+    name = topic_with(sandbox, cluster, tmp_path, config)
+    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    view = view_of_table(sandbox.session, name, 0)
+    assert view.log_start_offset == start
+    assert offsets(view) == list(range(start, 8))
+    assert [batch["base_offset"] for batch in view.batches] == list(range(start, 8, 2))
+    assert outcome.partitions[0]["by"][rule] == outcome.partitions[0]["segments_expired"]
+    assert outcome.partitions[0]["records_removed"] == outcome.rows_removed == start
+    if start == 8:
+        assert view.segments == [(8, NIGHT_MS)]
+
+
+def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
+    expire(sandbox.session, str(name), NIGHT_MS)
+    for table in (name.records_table, name.batches_table):
+        summary = dict(java_table(sandbox.session, table).currentSnapshot().summary())
+        assert summary["deleted-data-files"] == "2"
+        assert "added-data-files" not in summary
+        assert "added-dvs" not in summary
+    before = [
+        current_snapshot(sandbox.session, t) for t in (name.records_table, name.batches_table)
+    ]
+    again = expire(sandbox.session, str(name), NIGHT_MS)
+    assert again.rows_removed == 0
+    after = [current_snapshot(sandbox.session, t) for t in (name.records_table, name.batches_table)]
+    assert after == before
+
+
+def test_no_data_file_is_read_when_segments_leave(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    """The records' files may be anywhere: what leaves is known from manifests and batch headers."""
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
+    location = java_table(sandbox.session, name.records_table).location()
+    data = Path(location.removeprefix("file:")) / "data"
+    assert list(data.rglob("*.parquet"))
+    data.rename(data.with_name("away"))
+    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    assert outcome.rows_removed == 4
+    data.with_name("away").rename(data)
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "step", [Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES]
+)
+def test_a_killed_expiry_is_finished_by_the_next(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step], step: Step
+) -> None:
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        expire(sandbox.session, str(name), NIGHT_MS)
+    expire(sandbox.session, str(name), NIGHT_MS)
+    view = view_of_table(sandbox.session, name, 0)
+    assert (view.log_start_offset, offsets(view)) == (4, [4, 5, 6, 7])
+    assert [batch["base_offset"] for batch in view.batches] == [4, 6]
+
+
+def test_without_explicit_settings_nothing_is_removed(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "log", "t", MESSAGES, {})
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    topic = load(sandbox.session, TopicName(cluster, "t"))
+    plan = plan_expire(topic, NIGHT_MS + 10_000 * DAY_MS)
+    assert plan.expiries[0].removed == []
+
+
+def test_a_row_that_marking_rewrote_is_counted_once(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    config = {"cleanup.policy": "delete", "retention.ms": str(8 * DAY_MS)}
+    messages = [[Message("a", None), Message("b", "1")], *MESSAGES[1:]]
+    write_log(tmp_path / "log", "t", messages, config)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    mark(sandbox.session, f"{cluster}.t")
+    assert expire(sandbox.session, f"{cluster}.t", NIGHT_MS).rows_removed == 4
+
+
+def test_what_an_ingest_is_writing_into_a_rolled_segment_stays(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(DAY_MS)})
+    sandbox.session.sql(
+        f"INSERT INTO {name.batches_table} (`partition`, base_offset, last_offset, segment, "
+        "attributes, producer_id, record_count, size_bytes) VALUES (0, 8, 9, 6, 0, -1, 2, 79)"
+    )
+    expire(sandbox.session, str(name), NIGHT_MS)
+    rows = sandbox.session.table(name.batches_table).collect()
+    assert [row["base_offset"] for row in rows] == [8]

@@ -1,0 +1,144 @@
+"""Retention that would remove too large a share of a topic is refused, but for a plan let pass."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import SafetyError
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.stages.configure_topic.stage import plan_configure
+from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.stages.expire_segments.stage import ExpirePlan, plan_expire
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, at, expire, ingest
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+RATIO = "ebbtide.max.delete.ratio"
+# Two partitions, each of four segments of two records and of the same bytes, a day apart.
+MESSAGES = [[Message("a", "1", day * DAY_MS), Message("b", "1", day * DAY_MS)] for day in range(4)]
+
+
+def days(count: float) -> str:
+    return str(int(count * DAY_MS))
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    for partition in (0, 1):
+        write_log(
+            tmp_path / "log", "t", MESSAGES, {"cleanup.policy": "delete"}, partition=partition
+        )
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    return TopicName(cluster, "t")
+
+
+def plan(sandbox: LakeSandbox, name: TopicName, **settings: str) -> ExpirePlan:
+    """The plan with these settings, _ for each dot."""
+    listed = ", ".join(f"'{key.replace('_', '.')}' = '{v}'" for key, v in settings.items())
+    sandbox.session.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({listed})")
+    return plan_expire(load(sandbox.session, name), NIGHT_MS)
+
+
+def test_what_limits_remove_is_measured_over_all_partitions(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    assert plan(sandbox, name, kafka_retention_ms=days(7.5)).delete_ratio == 0.75
+    assert plan(sandbox, name, kafka_retention_ms=days(8)).delete_ratio == 0.5
+    assert plan(sandbox, name, kafka_retention_ms="-1").delete_ratio == 0
+    by_size = plan(sandbox, name, kafka_retention_bytes="79")
+    assert by_size.delete_ratio == 0.75
+    by_event = {"kafka_retention_bytes": "-1", "kafka_retention_max_eventtime_ms": days(2)}
+    assert plan(sandbox, name, **by_event).delete_ratio == 0.25
+    single = plan(sandbox, name, **by_event, ebbtide_retention_granularity="record")
+    assert single.delete_ratio == 0.25  # each of them went with its segment
+
+
+def test_single_records_count_with_their_own_bytes(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = TopicName(cluster, "t")
+    messages = [[Message("a", "1" * 100, 5 * DAY_MS), Message("b", "1" * 100)]]
+    write_log(tmp_path / "log", "t", messages, {"cleanup.policy": "delete"})
+    ingest(sandbox.session, str(name), tmp_path / "log", NIGHT_MS)
+    found = plan(
+        sandbox,
+        name,
+        kafka_retention_max_eventtime_ms=days(1),
+        ebbtide_retention_granularity="record",
+    )
+    size_bytes = sum(segment.size_bytes for segment in found.expiries[0].kept)
+    assert found.delete_ratio == (2 + 1 + 2 + 100 - 1 + 1) / size_bytes
+
+
+def test_a_plan_above_the_ratio_is_refused_before_anything_moves(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    """And the refusal says what to send to let this very plan pass."""
+    found = plan(sandbox, name, kafka_retention_ms=days(7.5), **{RATIO.replace(".", "_"): "0.74"})
+    before = load(sandbox.session, name).properties
+    with pytest.raises(SafetyError) as refused:
+        expire(sandbox.session, str(name), NIGHT_MS)
+    assert not refused.value.transient
+    assert load(sandbox.session, name).properties == before
+    assert len(offsets(view_of_table(sandbox.session, name, 0))) == 8
+    assert str(refused.value).startswith(
+        f"expected retention to remove at most 0.74 of the bytes of {name} ({RATIO}), found plan "
+        f"{found.id} that removes 0.75; "
+    )
+    trigger = re.search(
+        r"airflow dags trigger nightly_retention --conf '(.*)'$", str(refused.value)
+    )
+    assert trigger is not None
+    now = at(NIGHT_MS).isoformat(timespec="milliseconds")
+    conf = {"topics": [str(name)], "now": now, "accept_plan": [found.id]}
+    assert json.loads(trigger[1]) == conf
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) - len(str(name)) < 420  # a verdict shows 500
+
+    with pytest.raises(SafetyError):
+        expire(sandbox.session, str(name), NIGHT_MS, ["another"])
+    expire(sandbox.session, str(name), NIGHT_MS, ["another", found.id])
+    assert offsets(view_of_table(sandbox.session, name, 1)) == [6, 7]
+
+
+def test_a_plan_that_has_changed_is_another_and_refused_again(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    accepted = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0").id
+    assert plan(sandbox, name, kafka_retention_ms=days(7.6)).id == accepted
+    plan(sandbox, name, kafka_retention_ms=days(6.5))
+    with pytest.raises(SafetyError):
+        expire(sandbox.session, str(name), NIGHT_MS, [accepted])
+
+
+def test_at_the_ratio_a_plan_passes(sandbox: LakeSandbox, name: TopicName) -> None:
+    plan(sandbox, name, kafka_retention_ms=days(8), ebbtide_max_delete_ratio="0.5")
+    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 8
+
+
+def test_what_lies_below_the_log_start_offset_does_not_count(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    """DeleteRecords said exactly what it wanted; what it left is what a share is taken of."""
+    execute_delete(plan_delete(load(sandbox.session, name), {0: 6, 1: 6}, NIGHT_MS))
+    found = plan(sandbox, name, ebbtide_max_delete_ratio="0", kafka_retention_ms="-1")
+    assert found.delete_ratio == 0
+    assert expire(sandbox.session, str(name), NIGHT_MS).partitions[0]["segments_expired"] == 3
+    assert plan(sandbox, name, kafka_retention_ms=days(6.5)).delete_ratio == 1
+
+
+def test_a_plan_and_a_preview_say_the_ratio_and_the_id(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    changes = {"kafka.retention.ms": days(7.5), RATIO: "0"}
+    preview = plan_configure(load(sandbox.session, name), changes, NIGHT_MS).outcome()
+    found = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0")
+    assert found.outcome().topic == {"plan": found.id, "delete_ratio": 0.75}
+    assert preview.topic["next_run"] == found.outcome().topic

@@ -1,0 +1,149 @@
+"""The partition's max event time: what counts, that it stays, and what stands in where it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.stages.expire_segments.stage import plan_expire
+from tests.lake_sandbox import LakeSandbox
+from tests.log.log_files import marker, transactional
+from tests.tables.fixtures import Meanwhile
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.nights import HOUR_MS, clean, expire, ingest, mark, set_properties
+from tests.tables.partition_log import (
+    MODIFIED_MS,
+    T0,
+    append,
+    segment_path,
+    touch,
+    write_segments,
+)
+
+NOW_MS = T0 + HOUR_MS
+MISSING = "ebbtide.state.0.max-event-time-ms"
+CONFIG = {
+    "kafka.cleanup.policy": "compact,delete",
+    "kafka.min.cleanable.dirty.ratio": "0.01",
+    "kafka.producer.id.expiration.ms": "1",
+}
+
+
+def data(offset: int, key: bytes, at_ms: int) -> bytes:
+    return write_batch(BatchFields(), [Record(offset, at_ms, key, b"v")])
+
+
+@pytest.fixture
+def spark(sandbox: LakeSandbox) -> SparkSession:
+    return sandbox.session
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The newest event is of an aborted transaction; its marker is newer still."""
+    aborted = [
+        transactional(1, "b", producer=1, at_ms=T0 + 500),
+        marker(2, "ABORT", producer=1, at_ms=T0 + 900),
+    ]
+    segments = {0: [data(0, b"a", T0), *aborted], 3: [data(3, b"c", T0 + 300)], 4: []}
+    return write_segments(tmp_path / "source", segments)
+
+
+@pytest.fixture
+def name(spark: SparkSession, cluster: str, source: Path) -> TopicName:
+    """The topic after its ingest."""
+    name = TopicName(cluster, "t")
+    ingest(spark, str(name), source, NOW_MS)
+    configure(spark, name, CONFIG)
+    return name
+
+
+def configure(spark: SparkSession, name: TopicName, settings: dict[str, str]) -> None:
+    set_properties(spark, str(name), settings)
+
+
+def forget(spark: SparkSession, name: TopicName) -> None:
+    set_properties(spark, str(name), {MISSING: None})
+
+
+def newest_ms(spark: SparkSession, name: TopicName) -> int | None:
+    found = load(spark, name).partitions[0].max_event_time_ms
+    return None if found is None else found - T0
+
+
+def test_it_counts_aborted_data_and_no_markers_and_never_moves_back(
+    spark: SparkSession, name: TopicName, source: Path
+) -> None:
+    assert newest_ms(spark, name) == 500
+    mark(spark, str(name))
+    clean(spark, str(name), NOW_MS)
+    assert offsets(view_of_table(spark, name, 0)) == [0, 3]
+    assert newest_ms(spark, name) == 500
+
+    configure(spark, name, {"kafka.retention.max.eventtime.ms": "400"})
+    expire(spark, str(name), NOW_MS)  # 300 lies 200 behind, and its segment is the merged one
+    assert offsets(view_of_table(spark, name, 0)) == [0, 3]
+    configure(spark, name, {"kafka.retention.max.eventtime.ms": "199"})
+    expire(spark, str(name), NOW_MS)
+    assert offsets(view_of_table(spark, name, 0)) == []
+    assert newest_ms(spark, name) == 500
+
+    append(source, 4, data(4, b"d", T0 + 100))
+    ingest(spark, str(name), source, NOW_MS)
+    assert newest_ms(spark, name) == 500
+    append(source, 4, data(5, b"d", T0 + 501))
+    ingest(spark, str(name), source, NOW_MS)
+    assert newest_ms(spark, name) == 501
+
+
+def test_where_it_is_missing_what_is_left_says_a_lower_bound(
+    spark: SparkSession, name: TopicName, source: Path
+) -> None:
+    """The aborted record has gone, so nothing tells of it; an ingest leaves it to retention."""
+    mark(spark, str(name))
+    clean(spark, str(name), NOW_MS)
+    forget(spark, name)
+    append(source, 4, data(4, b"d", T0 + 310))
+    ingest(spark, str(name), source, NOW_MS)
+    assert newest_ms(spark, name) is None
+    configure(spark, name, {"kafka.retention.max.eventtime.ms": "9"})
+    planned = plan_expire(load(spark, name), NOW_MS).outcome()
+    assert newest_ms(spark, name) is None
+    outcome = expire(spark, str(name), NOW_MS)
+    assert outcome.partitions[0]["note"] == planned.partitions[0]["note"]
+    assert outcome.partitions[0]["note"] == (
+        f"the state had no max event time; {T0 + 310} ms is the largest of the batches that are "
+        "left, so a lower bound"
+    )
+    assert offsets(view_of_table(spark, name, 0)) == [4]
+    assert newest_ms(spark, name) == 310
+    assert "note" not in expire(spark, str(name), NOW_MS).partitions[0]
+
+
+def test_where_it_is_missing_it_is_kept_also_when_nothing_goes(
+    spark: SparkSession, name: TopicName
+) -> None:
+    forget(spark, name)
+    assert expire(spark, str(name), NOW_MS).rows_removed == 0
+    assert newest_ms(spark, name) == 500
+
+
+def test_an_ingest_meanwhile_is_seen_before_it_is_kept(
+    spark: SparkSession, name: TopicName, source: Path, meanwhile: Meanwhile
+) -> None:
+    """What it brought may be newer than all that the plan looked at."""
+    forget(spark, name)
+    append(source, 4, data(4, b"d", T0 + 900))
+    touch(segment_path(source, 4), MODIFIED_MS + 4)  # a file's time may be as coarse as that
+    meanwhile(Step.LOG_START_OFFSET, lambda: ingest(spark, str(name), source, NOW_MS))
+    with pytest.raises(CommitConflictError):
+        expire(spark, str(name), NOW_MS)
+    expire(spark, str(name), NOW_MS)
+    assert newest_ms(spark, name) == 900

@@ -1,0 +1,460 @@
+"""A live topic into the tables, by Spark's Kafka source from a real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import (
+    ConfigurationError,
+    ForeignLogError,
+    NotCoveredError,
+    OffsetGapError,
+    UnavailableError,
+)
+from ebbtide.iceberg import commits
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import compare_and_set, exists, load
+from ebbtide.log.live_offsets import Isolation
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import SLICE, to_properties
+from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
+from tests.kafka.broker import KafkaBroker, free_ports
+from tests.kafka.consume import ConsumedRecord, consume
+from tests.kafka.delete_broker import SETTINGS, lines_of
+from tests.lake_sandbox import LakeSandbox
+from tests.stages.ingest_topic.live import (
+    CONNECTION,
+    FIRST_MS,
+    NOW_MS,
+    Writer,
+    connect,
+    create,
+    records_of,
+    take,
+)
+from tests.tables.contents import contents
+from tests.tables.fixtures import KilledError, Meanwhile
+from tests.tables.nights import at, ingest
+
+pytestmark = pytest.mark.broker
+
+STEPS = (
+    *(Step.CREATE_TOPIC, Step.LIVE_SLICE),
+    *(Step.INGEST_RECORDS, Step.INGEST_BATCHES, Step.INGEST_STATE),
+)
+
+
+@pytest.fixture(scope="module")
+def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
+        yield broker
+
+
+@pytest.fixture
+def spark(
+    sandbox: LakeSandbox, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> SparkSession:
+    connect(monkeypatch, broker)
+    return sandbox.session
+
+
+@pytest.fixture
+def name(cluster: str) -> TopicName:
+    return TopicName("live", cluster)
+
+
+def consumed(
+    broker: KafkaBroker, name: TopicName, isolation: str = "read_committed"
+) -> list[ConsumedRecord]:
+    found = consume(broker.client(), [(name.topic, 0)], Isolation(isolation).value)
+    return found[name.topic, 0]
+
+
+def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic, 3)
+    producer = Producer(broker.client())
+    for i in range(41):
+        producer.produce(
+            name.topic,
+            None if i % 5 == 0 else b"v" * i,
+            None if i % 3 == 0 else b"" if i % 4 == 0 else f"k{i}".encode(),
+            partition=i % 2,
+            timestamp=FIRST_MS + i,
+            headers=[("a", b"1"), ("é", None), ("a", b"")] if i % 4 > 1 else None,
+        )
+    assert producer.flush(30) == 0
+
+    outcome = take(spark, name)
+
+    partitions = [(name.topic, partition) for partition in range(3)]
+    found = consume(broker.client(), partitions, "read_committed")
+    for partition in range(3):
+        assert records_of(spark, name, partition) == found[name.topic, partition]
+    ends = {p: state.log_end_offset for p, state in load(spark, name).partitions.items()}
+    assert ends == {0: 21, 1: 20, 2: 0}
+    assert outcome.partitions[0] == {
+        "log_start_offset": 0,
+        "low_watermark": 0,
+        "log_end_offset": 21,
+        "records": 21,
+        "batches": 1,
+        "bytes": outcome.partitions[0]["bytes"],
+        "segments": 1,
+        "skipped": [],
+        "accepted_gaps": [],
+        "timestamps_in_headers": 0,
+        "event_times_missing": 0,
+    }
+    assert outcome.partitions[2]["records"] == 0
+
+
+def test_the_next_run_adds_what_is_new_and_one_with_nothing_new_changes_nothing(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(5)
+    take(spark, name)
+    held = contents(spark, name)
+    assert take(spark, name, now_ms=NOW_MS + 1).snapshot_ids == []
+    assert contents(spark, name) == held
+
+    writer.write(3)
+    outcome = take(spark, name, now_ms=NOW_MS + 1)
+
+    assert outcome.partitions[0]["records"] == 3
+    assert records_of(spark, name) == consumed(broker, name)
+    assert contents(spark, name).records[:5] == held.records
+    assert [row["last_offset"] for row in contents(spark, name).batches] == [4, 7]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_run_is_finished_without_a_duplicate_or_a_hole(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
+) -> None:
+    create(broker, name.topic, 2)
+    for partition in range(2):
+        Writer(broker, name.topic, partition).write(5 + partition)
+    unbroken = TopicName("unbroken", name.topic)
+    take(spark, unbroken)
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        take(spark, name)
+
+    take(spark, name)
+
+    assert contents(spark, name) == contents(spark, unbroken)
+    assert SLICE not in load(spark, name).properties
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_a_killed_run_is_finished_also_when_the_topic_has_grown(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(4)
+    take(spark, name)
+    writer.write(5)
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        take(spark, name)
+    writer.write(3)
+
+    take(spark, name)
+
+    assert records_of(spark, name) == consumed(broker, name)
+    assert [row["record_count"] for row in contents(spark, name).batches] in ([4, 8], [4, 5, 3])
+
+
+def test_these_are_all_steps_of_a_run(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(1)
+    steps: list[Step] = []
+    monkeypatch.setattr(commits, "before_commit", steps.append)
+    take(spark, name)
+    assert tuple(steps) == STEPS
+    assert {step for step in Step if step.startswith(("ingest", "live"))} < set(STEPS)
+
+
+def test_slices_of_few_offsets_make_the_same_log(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic, 2)
+    for partition in range(2):
+        Writer(broker, name.topic, partition).write(10 + partition)
+    outcome = take(spark, name, max_offsets=8)
+    found = contents(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+    bounds = [(b["base_offset"], b["last_offset"]) for b in found.batches if b["partition"] == 1]
+    assert bounds == [(0, 3), (4, 7), (8, 10)]
+    assert outcome.partitions[1]["records"] == 11
+    assert outcome.partitions[1]["batches"] == 3
+    assert {row["segment"] for row in found.records} == {0}
+
+
+def test_only_what_is_decided_is_taken_and_nothing_of_what_was_aborted(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3, "c").commit()  # 0 to 2, its marker at 3
+    writer.begin().write(3, "a").abort()  # 4 to 6, its marker at 7
+    take(spark, name)
+    assert load(spark, name).partitions[0].log_end_offset == 8
+    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2]
+
+    writer.begin().write(2, "o")  # 8 and 9
+    Writer(broker, name.topic).write(1, "p")  # 10
+    waiting = take(spark, name)
+    assert load(spark, name).partitions[0].log_end_offset == 8
+    assert waiting.partitions[0]["records"] == 0
+
+    writer.commit()
+    take(spark, name, max_offsets=1)
+    assert load(spark, name).partitions[0].log_end_offset == 12
+    assert records_of(spark, name) == consumed(broker, name)
+    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 8, 9, 10]
+
+
+def test_read_uncommitted_takes_all_up_to_the_high_watermark(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3, "a").abort().begin().write(2, "o")
+    take(spark, name, isolation=Isolation.READ_UNCOMMITTED)
+    assert load(spark, name).partitions[0].log_end_offset == 6
+    assert records_of(spark, name) == consumed(broker, name, "read_uncommitted")
+    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 4, 5]
+    writer.abort()
+
+
+def test_records_that_the_broker_stamped_say_so(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic, message_timestamp_type="LogAppendTime")
+    writer = Writer(broker, name.topic).write(3)
+    writer.write(2)
+    take(spark, name)
+    found = contents(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+    assert {row["attributes"] for row in found.batches} == {8}
+    for record in found.records:
+        assert record["timestamp"] == record["append_time"] == record["event_time"]
+    for batch in found.batches:
+        own = {r["timestamp"] for r in found.records if r["batch"] == batch["base_offset"]}
+        assert len(own) == 1
+    assert load(spark, name).properties["kafka.message.timestamp.type"] == "LogAppendTime"
+
+
+def test_a_new_partition_begins_where_the_broker_begins_it(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(2)
+    take(spark, name)
+    admin = AdminClient(broker.client())
+    for done in admin.create_partitions([NewPartitions(name.topic, 2)]).values():
+        done.result(timeout=30)
+    Writer(broker, name.topic, 1).write(3)
+    take(spark, name)
+    assert {p: s.log_end_offset for p, s in load(spark, name).partitions.items()} == {0: 2, 1: 3}
+
+
+def test_a_topic_that_was_created_anew_is_refused(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(2)
+    take(spark, name)
+    held = contents(spark, name)
+    admin = AdminClient(broker.client())
+    for deleted in admin.delete_topics([name.topic]).values():
+        deleted.result(timeout=30)
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(5)
+    with pytest.raises(ForeignLogError, match="the topic was deleted and created anew"):
+        take(spark, name)
+    assert contents(spark, name) == held
+
+
+def test_offsets_that_the_broker_removed_before_are_lost_only_if_that_is_accepted(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic, 2)
+    for partition in range(2):
+        Writer(broker, name.topic, partition).write(3)
+    take(spark, name)
+    for partition in range(2):
+        Writer(broker, name.topic, partition).write(4)
+    remove(broker, name.topic, 5)
+
+    lost = rf"^expected {name.topic}-0 to hold offset 3, .* 2 offsets were removed there"
+    with pytest.raises(OffsetGapError, match=lost):
+        take(spark, name)
+    ends = {p: state.log_end_offset for p, state in load(spark, name).partitions.items()}
+    assert ends == {0: 3, 1: 7}  # the other partition goes on
+
+    outcome = take(spark, name, accept_gap=True)
+    assert outcome.partitions[0]["accepted_gaps"] == [(3, 5)]
+    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 5, 6]
+    assert load(spark, name).partitions[0].log_start_offset == 0
+
+
+def remove(broker: KafkaBroker, topic: str, before: int) -> None:
+    """DeleteRecords on partition 0."""
+    admin = AdminClient(broker.client())
+    for done in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+        done.result(timeout=30)
+
+
+def test_a_topic_ingested_from_its_segments_goes_on_live(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3, "c").commit().begin().write(2, "a").abort()  # up to 7
+    ingest_segments(spark, name, broker, 7)
+    writer.begin().write(2, "d").commit()
+    take(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+    assert load(spark, name).properties["ebbtide.source"] == f"kafka:{CONNECTION}"
+    producers = [row["producer_id"] == -1 for row in contents(spark, name).batches]
+    assert producers == [False, False, False, False, True]
+
+
+def test_a_topic_taken_live_goes_on_from_its_segments(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(5)
+    take(spark, name)
+    writer.write(3)
+    kill_at.append(Step.INGEST_BATCHES)
+    with pytest.raises(KilledError):
+        take(spark, name)
+    writer.write(2)
+    with pytest.raises(ForeignLogError, match="an ingest_topic was killed; run it again"):
+        ingest_segments(spark, name, broker, 10)
+    take(spark, name)
+    writer.write(1)
+    ingest_segments(spark, name, broker, 11)
+    assert records_of(spark, name) == consumed(broker, name)
+    epochs = [row["leader_epoch"] for row in contents(spark, name).batches]
+    assert epochs == [None, None, None, 0]
+
+
+def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic, transactional_id=name.topic).begin().write(3).abort()
+    kill_at.append(Step.INGEST_BATCHES)
+    with pytest.raises(KilledError):
+        ingest_segments(spark, name, broker, 4)
+    with pytest.raises(ForeignLogError, match="run ingest_segments again, it finishes that"):
+        take(spark, name)
+    ingest_segments(spark, name, broker, 4)
+    take(spark, name)
+    assert records_of(spark, name) == []
+
+
+def test_a_plan_creates_nothing_and_says_how_much_there_is(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(5)
+    source = LiveSource(CONNECTION, at(NOW_MS))
+    outcome = ingest_topic(spark, name, source, is_plan_only=True)
+    assert outcome.partitions[0]["offsets"] == 5
+    assert not exists(spark, name)
+
+
+def test_a_topic_that_the_brokers_do_not_have_is_named(
+    spark: SparkSession, name: TopicName
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"to describe {name.topic}, found UNKNOWN_TOPIC"):
+        take(spark, name)
+    assert not exists(spark, name)
+
+
+def test_records_that_were_appended_directly_are_never_mixed_with_the_brokers(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(3)
+    take(spark, name)
+    topic = load(spark, name)
+    given = topic.partitions[0].moved(first_appended_offset=3, log_end_offset=5)
+    compare_and_set(topic, Step.INGEST_STATE, lambda _: to_properties(0, given))
+    assert take(spark, name).partitions[0]["records"] == 0
+    writer.write(1)
+    with pytest.raises(ForeignLogError, match="to end at or before offset 3"):
+        take(spark, name)
+
+
+def test_two_runs_at_a_time_are_found_out(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, meanwhile: Meanwhile
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(2)
+    take(spark, name)
+    writer.write(3)
+    meanwhile(Step.INGEST_RECORDS, lambda: take(spark, name))
+    with pytest.raises(ForeignLogError, match=r"two ingests ran .* roll the table back"):
+        take(spark, name)
+    assert load(spark, name).partitions[0].log_end_offset == 5
+
+    before_last = "SELECT parent_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1"
+    (row,) = spark.sql(before_last.format(name.records_table)).collect()
+    procedure = "CALL lake.system.rollback_to_snapshot('{}.{}', {})"
+    spark.sql(procedure.format(name.cluster, name.topic, row["parent_id"]))
+    take(spark, name)
+    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 3, 4]
+
+
+def test_brokers_that_do_not_answer_may_answer_a_retry(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    connect(monkeypatch, broker, **{"bootstrap.servers": f"127.0.0.1:{port}"})
+    with pytest.raises(UnavailableError, match="run it again once they can be reached"):
+        take(spark, name)
+
+
+def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic, transactional_id=name.topic)
+    writer.begin().write(3)
+    ingest_segments(spark, name, broker, 3)
+    writer.commit()
+    with pytest.raises(NotCoveredError, match=r"found one of producer .* in partition 0"):
+        take(spark, name)
+    ingest_segments(spark, name, broker, 4)
+    writer.begin().write(1).commit()
+    take(spark, name)
+    assert records_of(spark, name) == consumed(broker, name)
+
+
+def ingest_segments(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, log_end_offset: int
+) -> None:
+    """From the broker's own directory, once its checkpoints say that it ends there."""
+    checkpoint = broker.log_dir / "replication-offset-checkpoint"
+    deadline = time.monotonic() + 30
+    while f"{name.topic} 0 {log_end_offset}" not in lines_of(checkpoint):
+        assert time.monotonic() < deadline, checkpoint.read_text()
+        time.sleep(0.1)
+    ingest(spark, str(name), broker.log_dir, NOW_MS)
