@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.errors import EbbtideError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
-from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
+from ebbtide.records.batch import BATCH_SCHEMA
 from ebbtide.records.files.segment_reader import (
     BatchLimits,
     read_records,
@@ -35,27 +36,11 @@ LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
 
-_TIME = pa.timestamp("us", tz="UTC")
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
 # One row a batch; a file that is not what it should be is one row with an error instead, and a
 # torn end one row with its position.
 WALK_SCHEMA = pa.schema(
     [*_WALK_EXTRA, *BATCH_SCHEMA, ("torn", pa.string()), ("error", pa.string())]
-)
-INGESTED_SCHEMA = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("segment", pa.int64()),
-        ("batch", pa.int64()),
-        ("timestamp", _TIME),
-        ("event_time", _TIME),
-        ("append_time", _TIME),
-        *(RECORD_SCHEMA.field(name) for name in ("key", "value", "headers", "attributes")),
-        ("is_tombstone", pa.bool_()),
-        ("tombstone_by", pa.string()),
-        ("size_bytes", pa.int32()),
-    ]
 )
 
 
