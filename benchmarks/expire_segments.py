@@ -25,7 +25,7 @@ from ebbtide.iceberg.topics import current_snapshot, java_table, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.runs.application import to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import ROOT, LakeSandbox
@@ -66,7 +66,7 @@ class Topic:
         self.snapshots = {table: current_snapshot(spark, table) for table in tables}
         self.properties = load(spark, NAME).properties
 
-    def expire(self, dropped: int) -> tuple[float, Outcome]:
+    def expire(self, dropped: int) -> tuple[float, JobOutcome]:
         """Drop that many segments; the seconds of it, planning included."""
         limit_ms = (self.segments - dropped) * DAY_MS - 1
         self._set({**self.properties, "kafka.retention.max.eventtime.ms": str(limit_ms)})

@@ -12,7 +12,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics, to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = load(session, name)
         taken_over = changes_from_source(topic) if args.from_source else {}
         plan = plan_configure(topic, {**taken_over, **changes}, to_ms(args.now))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.log.requests.delete_request import parse_request, read_request
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, run_topics, to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.stage import answer_request
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request, now_ms = args.request, to_ms(args.now)
     spark = SparkSession.builder.appName("delete_records").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         asked, timeout_ms = request.topics[name], request.timeout_ms
         return answer_request(session, name, asked, now_ms, timeout_ms, plan_only=args.plan_only)
 

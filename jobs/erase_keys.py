@@ -12,7 +12,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Encoding, Erasure
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics, to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.keys import typed_keys
 from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     spark = SparkSession.builder.appName("erase_keys").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         if args.plan_only:
             return plan_erase(load(session, name), erasure).outcome()
         return erase_keys(session, name, erasure)

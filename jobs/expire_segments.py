@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics, to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = load(session, name)
         if args.plan_only:
             return plan_expire(topic, to_ms(args.now)).outcome()

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.expire_snapshots.run_files import compact_runs
 from ebbtide.stages.expire_snapshots.stage import (
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = job_parser("expire_snapshots", __doc__ or "").parse_args(argv)
     spark = SparkSession.builder.appName("expire_snapshots").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = load(session, name)
         if args.plan_only:
             return plan_expire_snapshots(topic)

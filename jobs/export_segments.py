@@ -11,7 +11,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     export = Export(args.target, args.run_id, tuple(args.partition))
     spark = SparkSession.builder.appName("export_segments").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = load(session, name)
         if args.plan_only:
             return plan_export(topic, export).outcome()

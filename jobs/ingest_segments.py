@@ -12,7 +12,7 @@ from ebbtide.log.settings.changes import parse_setting
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, refuse, run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse("ingest_segments", error)
     spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         return ingest_segments(session, name, source, is_plan_only=args.plan_only)
 
     return run_topics(spark, args, topics, work)

@@ -11,7 +11,7 @@ from ebbtide.errors import EbbtideError
 from ebbtide.log.live_offsets import Isolation
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, refuse, run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_topic.stage import LiveSource, choose_topics, ingest_topic
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse("ingest_topic", error)
     spark = SparkSession.builder.appName("ingest_topic").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         return ingest_topic(session, name, source, is_plan_only=args.plan_only)
 
     return run_topics(spark, args, topics, work)

@@ -11,7 +11,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.from_offset import parse_from_offset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"expected one --topic with --from-offset, found {len(args.topic)}")
     spark = SparkSession.builder.appName("mark_tombstones").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         plan = plan_mark(load(session, name), args.from_offset)
         if args.plan_only:
             return plan.outcome()

@@ -11,7 +11,7 @@ from ebbtide.errors import RequestError
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked, parse_asked
 from ebbtide.runs.application import job_parser, run_unchecked, to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     spark = SparkSession.builder.appName("repair_state").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> Outcome:
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
         plan = plan_repair(session, name, to_ms(args.now), asked, keeps=args.keep_changes)
         return plan.outcome() if args.plan_only else execute_repair(plan)
 

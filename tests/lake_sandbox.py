@@ -18,7 +18,7 @@ from ebbtide.iceberg.schema import create_runs, create_topic
 from ebbtide.lake.reader import read_defaults
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
-from ebbtide.runs.runs_table import Attempt, Outcome, append_run
+from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +125,7 @@ class LakeSandbox:
         """Append a row to `runs`; `partitions`, `error`, `now` and totals as given."""
         now = given.pop("now", MIDNIGHT)
         error: EbbtideError | None = given.pop("error", None)
-        attempt = Attempt(
+        attempt = JobAttempt(
             run_id=given.pop("run_id", "run-1"),
             dag=given.pop("dag", "nightly_retention"),
             task=given.pop("task", job),
@@ -136,7 +136,7 @@ class LakeSandbox:
             now=now,
         )
         create_runs(self.session)
-        append_run(self.session, attempt, Outcome(**given), error)
+        append_run(self.session, attempt, JobOutcome(**given), error)
 
 
 def any_session(home: Path) -> SparkSession:

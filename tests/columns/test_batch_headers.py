@@ -8,18 +8,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ebbtide.columns.batch_headers import Headers, of_bereaved, segment_totals
+from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved, segment_totals
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from tests.log.builders import T0, data, emptied, ended, sent
 
 
-def headers_of(log: Sequence[Batch]) -> Headers:
+def headers_of(log: Sequence[Batch]) -> BatchHeaders:
     """A partition's rows; an event time is the base offset, an append time twice that."""
     columns = {name: _column(log, name) for name in Batch._fields}
     columns["segment"] = pa.array([0 for _ in log])
     columns["max_event_time_ms"] = pa.array([batch.base_offset for batch in log])
     columns["append_time_ms"] = pa.array([2 * batch.base_offset for batch in log])
-    return Headers(pa.table(columns))
+    return BatchHeaders(pa.table(columns))
 
 
 def _column(log: Sequence[Batch], name: str) -> pa.Array:

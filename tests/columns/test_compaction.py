@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.compaction import clean_segment, dirty_keys
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round
@@ -89,7 +89,7 @@ def test_column_by_column_is_as_one_by_one(
     offsets, bases, keys, is_tombstone = zip(*rows, strict=True)
     done = clean_segment(
         table_of(offsets, bases, keys, is_tombstone),
-        Headers(pa.Table.from_pylist([h._asdict() for h in headers], schema=HEADER_SCHEMA)),
+        BatchHeaders(pa.Table.from_pylist([h._asdict() for h in headers], schema=HEADER_SCHEMA)),
         {},
         is_superseded,
         this_round,

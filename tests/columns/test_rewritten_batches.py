@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records
 from ebbtide.log.batch_header import Batch
@@ -48,7 +48,7 @@ def test_all_at_once_is_as_one_by_one(
             stays.append(is_left)
     table = pa.Table.from_pylist([header._asdict() for header in headers], schema=HEADER_SCHEMA)
     at_once, one_by_one = (
-        rewrite_batches(_records(rows), Headers(table), verdicts, np.array(stays), THIS_ROUND)
+        rewrite_batches(_records(rows), BatchHeaders(table), verdicts, np.array(stays), THIS_ROUND)
         for verdicts in ({}, {header.base_offset: ORDINARY for header in headers})
     )
     assert _with_rows(at_once) == _with_rows(one_by_one)

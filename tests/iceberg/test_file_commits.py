@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
-    Deletion,
+    DeletionVector,
     SegmentFiles,
     deletion_of,
     plan_segments,
@@ -57,7 +57,7 @@ def planned(spark: SparkSession, table: str) -> SegmentFiles:
     return unit
 
 
-def deletions(unit: SegmentFiles, gone: list[int]) -> list[Deletion]:
+def deletions(unit: SegmentFiles, gone: list[int]) -> list[DeletionVector]:
     """What deletes these offsets."""
     rows = read_segment(unit, ["offset"])
     is_gone = np.isin(rows.table["offset"].to_numpy(), gone)

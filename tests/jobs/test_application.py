@@ -20,7 +20,7 @@ from ebbtide.runs.application import (
     run_topics,
     to_ms,
 )
-from ebbtide.runs.runs_table import Attempt, Outcome, append_run
+from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -53,7 +53,7 @@ def test_a_full_disk_is_tried_again_and_a_bug_is_not(
 ) -> None:
     monkeypatch.setattr(lake.session, "newSession", lambda: lake.session)
 
-    def work(_: Any, topic: TopicName) -> Outcome:
+    def work(_: Any, topic: TopicName) -> JobOutcome:
         raise {"full": OSError(errno.ENOSPC, "No space left on device")}.get(topic.topic, KeyError)
 
     topics = [TopicName("log", "full"), TopicName("log", "bug")]
@@ -71,7 +71,7 @@ def test_a_full_disk_is_tried_again_and_a_bug_is_not(
 def test_a_row_that_cannot_be_written_stops_no_other_topic(
     lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def append(spark: Any, attempt: Attempt, *rest: Any) -> None:
+    def append(spark: Any, attempt: JobAttempt, *rest: Any) -> None:
         if attempt.topic.topic == "a":
             raise OSError(errno.ENOSPC, "No space left on device")
         append_run(spark, attempt, *rest)
@@ -81,7 +81,7 @@ def test_a_row_that_cannot_be_written_stops_no_other_topic(
     args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None)
     args.now = at(FIRST_MS)
     topics = [TopicName("log", "a"), TopicName("log", "b")]
-    assert run_topics(lake.session, args, topics, lambda *_: Outcome()) == ExitCode.TRANSIENT
+    assert run_topics(lake.session, args, topics, lambda *_: JobOutcome()) == ExitCode.TRANSIENT
     assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
     said = capsys.readouterr().err
     assert "ERROR a_job log.a: failed: UnavailableError: expected the catalog and its" in said

@@ -7,8 +7,8 @@ import pytest
 
 from ebbtide.errors import ForeignLogError, OffsetGapError
 from ebbtide.log.continuation import (
-    Held,
     SourceBatch,
+    TableEnd,
     check_boundary,
     check_continuation,
     check_no_gap,
@@ -28,7 +28,7 @@ GZIP, ZSTD = 1, 4
 def check(*source: SourceBatch, held: SourceBatch | None = HELD, **options: Any) -> None:
     """Whether these batches continue a table that ends at 15."""
     ordinary = {"source_start": 0, "is_compacted": False}
-    check_continuation("log/t-0", Held(15, held), source, **{**ordinary, **options})
+    check_continuation("log/t-0", TableEnd(15, held), source, **{**ordinary, **options})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
@@ -93,24 +93,24 @@ def together(sandbox: LakeSandbox, name: TopicName, *jobs: Job | list[Job]) -> l
         return [future.result(timeout=300) for future in futures]
 
 
-def clean(session: SparkSession, name: TopicName) -> Outcome:
+def clean(session: SparkSession, name: TopicName) -> JobOutcome:
     return execute_clean(plan_clean(finish_round(load(session, name)), NIGHT_MS))
 
 
-def expire(session: SparkSession, name: TopicName) -> Outcome:
+def expire(session: SparkSession, name: TopicName) -> JobOutcome:
     return execute_expire(plan_expire(finish_round(load(session, name)), NIGHT_MS))
 
 
-def expire_snapshots(session: SparkSession, name: TopicName) -> Outcome:
+def expire_snapshots(session: SparkSession, name: TopicName) -> JobOutcome:
     return execute_expire_snapshots(finish_round(load(session, name)))
 
 
-def replicate(session: SparkSession, name: TopicName) -> Outcome:
+def replicate(session: SparkSession, name: TopicName) -> JobOutcome:
     return execute_replicate(plan_replicate(load(session, name)), NIGHT_MS)
 
 
 def delete_to(offset: int, timeout_ms: int = 1) -> Job:
-    def delete(session: SparkSession, name: TopicName) -> Outcome:
+    def delete(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = finish_round(load(session, name))
         return execute_delete(plan_delete(topic, {0: offset}, NIGHT_MS), timeout_ms)
 
@@ -144,7 +144,7 @@ def test_a_replica_is_fed_while_it_is_asked_to_delete_and_cleaned(
     set_replicas(sandbox, name, f"other.{name.cluster}")
     outcomes = together(sandbox, name, replicate, delete_to(21, 200_000), clean)
     deleted = outcomes[1]
-    assert isinstance(deleted, Outcome)
+    assert isinstance(deleted, JobOutcome)
     assert deleted.partitions[0]["low_watermark"] == 21
     replica = replica_of(name)
     together(
@@ -215,7 +215,7 @@ def test_a_reader_sees_nothing_below_an_answered_low_watermark_and_no_hole_above
         try:
             for offset in (6, 17, 33, 46):
                 outcome = delete_to(offset)(sandbox.session, name)
-                assert isinstance(outcome, Outcome)
+                assert isinstance(outcome, JobOutcome)
                 answered.append(outcome.partitions[0]["low_watermark"])
                 while found[-1:] == [] or found[-1][0] != offset:  # a read that began since
                     assert not reader.done()

@@ -22,7 +22,7 @@ from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean, settle
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.erase_keys.stage import erase_keys
@@ -82,7 +82,7 @@ class Nights:
     before: Truth = field(default_factory=Truth.nothing)
     said: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
 
-    def run(self, job: str, work: Callable[[], Outcome]) -> tuple[Outcome, Change]:
+    def run(self, job: str, work: Callable[[], JobOutcome]) -> tuple[JobOutcome, Change]:
         """The outcome of a job, and what it changed."""
         outcome = work()
         change = Change(self.before, self.before.read_again(self.spark, self.name))
@@ -95,7 +95,10 @@ class Nights:
 
 
 def check(
-    outcome: Outcome, change: Change, partitions: Mapping[int, dict[str, Any]], bytes_removed: int
+    outcome: JobOutcome,
+    change: Change,
+    partitions: Mapping[int, dict[str, Any]],
+    bytes_removed: int,
 ) -> None:
     """Compare all numbers of a job."""
     assert outcome.partitions.keys() == partitions.keys()

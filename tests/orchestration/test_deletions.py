@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.lake.reader import Run, Topic
+from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.orchestration.deletions import newest_deletion
 from tests.lake_sandbox import MIDNIGHT
 
@@ -73,13 +73,13 @@ CLEANED = run_of("clean_log", 0, rows_removed=3)
     ],
 )
 def test_both_dates(runs: list[Run], words: str) -> None:
-    deletion = newest_deletion(Topic("log.a", {}), runs)
+    deletion = newest_deletion(LakeTopic("log.a", {}), runs)
     assert deletion is not None
     assert deletion.in_words() == words
 
 
 def test_the_age_is_the_tables_own() -> None:
-    topic = Topic("log.a", {"history.expire.max-snapshot-age-ms": "3600000"})
+    topic = LakeTopic("log.a", {"history.expire.max-snapshot-age-ms": "3600000"})
     deletion = newest_deletion(topic, [CLEANED])
     assert deletion is not None
     assert deletion.due == MIDNIGHT + timedelta(hours=1)
@@ -87,4 +87,4 @@ def test_the_age_is_the_tables_own() -> None:
 
 def test_nothing_was_deleted() -> None:
     expired = run_of("expire_snapshots", 0, rows_removed=1)
-    assert newest_deletion(Topic("log.a", {}), [run_of("clean_log", 0), expired]) is None
+    assert newest_deletion(LakeTopic("log.a", {}), [run_of("clean_log", 0), expired]) is None

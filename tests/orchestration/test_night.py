@@ -1,7 +1,7 @@
 import pytest
 
 from ebbtide.iceberg.schema import create_topic
-from ebbtide.lake.reader import Topic
+from ebbtide.lake.reader import LakeTopic
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.night import (
@@ -15,8 +15,8 @@ from tests.lake_sandbox import LakeSandbox, state_of
 NOW_MS = 1_000
 
 
-def topic_of(config: dict[str, str], **state: object) -> Topic:
-    return Topic("log.t", {**config, **to_properties(0, state_of(**state))})
+def topic_of(config: dict[str, str], **state: object) -> LakeTopic:
+    return LakeTopic("log.t", {**config, **to_properties(0, state_of(**state))})
 
 
 COMPACT = {"kafka.cleanup.policy": "compact"}
@@ -103,7 +103,7 @@ DELETE = {"kafka.cleanup.policy": "delete"}
         pytest.param("expire_snapshots", topic_of({}), None, id="so has expire_snapshots"),
     ],
 )
-def test_nothing_to_do(job: str, topic: Topic, reason: str | None) -> None:
+def test_nothing_to_do(job: str, topic: LakeTopic, reason: str | None) -> None:
     assert nothing_to_do(job, topic, NOW_MS) == reason
 
 
@@ -132,13 +132,13 @@ def test_a_replica_that_holds_everything_starts_no_spark(lake: LakeSandbox) -> N
     )
 
 
-def _with(topic: Topic, state: dict[str, int]) -> Topic:
-    return Topic(topic.name, {**topic.properties, **to_properties(0, state_of(**state))})
+def _with(topic: LakeTopic, state: dict[str, int]) -> LakeTopic:
+    return LakeTopic(topic.name, {**topic.properties, **to_properties(0, state_of(**state))})
 
 
 def test_one_partition_with_work_is_work() -> None:
     clean, dirty = to_properties(0, state_of()), to_properties(1, state_of(cleaned_end_offset=0))
-    assert nothing_to_do("clean_log", Topic("log.t", {**COMPACT, **clean, **dirty}), 0) is None
+    assert nothing_to_do("clean_log", LakeTopic("log.t", {**COMPACT, **clean, **dirty}), 0) is None
 
 
 def test_a_stage_without_work_answers_with_the_log_start() -> None:

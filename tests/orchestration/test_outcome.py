@@ -8,7 +8,7 @@ from ebbtide.lake.reader import Run
 from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.outcome import (
     Failure,
-    Outcome,
+    TaskOutcome,
     cause_of,
     delete_request,
     first_failures,
@@ -80,13 +80,13 @@ def test_what_became_of_a_task(
     failures: list[str],
     can_retry: bool,
 ) -> None:
-    outcome = Outcome.of(topics, [], {run.topic: run for run in runs}, problem)
+    outcome = TaskOutcome.of(topics, [], {run.topic: run for run in runs}, problem)
     assert (outcome.failures, outcome.can_retry) == (failures, can_retry)
     assert outcome.answers == [mark(run.topic) for run in runs if run.succeeded]
 
 
 def test_answers_from_state_stand() -> None:
-    outcome = Outcome.of(["a", "b"], [mark("b", 9, 9)], {"a": OK}, None)
+    outcome = TaskOutcome.of(["a", "b"], [mark("b", 9, 9)], {"a": OK}, None)
     assert outcome.answers == [mark("b", 9, 9), mark("a")]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
-from ebbtide.lake.reader import Topic
+from ebbtide.lake.reader import LakeTopic
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.driver.preflight import check_form, check_request
 from tests.lake_sandbox import state_of
@@ -16,13 +16,13 @@ STATES = {0: state_of(log_start_offset=5), 1: state_of()}
 class FakeLake:
     """A lake of log.deleted and log.compacted."""
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> LakeTopic:
         policies = {"log.deleted": "delete", "log.compacted": "compact"}
         if name not in policies:
             raise UnknownTopicError(f"expected a table for topic {name}, found none")
         states = [to_properties(partition, state) for partition, state in STATES.items()]
         merged = {key: value for state in states for key, value in state.items()}
-        return Topic(name, {"kafka.cleanup.policy": policies[name], **merged})
+        return LakeTopic(name, {"kafka.cleanup.policy": policies[name], **merged})
 
 
 def request(**topics: dict[int, int]) -> dict[str, Any]:

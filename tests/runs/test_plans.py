@@ -1,7 +1,7 @@
 """Plans as an operator reads them."""
 
 from ebbtide.runs.plans import render_plan
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 
 
 def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
@@ -16,7 +16,7 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
         "newest_record_ms": 1_790_000_000_000,
         "by": {"size": 0, "time": 2},
     }
-    outcome = Outcome(
+    outcome = JobOutcome(
         partitions={
             0: {**offsets, "next_run": {"clean_log": cleaned, "expire_segments": expired}},
             1: {**offsets, "next_run": {"clean_log": cleaned, "expire_segments": expired}},
@@ -43,12 +43,14 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
 
 def test_a_plan_of_a_job_of_its_own_is_one_table() -> None:
     said = {"log_start_offset": 0, "records_before": 1_002, "records_after": 273, "keys": 3}
-    plan = render_plan("erase_keys", "log.a", Outcome(partitions={0: said}, topic={"way": "log"}))
+    plan = render_plan(
+        "erase_keys", "log.a", JobOutcome(partitions={0: said}, topic={"way": "log"})
+    )
     lines = [" ".join(line.split()) for line in plan.splitlines()]
     assert "0 0 1,002 273 3" in lines
     assert lines[-1] == "way: log"
 
 
 def test_a_plan_of_many_partitions_says_how_many_more_there_are() -> None:
-    outcome = Outcome(partitions={p: {"log_start_offset": p} for p in range(250)})
+    outcome = JobOutcome(partitions={p: {"log_start_offset": p} for p in range(250)})
     assert "and 50 partitions more" in render_plan("clean_log", "log.a", outcome).splitlines()

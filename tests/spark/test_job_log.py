@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError, ExitCode
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark import job_log
 from ebbtide.spark.tasks import in_tasks
 from tests.lake_sandbox import LakeSandbox
@@ -75,7 +75,7 @@ def test_only_what_nobody_foresaw_comes_with_a_traceback(
     error: Exception,
     has_traceback: bool,
 ) -> None:
-    def work(_: SparkSession, name: TopicName) -> Outcome:
+    def work(_: SparkSession, name: TopicName) -> JobOutcome:
         raise error
 
     monkeypatch.setattr(sandbox.session, "newSession", lambda: sandbox.session)

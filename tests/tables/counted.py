@@ -10,10 +10,10 @@ from ebbtide.iceberg.foreign_changes import Counted, count_own
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.row_counts import seen_of, told_rows
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 
 
-def looking(spark: SparkSession, name: TopicName, job: Callable[[], Outcome]) -> Outcome:
+def looking(spark: SparkSession, name: TopicName, job: Callable[[], JobOutcome]) -> JobOutcome:
     """Run the job as `run_topics` does."""
     count_own(load(spark, name))
     outcome = job()

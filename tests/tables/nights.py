@@ -12,7 +12,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Changes, compare_and_set, load
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean, settle
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
@@ -41,7 +41,7 @@ def source_of(directory: Path, now_ms: int, *, accept_gap: bool = False) -> Sour
 
 def ingest(
     spark: SparkSession, name: str, directory: Path, now_ms: int, *, accept_gap: bool = False
-) -> Outcome:
+) -> JobOutcome:
     """Ingest one topic; raises what a job would report."""
     source = source_of(directory, now_ms, accept_gap=accept_gap)
     outcome = ingest_segments(spark, TopicName.parse(name), source)
@@ -52,24 +52,24 @@ def ingest(
 
 def mark(
     spark: SparkSession, name: str, again: Sequence[FromOffset] = (), now_ms: int = 0
-) -> Outcome:
+) -> JobOutcome:
     topic = load(spark, TopicName.parse(name))
     return execute_mark(plan_mark(topic, again), RunOf("run", at(now_ms)))
 
 
-def clean(spark: SparkSession, name: str, now_ms: int) -> Outcome:
+def clean(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
     topic = settle(load(spark, TopicName.parse(name)))
     return execute_clean(plan_clean(topic, now_ms))
 
 
 def expire(
     spark: SparkSession, name: str, now_ms: int, accepted_plans: Collection[str] = ()
-) -> Outcome:
+) -> JobOutcome:
     topic = finish_round(load(spark, TopicName.parse(name)))
     return execute_expire(plan_expire(topic, now_ms), accepted_plans)
 
 
-def night(spark: SparkSession, name: str, now_ms: int) -> dict[str, Outcome]:
+def night(spark: SparkSession, name: str, now_ms: int) -> dict[str, JobOutcome]:
     """Mark, clean and expire, in the order of the DAG."""
     return {
         "mark_tombstones": mark(spark, name),

@@ -19,7 +19,7 @@ COLUMNS = (*Batch._fields, "segment", "max_event_time_ms", "append_time_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
+class BatchHeaders:
     """Batch rows of one partition in offset order: the columns of Batch, and some more."""
 
     table: pa.Table
@@ -37,22 +37,22 @@ class Headers:
         """Whether the attributes of each have `bit` set."""
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
-    def where(self, mask: Bools) -> Headers:
+    def where(self, mask: Bools) -> BatchHeaders:
         """Those for which the mask is true."""
-        return Headers(self.table.filter(pa.array(mask)))
+        return BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
         """All of them as values."""
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
-    def at(self, rows: Int64s) -> Headers:
+    def at(self, rows: Int64s) -> BatchHeaders:
         """Those at these row numbers."""
-        return Headers(self.table.take(pa.array(rows)))
+        return BatchHeaders(self.table.take(pa.array(rows)))
 
-    def split(self, count: int) -> tuple[Headers, Headers]:
+    def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
         """The first `count`, and the others."""
-        return Headers(self.table.slice(0, count)), Headers(self.table.slice(count))
+        return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))
 
     @property
     def written_bases(self) -> Int64s:
@@ -87,7 +87,7 @@ class Headers:
         return self.has_bit(CONTROL | TRANSACTIONAL)
 
     @property
-    def of_last_records(self) -> Headers:
+    def of_last_records(self) -> BatchHeaders:
         """What each producer's last record can be told from: its last data, markers after it."""
         producers, bases = self.column("producer_id"), self.column("base_offset")
         is_control = self.is_control
@@ -98,7 +98,7 @@ class Headers:
         return self.where(is_needed & (producers != NO_PRODUCER_ID))
 
 
-def of_bereaved(headers: Headers, removed: Int64s, first_segment_offset: int) -> Headers:
+def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: int) -> BatchHeaders:
     """What `carried` has to see of the producers that lose the row that spoke for them.
 
     That is their newest row, or a marker while data lies below the first segment.
@@ -122,17 +122,17 @@ def of_bereaved(headers: Headers, removed: Int64s, first_segment_offset: int) ->
     return headers.where(is_asked & is_told)
 
 
-def of_partitions(rows: pa.Table) -> dict[int, Headers]:
+def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
     """The rows of each partition among `rows`, which name it in a column `partition`."""
     rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
     found = np.unique(rows["partition"].to_numpy(), return_index=True, return_counts=True)
     return {
-        int(partition): Headers(rows.slice(start, count))
+        int(partition): BatchHeaders(rows.slice(start, count))
         for partition, start, count in zip(*found, strict=True)
     }
 
 
-def segment_totals(headers: Headers, segments: Sequence[tuple[int, int]]) -> list[Segment]:
+def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -> list[Segment]:
     """Logical segments, given as (base offset, modified ms), with what their batches add up to.
 
     What lies before the first one is kept for its producer only, and counts for none.
@@ -161,7 +161,7 @@ def segment_totals(headers: Headers, segments: Sequence[tuple[int, int]]) -> lis
     ]
 
 
-def open_transactions(headers: Headers) -> OpenTransactions:
+def open_transactions(headers: BatchHeaders) -> OpenTransactions:
     """The transactions that the batches leave undecided."""
     transactions = OpenTransactions()
     for batch in headers.where(headers.is_in_transaction).batches():
@@ -169,7 +169,7 @@ def open_transactions(headers: Headers) -> OpenTransactions:
     return transactions
 
 
-def stable_offset(headers: Headers, log_start_offset: int, log_end_offset: int) -> int:
+def stable_offset(headers: BatchHeaders, log_start_offset: int, log_end_offset: int) -> int:
     """The last stable offset: what lies below it is decided."""
     visible = headers.where(headers.column("last_offset") >= log_start_offset)
     return visible_stable_offset(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.keys import last_of_each
 from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records
@@ -59,7 +59,7 @@ def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int
 
 def clean_segment(
     rows: pa.Table,
-    headers: Headers,
+    headers: BatchHeaders,
     verdicts: Mapping[int, Verdict],
     is_superseded: IsSuperseded,
     this_round: Round,
@@ -128,7 +128,7 @@ def _rules(
     return rules
 
 
-def _has_due_tombstones(headers: Headers, this_round: Round) -> Bools:
+def _has_due_tombstones(headers: BatchHeaders, this_round: Round) -> Bools:
     """For each batch whether its tombstones may go, as far as its horizon or age says."""
     due = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
     due[due] = [are_tombstones_due(b, this_round) for b in headers.where(due).batches()]

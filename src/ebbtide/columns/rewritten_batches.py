@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.row_changes import CHANGES, changes_of
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
@@ -51,7 +51,7 @@ class Left(NamedTuple):
     max_event_times_ms: Int64s
 
     @classmethod
-    def of(cls, records: Records, headers: Headers, stays: Bools) -> Left:
+    def of(cls, records: Records, headers: BatchHeaders, stays: Bools) -> Left:
         """What stays of the batches of these records, where `stays` is true."""
         numbers = np.arange(len(stays))
         firsts = np.minimum.reduceat(np.where(stays, numbers, len(stays) - 1), records.starts)
@@ -116,7 +116,7 @@ class Rewriting(NamedTuple):
 
 def rewrite_batches(
     records: Records,
-    headers: Headers,
+    headers: BatchHeaders,
     verdicts: Mapping[int, Verdict],
     stays: Bools,
     this_round: Round,
@@ -161,7 +161,7 @@ def rewrite_batches(
     )
 
 
-def _ordinary(headers: Headers, left: Left, this_round: Round) -> dict[str, Any]:
+def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str, Any]:
     """What `rewrite` makes of ordinary batches that a round touches, but for their sizes."""
     has_horizon, max_ms = headers.has_bit(DELETE_HORIZON), headers.column("max_timestamp_ms")
     sets_horizon = (left.tombstones > 0) & ~has_horizon
@@ -186,7 +186,7 @@ def _ordinary(headers: Headers, left: Left, this_round: Round) -> dict[str, Any]
     }
 
 
-def _sizes(headers: Headers, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
+def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
     """The sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
     sizes = HEADER_BYTES + new_bytes
     rows = np.flatnonzero(headers.has_bit(COMPRESSION_MASK))
@@ -197,7 +197,7 @@ def _sizes(headers: Headers, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
 
 
 def _special(
-    headers: Headers, left: Left, verdicts: Mapping[int, Verdict], this_round: Round
+    headers: BatchHeaders, left: Left, verdicts: Mapping[int, Verdict], this_round: Round
 ) -> list[tuple[Batch, Survivors, Batch | None]]:
     """Batches one by one: before, what stays of each but for its bytes, and after."""
     batches = headers.batches()
@@ -229,7 +229,7 @@ def _special_changes(
     return changes_of(changes)
 
 
-def _removed(headers: Headers, changes: pa.Table, name: str) -> int:
+def _removed(headers: BatchHeaders, changes: pa.Table, name: str) -> int:
     """By how much the sum of a column goes down."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
     left = changes[name].to_numpy()[~changes["is_removed"].to_numpy()]

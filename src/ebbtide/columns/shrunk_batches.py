@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.rewritten_batches import Left
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import Batch
@@ -18,7 +18,7 @@ _KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)
 
 
 def fewer_than_told(
-    rows: pa.Table | None, headers: Headers, this_round: Round, future_limit_ms: int
+    rows: pa.Table | None, headers: BatchHeaders, this_round: Round, future_limit_ms: int
 ) -> Iterator[tuple[Batch, Batch | None, int]]:
     """(before, after, max event time in ms) of each batch that lost records.
 
@@ -41,7 +41,7 @@ def fewer_than_told(
         yield batch, rewrite(batch, _KEEPS_EMPTY, left, this_round), newest_ms
 
 
-def _survivors(records: Records, headers: Headers) -> dict[int, tuple[Survivors, int]]:
+def _survivors(records: Records, headers: BatchHeaders) -> dict[int, tuple[Survivors, int]]:
     """What is left of each batch, and its newest event, by base offset."""
     left = Left.of(records, headers, np.ones(len(records.offsets), np.bool_))
     bases_ms = headers.column("base_timestamp_ms")

@@ -42,18 +42,18 @@ class Hold(NamedTuple):
         return self.own + _BEFORE
 
 
-class Held(NamedTuple):
+class HeldSnapshots(NamedTuple):
     """The snapshots that some work holds of a table; None for one that it does not."""
 
     own: int | None
     before: int | None
 
 
-def held_by(spark: SparkSession, table: str, hold: Hold) -> Held:
+def held_by(spark: SparkSession, table: str, hold: Hold) -> HeldSnapshots:
     """What the work holds of the table."""
     refs = java_table(spark, table).refs()
     found = (refs.get(name) for name in (hold.own, hold.before))
-    return Held(*(None if ref is None else int(ref.snapshotId()) for ref in found))
+    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in found))
 
 
 def holding(table: Any, hold: Hold, before: int) -> tuple[Any, Callable[[Any], None]]:

@@ -46,7 +46,7 @@ RUNS = (OWN_NAMESPACE, "runs")
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class LakeTopic:
     """A topic as its tables' properties describe it: settings of the records table, and state."""
 
     name: str
@@ -134,13 +134,13 @@ class Lake:
         old = {t for t in others if _may_be_topic(self.catalog, (cluster, t))}
         return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> LakeTopic:
         """Settings and state of one topic; StateError where the state was edited by hand."""
         found = self.records(name).properties
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
-            return Topic(name, found)
-        return Topic(name, {**settings_of(found), **without_checksum(name, state)})
+            return LakeTopic(name, found)
+        return LakeTopic(name, {**settings_of(found), **without_checksum(name, state)})
 
     def _state(self, name: str) -> dict[str, str] | None:
         try:
@@ -224,7 +224,7 @@ def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
     return {(run.topic, run.task): run for run in runs}
 
 
-def find_replicas(topic: Topic) -> list[Topic] | None:
+def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
     """The topic's replicas, if all are tables that can be read from here; None where not."""
     found = []
     for replica in topic.config.replicas:

@@ -23,7 +23,7 @@ class SourceBatch(NamedTuple):
     crc: int | None  # None once a round has rewritten the batch
 
 
-class Held(NamedTuple):
+class TableEnd(NamedTuple):
     """Where the table's copy of a partition ends; no batch where all of them have gone."""
 
     log_end_offset: int
@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
 def check_continuation(
     where: str,
-    held: Held,
+    held: TableEnd,
     source: Sequence[SourceBatch],
     *,
     source_start: int,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
-from ebbtide.lake.reader import Run, Topic
+from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.log.results import SnapshotsTopic
 from ebbtide.log.state.properties import max_snapshot_age_ms
 
@@ -17,7 +17,7 @@ HISTORY = timedelta(days=35)
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class DeletionDates:
     """The newest deletion of a topic, by the clock of the machines that commit.
 
     `due` is when the last snapshot that shows it passes its age; `waiting_rows` are out of the
@@ -51,7 +51,7 @@ class Deletion:
         return f"{due}, except that {wait}." if self.waiting_rows else f"{due}."
 
 
-def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
+def newest_deletion(topic: LakeTopic, runs: Sequence[Run]) -> DeletionDates | None:
     """The newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
     removals = [run for run in runs if run.rows_removed and run.job != JOB]
     if not removals:
@@ -61,7 +61,7 @@ def newest_deletion(topic: Topic, runs: Sequence[Run]) -> Deletion | None:
     due = removal.ended + timedelta(milliseconds=max_age_ms)
     expired = [run for run in runs if run.job == JOB and run.succeeded]
     freed = [run.ended for run in expired if run.started >= due and not _waiting_rows(run)]
-    return Deletion(
+    return DeletionDates(
         rows=removal.rows_removed,
         out_of_table=removal.ended,
         due=due,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TypedDict
 
-from ebbtide.lake.reader import Lake, Run, Topic, find_replicas
+from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.snapshot_expiry import is_tidy
@@ -29,7 +29,7 @@ class LowWatermark(TypedDict):
     low_watermark: int
 
 
-def nothing_to_do(job: str, topic: Topic, now_ms: int, lake: Lake | None = None) -> str | None:
+def nothing_to_do(job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = None) -> str | None:
     """Why `job` has no work on the topic at `now_ms`; None when it has or may have.
 
     What tells of snapshots is in the lake, not in the topic's state.
@@ -49,7 +49,7 @@ def nothing_to_do(job: str, topic: Topic, now_ms: int, lake: Lake | None = None)
     return None
 
 
-def low_watermarks_of_state(topic: Topic) -> list[LowWatermark]:
+def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
     """What a stage without work answers; the low watermark is the least log start over replicas.
 
     It is -1 where one of them cannot be read from here.
@@ -84,14 +84,14 @@ def grouped(names: Sequence[str], size: int) -> list[list[str]]:
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
-def _nothing_to_mark(topic: Topic) -> str | None:
+def _nothing_to_mark(topic: LakeTopic) -> str | None:
     states = topic.partitions.values()
     if any(state.first_unmarked_offset < state.log_end_offset for state in states):
         return None
     return "every record up to the log end offset is judged already"
 
 
-def _nothing_to_clean(topic: Topic, now_ms: int) -> str | None:
+def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> str | None:
     if not topic.config.is_compacted:
         return "cleanup.policy has no compact"
     if not topic.config.is_enabled:
@@ -103,7 +103,7 @@ def _nothing_to_clean(topic: Topic, now_ms: int) -> str | None:
     return None
 
 
-def _nothing_to_expire(topic: Topic) -> str | None:
+def _nothing_to_expire(topic: LakeTopic) -> str | None:
     config = topic.config
     limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
     if any(limit is not None and limit >= 0 for limit in limits):
@@ -113,7 +113,7 @@ def _nothing_to_expire(topic: Topic) -> str | None:
     return "no retention limit is set"
 
 
-def _nothing_to_free(topic: Topic, lake: Lake) -> str | None:
+def _nothing_to_free(topic: LakeTopic, lake: Lake) -> str | None:
     # Snapshots are aged on the clock of the machines that commit them, not on the run's.
     clock_ms = int(time.time() * 1000)
     if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):
@@ -121,14 +121,14 @@ def _nothing_to_free(topic: Topic, lake: Lake) -> str | None:
     return None
 
 
-def _least_start(partition: int, own: PartitionState, replicas: Sequence[Topic] | None) -> int:
+def _least_start(partition: int, own: PartitionState, replicas: Sequence[LakeTopic] | None) -> int:
     states = [replica.partitions.get(partition) for replica in replicas or ()]
     if replicas is None or None in states:
         return INVALID_LOW_WATERMARK
     return min(state.log_start_offset for state in [own, *states] if state is not None)
 
 
-def _nothing_to_replicate(topic: Topic) -> str | None:
+def _nothing_to_replicate(topic: LakeTopic) -> str | None:
     if not topic.config.table_replicas:
         return "ebbtide.replicas names no table"
     replicas = find_replicas(topic)
@@ -137,7 +137,7 @@ def _nothing_to_replicate(topic: Topic) -> str | None:
     return "every replica holds all of it"
 
 
-def _nothing_to_truncate(topic: Topic) -> str | None:
+def _nothing_to_truncate(topic: LakeTopic) -> str | None:
     if not topic.config.is_deleted:
         return "cleanup.policy has no delete"
     if not topic.has_replicas:

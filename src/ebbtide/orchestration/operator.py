@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import (
 from ebbtide.errors import EbbtideError, ExitCode
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
 from ebbtide.log.requests.delete_request import parse_request
-from ebbtide.orchestration.driver.attempt import Attempt, attempt_of
+from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
 from ebbtide.orchestration.driver.causes import explained
 from ebbtide.orchestration.driver.inputs import (
     DriverFiles,
@@ -37,7 +37,7 @@ from ebbtide.orchestration.driver.kafka_connections import (
 )
 from ebbtide.orchestration.driver.preflight import check_form, check_request
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
-from ebbtide.orchestration.outcome import Outcome, request_of, unfinished
+from ebbtide.orchestration.outcome import TaskOutcome, request_of, unfinished
 from ebbtide.orchestration.pool import SPARK_POOL
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         with explained(context):
             return self._execute(context, attempt_of(context))
 
-    def _execute(self, context: Context, attempt: Attempt) -> list[LowWatermark]:
+    def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
         topics = self._healthy(context, attempt)
         with open_lake() as lake:
             self._check(lake, context, topics)
@@ -123,7 +123,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return self._settle_plan(problem)
         with open_lake() as lake:
             said = None if problem is None else problem.message
-            outcome = Outcome.of(topics, answers, attempts(lake, attempt), said)
+            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), said)
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
@@ -133,7 +133,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if self.request is not None:
             check_request(lake, self.request)
 
-    def _healthy(self, context: Context, attempt: Attempt) -> list[str] | None:
+    def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
         """The topics that the stage before handed on; None when the job chooses itself."""
         if self.topics is None or self.after is None:
             return None if self.topics is None else list(self.topics)
@@ -158,7 +158,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return [topic for topic in self.topics if topic in healthy]
 
     def _answer_from_state(
-        self, lake: Lake, topics: Sequence[str], attempt: Attempt
+        self, lake: Lake, topics: Sequence[str], attempt: TaskAttempt
     ) -> list[LowWatermark]:
         """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
@@ -177,7 +177,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return answers
 
     def _submit(
-        self, context: Context, attempt: Attempt, topics: list[str] | None
+        self, context: Context, attempt: TaskAttempt, topics: list[str] | None
     ) -> Problem | None:
         """Run the job; how spark-submit failed, else None."""
         self._require_spark_connection()
@@ -210,7 +210,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _prepare(
         self,
         context: Context,
-        attempt: Attempt,
+        attempt: TaskAttempt,
         topics: list[str] | None,
         request: Mapping[str, Any] | None,
         files: DriverFiles,
@@ -273,7 +273,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
                 '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
             )
 
-    def _settle(self, context: Context, outcome: Outcome) -> list[LowWatermark]:
+    def _settle(self, context: Context, outcome: TaskOutcome) -> list[LowWatermark]:
         """Hand on what is healthy; raise for the rest, terminally only when no retry can help."""
         if not outcome.failures:
             return outcome.answers
@@ -294,7 +294,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             context["ti"].xcom_push(key=PLAN, value=plan)
 
 
-def attempts(lake: Lake, attempt: Attempt) -> dict[str, Run]:
+def attempts(lake: Lake, attempt: TaskAttempt) -> dict[str, Run]:
     """The newest attempt by topic of this task in this DAG run."""
     runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
     return {run.topic: run for run in runs}

@@ -17,7 +17,7 @@ LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """What a task hands on, one line for each topic that failed, and whether a retry can help."""
 
     answers: list[LowWatermark]

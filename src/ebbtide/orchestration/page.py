@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.reader import Lake, Run, Topic, newest, open_lake
+from ebbtide.lake.reader import Lake, LakeTopic, Run, newest, open_lake
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
@@ -70,7 +70,7 @@ def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[st
     return {"topics": described, "total": len(names)}
 
 
-def describe_topic(lake: Lake, topic: Topic, runs: Sequence[Run]) -> dict[str, Any]:
+def describe_topic(lake: Lake, topic: LakeTopic, runs: Sequence[Run]) -> dict[str, Any]:
     """One topic; `runs` are its own, oldest first."""
     deletion = newest_deletion(topic, runs)
     sizes = lake.file_bytes(topic.name)

@@ -21,7 +21,7 @@ from ebbtide.log.results import (
     DeletedPartition,
     ExpiredPartition,
 )
-from ebbtide.orchestration.deletions import HISTORY, Deletion, newest_deletion
+from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.text import (
     WIDTH,
@@ -62,7 +62,7 @@ class TopicNow:
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
-    deletion: Deletion | None = None
+    deletion: DeletionDates | None = None
     cleans_idle: bool = False
 
 

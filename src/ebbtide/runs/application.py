@@ -29,7 +29,7 @@ from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plans import render_plan
-from ebbtide.runs.runs_table import Attempt, Outcome, append_run
+from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.spark import job_log
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _GONE = "a file or snapshot that was to be read is gone; planned again on what i
 
 T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
-Work = Callable[[SparkSession, TopicName], Outcome]
+Work = Callable[[SparkSession, TopicName], JobOutcome]
 
 
 def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
@@ -131,7 +131,7 @@ def run_unchecked(
         return exit_code(list(pool.map(run, topics)))
 
 
-def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> Outcome:
+def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> JobOutcome:
     """Work between two looks at what is in the tables; none of a topic that is still to come."""
     look = check_unchanged if is_plan_only else count_own
     if exists(session, name):
@@ -163,7 +163,7 @@ def _run_topic(
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
-    attempt = Attempt(
+    attempt = JobAttempt(
         run_id=args.run_id,
         dag=args.dag,
         task=args.task,
@@ -187,7 +187,7 @@ def _run_topic(
 
 
 def _written(
-    session: SparkSession, attempt: Attempt, outcome: Outcome, error: BaseException | None
+    session: SparkSession, attempt: JobAttempt, outcome: JobOutcome, error: BaseException | None
 ) -> BaseException | None:
     """Write the attempt's row; `error`, or else why the row could not be written."""
     try:
@@ -202,7 +202,7 @@ def _written(
     return error
 
 
-def _check_result(job: str, outcome: Outcome) -> None:
+def _check_result(job: str, outcome: JobOutcome) -> None:
     found = list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
     if found:
         raise AssertionError(f"the result of {job} is not of its types: {'; '.join(found)}")
@@ -215,7 +215,7 @@ def _log_failure(what: str, error: BaseException) -> None:
 
 
 def _show_plan(
-    args: argparse.Namespace, topic: TopicName, outcome: Outcome, error: BaseException | None
+    args: argparse.Namespace, topic: TopicName, outcome: JobOutcome, error: BaseException | None
 ) -> None:
     """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
     if error is not None and not outcome.partitions:
@@ -227,7 +227,7 @@ def _show_plan(
             file.write(f"{plan}\n\n")
 
 
-def _noted(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
+def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
     """What has a `note` that the run is to say aloud, and where."""
     of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
     for where, numbers in (("", outcome.topic), *of_partitions):
@@ -237,7 +237,7 @@ def _noted(outcome: Outcome) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _attempt(
     session: SparkSession, topic: TopicName, work: Work
-) -> tuple[Outcome, BaseException | None]:
+) -> tuple[JobOutcome, BaseException | None]:
     """Work, and work again where another writer was faster; every other error is the result."""
     for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
         try:
@@ -245,12 +245,12 @@ def _attempt(
             return outcome, outcome.error
         except CommitConflictError as error:
             if attempt == ATTEMPTS_ON_CONFLICT:
-                return Outcome(), error
+                return JobOutcome(), error
             log.warning("%s (attempt %d)", error, attempt)
             time.sleep(attempt)
         except Exception as error:  # one topic's failure is not another's
             if attempt == ATTEMPTS_ON_CONFLICT or not is_of_gone_files(error):
-                return Outcome(), explained(error)
+                return JobOutcome(), explained(error)
             log.warning("%s (attempt %d)", _GONE, attempt)
             time.sleep(attempt)
     raise AssertionError("unreachable")

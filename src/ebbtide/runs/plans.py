@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.text import aligned, changes_in_words, moment, number, size, without_empty
 
 NOTHING_CHANGED = "plan only, nothing was changed"
@@ -24,7 +24,7 @@ TITLES = {
 LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
 
 
-def render_plan(job: str, topic: str, outcome: Outcome) -> str:
+def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:
     """The plan of a job for one topic."""
     lines = [f"{job} {topic}: {NOTHING_CHANGED}"]
     lines += changes_in_words(outcome.topic.get("changes", {}))

@@ -31,7 +31,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(slots=True)
-class Outcome:
+class JobOutcome:
     """What a job did to a topic: numbers per partition, numbers for the topic, and totals."""
 
     partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class JobAttempt:
     """Who ran what on which topic, and when."""
 
     run_id: str
@@ -64,7 +64,7 @@ class Attempt:
 
 
 def append_run(
-    spark: SparkSession, attempt: Attempt, outcome: Outcome, error: BaseException | None
+    spark: SparkSession, attempt: JobAttempt, outcome: JobOutcome, error: BaseException | None
 ) -> None:
     """Write the attempt's row; `error` is why it failed, None when it succeeded."""
     row = {

@@ -14,7 +14,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.delete_records import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records import replicas
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from tests.lake_sandbox import LakeSandbox
@@ -55,12 +55,12 @@ def grow(sandbox: LakeSandbox, name: TopicName, home: Path, segments: int) -> No
 
 def delete(
     sandbox: LakeSandbox, name: TopicName, requested: dict[int, int], timeout_ms: int = SHORT_MS
-) -> Outcome:
+) -> JobOutcome:
     plan = plan_delete(load(sandbox.session, name), requested, FIRST_MS)
     return execute_delete(plan, timeout_ms)
 
 
-def replies(outcome: Outcome) -> dict[int, tuple[int, str]]:
+def replies(outcome: JobOutcome) -> dict[int, tuple[int, str]]:
     """Low watermark and error by partition."""
     return {p: (n["low_watermark"], n["error_name"]) for p, n in outcome.partitions.items()}
 

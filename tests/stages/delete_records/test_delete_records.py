@@ -8,7 +8,7 @@ from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, java_table, load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -28,7 +28,7 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     return TopicName(cluster, "t")
 
 
-def delete(sandbox: LakeSandbox, name: TopicName, requested: dict[int, int]) -> Outcome:
+def delete(sandbox: LakeSandbox, name: TopicName, requested: dict[int, int]) -> JobOutcome:
     return execute_delete(plan_delete(load(sandbox.session, name), requested, FIRST_MS))
 
 

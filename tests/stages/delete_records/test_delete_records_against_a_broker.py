@@ -22,7 +22,7 @@ from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_re
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.replicas import REPLICAS
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.stage import answer_request
 from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.delete_broker import (
@@ -195,7 +195,7 @@ def test_a_table_and_its_live_topic_move_together_once_the_broker_lets_them(
     name, live = TopicName(CLUSTER, DELETED), LiveTopic.connect(CLUSTER, DELETED)
     request = TopicRequest({partition: AtOffset(3)})
 
-    def ask_both(connection: str) -> tuple[Outcome, tuple[int, int, str]]:
+    def ask_both(connection: str) -> tuple[JobOutcome, tuple[int, int, str]]:
         with_replica(connection)
         outcome = answer_request(sandbox.session, name, request, FIRST_MS, SHORT_MS)
         said = outcome.partitions[partition]
@@ -353,7 +353,7 @@ def ask(
     topic: str,
     entries: Mapping[int, Mapping[str, Any]],
     now_ms: int = FIRST_MS,
-) -> Outcome:
+) -> JobOutcome:
     name = TopicName(CLUSTER, topic)
     partitions = [
         {"connection": CLUSTER, **entry, "partition": p}

@@ -16,7 +16,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.stage import answer_request
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
@@ -41,14 +41,14 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
 
 def ask(
     spark: SparkSession, name: TopicName, *partitions: Any, plan_only: bool = False, **fields: Any
-) -> Outcome:
+) -> JobOutcome:
     asked = {"topic": str(name), **({"partitions": list(partitions)} if partitions else fields)}
     request = parse_request(json.dumps({"topics": [asked]}))
     now_ms = FIRST_MS + 1000
     return answer_request(spark, name, request.topics[name], now_ms, plan_only=plan_only)
 
 
-def low_watermarks(outcome: Outcome) -> dict[int, int]:
+def low_watermarks(outcome: JobOutcome) -> dict[int, int]:
     return {partition: said["low_watermark"] for partition, said in outcome.partitions.items()}
 
 

@@ -25,7 +25,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import APPEND, to_properties
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.stage import erase_keys, execute_erase, plan_erase, prepare_erase
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 from tests.kafka.oracle import SourceLog, run_oracle
@@ -95,7 +95,7 @@ def erasure_of(*keys: str, **fields: Any) -> Erasure:
     return Erasure(keys=tuple(key.encode() for key in keys), **{**ordinary, **fields})
 
 
-def erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> Outcome:
+def erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
     return erase_keys(spark, name, erasure)
 
 

@@ -25,7 +25,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.stage import erase_keys
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
@@ -101,7 +101,7 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def erase(spark: SparkSession, name: TopicName, *keys: bytes, **fields: Any) -> Outcome:
+def erase(spark: SparkSession, name: TopicName, *keys: bytes, **fields: Any) -> JobOutcome:
     ordinary = {"run_id": "erase-1", "requested_by": "privacy office", "reason": "request 17"}
     erasure = Erasure(keys=keys, now_ms=now_ms(), **{**ordinary, "timeout_ms": 60_000, **fields})
     return erase_keys(spark, name, erasure)

@@ -9,7 +9,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.night import nothing_to_do
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_snapshots import stage
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
@@ -36,7 +36,7 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     return name
 
 
-def expire_snapshots(sandbox: LakeSandbox, name: TopicName) -> Outcome:
+def expire_snapshots(sandbox: LakeSandbox, name: TopicName) -> JobOutcome:
     return execute_expire_snapshots(load(sandbox.session, name))
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.files.log_directory import list_log_directory, read_manifest
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 from tests.kafka.broker import KafkaBroker, java_command, server_settings
 from tests.kafka.oracle import LogState, Round, SourceLog, run_oracle
@@ -21,7 +21,7 @@ from tests.tables.kafka_view import View
 
 def export(
     spark: SparkSession, name: TopicName, target: Path, *partitions: int, run_id: str = "run"
-) -> Outcome:
+) -> JobOutcome:
     topic = load(spark, name)
     return execute_export(plan_export(topic, Export(str(target), run_id, partitions)))
 

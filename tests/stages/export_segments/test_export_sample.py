@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.files.log_directory import list_log_directory, read_manifest
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import QUIET, Consumed, ConsumedRecord, Isolation, consume, create_topics
@@ -41,7 +41,7 @@ class Exported:
     """The sample's flights as exported after a night, and what the tables held then."""
 
     directory: Path
-    outcome: Outcome
+    outcome: JobOutcome
     views: list[View]
     attributes: dict[tuple[int, int], int]  # of records, by partition and offset
     crcs: dict[tuple[int, int], int]  # of untouched uncompressed batches

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from ebbtide.log.live_offsets import Isolation
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import ConsumedRecord
@@ -47,7 +47,7 @@ def take(
     isolation: Isolation = Isolation.READ_COMMITTED,
     accept_gap: bool = False,
     **sizes: int,
-) -> Outcome:
+) -> JobOutcome:
     """Ingest the live topic; raises what a job would report."""
     source = LiveSource(CONNECTION, at(now_ms), isolation, accept_gap, **sizes)
     outcome = ingest_topic(spark, name, source)

@@ -13,7 +13,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, write_batch
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.configure_topic.stage import plan_configure
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
@@ -220,7 +220,7 @@ def test_configuring_shows_how_many_would_go(
 ) -> None:
     topic_of(sandbox, name, tmp_path, FORBIDDEN, COMPACT)
     plan = plan_configure(load(sandbox.session, name), EXPLICIT | BY_HEADER, NIGHT_MS)
-    shown: Outcome = plan.outcome()
+    shown: JobOutcome = plan.outcome()
     assert shown.partitions[0]["next_run"]["mark_tombstones"] == {
         "marked": 3,
         "by": {"flag": 1, "header": 2},

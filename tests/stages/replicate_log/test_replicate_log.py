@@ -19,7 +19,7 @@ from ebbtide.log.replica_lag import settings_to_follow
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICATION
 from ebbtide.runs.application import run_topics
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
@@ -81,7 +81,7 @@ def replica_of(name: TopicName) -> TopicName:
     return name._replace(catalog="other")
 
 
-def replicate(sandbox: LakeSandbox, name: TopicName) -> Outcome:
+def replicate(sandbox: LakeSandbox, name: TopicName) -> JobOutcome:
     return execute_replicate(plan_replicate(load(sandbox.session, name)), NIGHT_MS)
 
 
@@ -374,7 +374,7 @@ def test_a_catalog_that_spark_does_not_know_names_its_property(
 # -- what a replica has not reached is held back
 
 
-def dues(outcome: Outcome) -> dict[str, object]:
+def dues(outcome: JobOutcome) -> dict[str, object]:
     """What a round did with the tombstones of one partition."""
     numbers = outcome.partitions[0]
     return {of: numbers.get(of) for of in ("picked", "tombstones_removed", "held_back")}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.batch_headers import COLUMNS, Headers, of_partitions
+from ebbtide.columns.batch_headers import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
@@ -31,10 +31,10 @@ from ebbtide.spark.tasks import map_segments
 
 def read_headers(
     spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
-) -> dict[int, Headers]:
+) -> dict[int, BatchHeaders]:
     """The headers of whole partitions, as of a snapshot or now; none for a partition without."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
-    empty = {partition: Headers(_NO_HEADERS) for partition in partitions}
+    empty = {partition: BatchHeaders(_NO_HEADERS) for partition in partitions}
     if snapshot is None:
         return empty
     units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(empty, MAX_OFFSET))

@@ -69,7 +69,7 @@ class SegmentRows(NamedTuple):
     positions: Offsets
 
 
-class Deletion(NamedTuple):
+class DeletionVector(NamedTuple):
     """All positions deleted from a file, as a deletion vector, in place of `vector`."""
 
     file: DataFile
@@ -252,14 +252,14 @@ def read_vector(vector: Vector) -> Offsets:
     return np.frombuffer(bitmap.to_array(), np.int64)
 
 
-def deletion_of(file: DataFile, positions: Offsets) -> Deletion:
+def deletion_of(file: DataFile, positions: Offsets) -> DeletionVector:
     """What deletes `positions` too from a file."""
     if file.vector is not None:
         positions = np.union1d(positions, read_vector(file.vector))
     bitmap = BitMap64(positions.astype(np.uint64))
     body = _MAGIC + bitmap.serialize()
     blob = len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
-    return Deletion(file, blob, len(bitmap))
+    return DeletionVector(file, blob, len(bitmap))
 
 
 def write_rows(path: str, rows: pa.Table) -> None:

@@ -17,7 +17,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.files.data_files import (
     DataFile,
-    Deletion,
+    DeletionVector,
     SegmentFiles,
     Vector,
     data_file,
@@ -59,7 +59,7 @@ def prepare_deletions(
     spark: SparkSession,
     table: str,
     ends: Mapping[int, int],
-    deletions: Sequence[Deletion],
+    deletions: Sequence[DeletionVector],
     properties: Mapping[str, str],
     added: Sequence[Replacement] = (),
     hold: Hold | None = None,
@@ -213,7 +213,7 @@ def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> An
 
 
 def _write_vectors(
-    spark: SparkSession, table: Any, tasks: _Tasks, deletions: Sequence[Deletion]
+    spark: SparkSession, table: Any, tasks: _Tasks, deletions: Sequence[DeletionVector]
 ) -> Any:
     indexes = iceberg_class(spark, "deletes.PositionDeleteIndex")
     builders = iceberg_class(spark, "FileMetadata")
@@ -242,7 +242,7 @@ def _blob(vector: Vector | None) -> bytes:
         return bytes(handle.read_at(vector.size_bytes, vector.position))
 
 
-def _describe(builder: Any, partition: Any, deletion: Deletion) -> Any:
+def _describe(builder: Any, partition: Any, deletion: DeletionVector) -> Any:
     """What Iceberg checks a blob's length and cardinality against."""
     size_bytes = len(deletion.blob)
     return (

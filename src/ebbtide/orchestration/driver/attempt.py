@@ -17,7 +17,7 @@ CLOCK_SLACK = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TaskAttempt:
     """Identity and clock of one attempt; `now` is the same for every task of a DAG run."""
 
     run_id: str
@@ -38,13 +38,13 @@ class Attempt:
         return ["--now", now, "--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
 
 
-def attempt_of(context: Context) -> Attempt:
+def attempt_of(context: Context) -> TaskAttempt:
     """The attempt that Airflow's context describes."""
     ti, dag_run = context["ti"], context["dag_run"]
     params: Mapping[str, Any] = context["params"]
     now = run_now(params, dag_run.run_after, wall_clock=datetime.now(UTC))
     first_try = ti.max_tries - (ti.task.retries or 0) + 1
-    return Attempt(
+    return TaskAttempt(
         run_id=dag_run.run_id,
         dag=ti.dag_id,
         task=ti.task_id,

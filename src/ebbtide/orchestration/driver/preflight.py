@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
-from ebbtide.lake.reader import Lake, Topic
+from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.delete_records import ErrorCode, answer_partition, way_out
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
 from ebbtide.log.requests.erase_request import check_is_compacted
@@ -63,7 +63,7 @@ def _refusals(lake: Lake, name: TopicName, asked: TopicRequest) -> list[str]:
     return lines
 
 
-def _check_partitions(topic: Topic, asked: Sequence[int]) -> None:
+def _check_partitions(topic: LakeTopic, asked: Sequence[int]) -> None:
     unknown = sorted(set(asked) - set(topic.partitions))
     if unknown:
         raise RequestError(

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import Headers, of_bereaved
+from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved
 from ebbtide.columns.compaction import IsSuperseded, clean_segment, dirty_keys
 from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.files.data_files import (
-    Deletion,
+    DeletionVector,
     SegmentFiles,
     count_rows,
     deletion_of,
@@ -69,13 +69,13 @@ _REMOVED = {
 class RoundEffect:
     """What a round removes and changes, before anything of it is committed."""
 
-    deletions: list[Deletion] = field(default_factory=list)
+    deletions: list[DeletionVector] = field(default_factory=list)
     changes: pa.Table = field(default_factory=no_changes)
     victims: int = 0
     bytes_removed: int = 0
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
     next_clean_ms: dict[int, int] = field(default_factory=dict)
-    headers: dict[int, Headers] = field(default_factory=dict)  # before the round
+    headers: dict[int, BatchHeaders] = field(default_factory=dict)  # before the round
 
 
 class _Rules(NamedTuple):
@@ -115,7 +115,7 @@ class _UnitEffect(NamedTuple):
 
     partition: int
     first_base_offset: int
-    deletions: list[Deletion]
+    deletions: list[DeletionVector]
     by_rule: dict[str, int]
     tombstones_kept: int
     tombstones_held_back: int
@@ -123,7 +123,7 @@ class _UnitEffect(NamedTuple):
 
 
 def effect_of(
-    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, Headers] | None = None
+    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, BatchHeaders] | None = None
 ) -> RoundEffect:
     """Work out the round; a pure function of it and of the snapshots it names.
 
@@ -166,7 +166,7 @@ def _decided(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _judge(topic: Topic, partition: int, headers: Headers, cleaning: CleaningRound) -> _Judged:
+def _judge(topic: Topic, partition: int, headers: BatchHeaders, cleaning: CleaningRound) -> _Judged:
     """Verdicts on transactions, markers, empty batches and those that must not go."""
     part = cleaning.partitions[partition]
     bound = part.first_uncleanable_offset
@@ -262,7 +262,7 @@ def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitE
     rows = found.table if is_covered.all() else found.table.filter(pa.array(is_covered))
     if not rows.num_rows:
         return None
-    headers = Headers(read_segment(unit.batches, Batch._fields, "base_offset").table)
+    headers = BatchHeaders(read_segment(unit.batches, Batch._fields, "base_offset").table)
     done = clean_segment(rows, headers, verdicts, is_superseded, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
     files, positions = found.files[gone], found.positions[gone]
@@ -315,7 +315,7 @@ def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivor
 
 def _changes(
     partition: int,
-    headers: Headers,
+    headers: BatchHeaders,
     after: Sequence[tuple[Batch, Batch | None]],
     units: Sequence[_UnitEffect],
 ) -> pa.Table:
@@ -326,7 +326,7 @@ def _changes(
 
 
 def _by_segment(
-    partition: int, headers: Headers, changed: Sequence[tuple[Batch, Batch | None, int]]
+    partition: int, headers: BatchHeaders, changed: Sequence[tuple[Batch, Batch | None, int]]
 ) -> list[pa.Table]:
     segments = headers.column("segment")
     rows = np.searchsorted(
@@ -338,7 +338,9 @@ def _by_segment(
     return [in_segment(partition, segment, changes_of(of)) for segment, of in by_segment.items()]
 
 
-def _with_carried(partition: int, headers: Headers, judged: _Judged, changes: pa.Table) -> pa.Table:
+def _with_carried(
+    partition: int, headers: BatchHeaders, judged: _Judged, changes: pa.Table
+) -> pa.Table:
     """The changes, and those of rows that must go on saying what removed rows said."""
     removed = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     first_segment = judged.part.first_segment_offset
@@ -359,7 +361,7 @@ def _with_carried(partition: int, headers: Headers, judged: _Judged, changes: pa
 def _describe(
     effect: RoundEffect,
     partition: int,
-    before: tuple[Headers, _Judged, Sequence[tuple[Batch, Batch | None]]],
+    before: tuple[BatchHeaders, _Judged, Sequence[tuple[Batch, Batch | None]]],
     units: Sequence[_UnitEffect],
 ) -> None:
     """Add the partition's numbers to the effect."""
@@ -388,7 +390,7 @@ def _describe(
 
 
 def _totals(
-    headers: Headers,
+    headers: BatchHeaders,
     part: PartitionRound,
     after: Sequence[tuple[Batch, Batch | None]],
     rewritings: Sequence[Rewriting],

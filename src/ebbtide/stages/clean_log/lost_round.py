@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import Headers
+from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.row_changes import changes_of, in_segment
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
@@ -76,7 +76,7 @@ def _of_partition(
     topic: Topic,
     partition: int,
     part: PartitionRound,
-    headers: Headers,
+    headers: BatchHeaders,
     lost: CleaningRound,
     units: dict[int, SegmentFiles],
 ) -> list[pa.Table]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ebbtide.columns.batch_headers import Headers, segment_totals, stable_offset
+from ebbtide.columns.batch_headers import BatchHeaders, segment_totals, stable_offset
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
@@ -51,7 +51,7 @@ from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable, merged
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_little, map_segments, start_workers
 from ebbtide.stages.clean_log.cleaner import RoundEffect, effect_of
@@ -74,9 +74,9 @@ class CleanPlan:
     effect: RoundEffect | None
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan, which are those of its execution too."""
-        outcome = Outcome()
+        outcome = JobOutcome()
         for partition in self.topic.partitions:
             reason = self.reasons.get(partition, "finishing the round in flight")
             numbers = {"picked": False, "reason": reason}
@@ -193,7 +193,7 @@ def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | N
 
 def _choose(
     topic: Topic,
-    headers: Mapping[int, Headers],
+    headers: Mapping[int, BatchHeaders],
     at: tuple[_Pins, int],
     held_back: Mapping[int, int],
 ) -> dict[int, tuple[PartitionRound | None, str]]:
@@ -223,7 +223,9 @@ def _choose(
     return choices
 
 
-def _offer(state: PartitionState, headers: Headers, config: TopicConfig, now_ms: int) -> Cleanable:
+def _offer(
+    state: PartitionState, headers: BatchHeaders, config: TopicConfig, now_ms: int
+) -> Cleanable:
     bounds = Bounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
@@ -236,7 +238,7 @@ def _offer(state: PartitionState, headers: Headers, config: TopicConfig, now_ms:
 
 def _idle_reasons(
     topic: Topic,
-    headers: Mapping[int, Headers],
+    headers: Mapping[int, BatchHeaders],
     parts: Mapping[int, PartitionRound],
     at: tuple[_Pins, int],
 ) -> dict[int, str]:
@@ -266,7 +268,7 @@ def _idle_round(part: PartitionRound, now_ms: int) -> Round:
     return Round(now_ms, 0, bound, start, held_back_from=part.held_back_from)
 
 
-def _due_batches(headers: Headers, this_round: Round) -> list[Batch]:
+def _due_batches(headers: BatchHeaders, this_round: Round) -> list[Batch]:
     """The data batches whose horizon is reached; they may hold no tombstone any more."""
     may_be = headers.has_bit(DELETE_HORIZON) & ~headers.is_control
     may_be &= headers.column("base_offset") < this_round.first_uncleanable_offset
@@ -316,7 +318,7 @@ def _new_round(
     )
 
 
-def execute_clean(plan: CleanPlan) -> Outcome:
+def execute_clean(plan: CleanPlan) -> JobOutcome:
     """Run the plan's round; a step whose commit is in the history is not done again."""
     outcome = plan.outcome()
     if plan.round is None or plan.effect is None:

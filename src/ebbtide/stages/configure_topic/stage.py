@@ -9,7 +9,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
 from ebbtide.log.settings.changes import changed, check_names
 from ebbtide.log.settings.config import parse_config
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import plan_clean
 from ebbtide.stages.expire_segments.stage import plan_expire
 from ebbtide.stages.ingest_segments.event_time import event_time_of
@@ -30,11 +30,11 @@ class ConfigurePlan:
     guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
     marking: MarkPlan | None = None  # where what makes a tombstone changes
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
         before = self.topic.properties
         changes = {name: [before.get(name), after] for name, after in self.changes.items()}
-        outcome = Outcome(topic={"changes": changes, "next_run": self.guard})
+        outcome = JobOutcome(topic={"changes": changes, "next_run": self.guard})
         if notes := self._notes():
             outcome.topic["note"] = "; ".join(notes)
         for partition in self.topic.partitions:
@@ -72,7 +72,7 @@ def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan
     return ConfigurePlan(topic, changes, effect, expired.topic, marking)
 
 
-def execute_configure(plan: ConfigurePlan) -> Outcome:
+def execute_configure(plan: ConfigurePlan) -> JobOutcome:
     """Set the properties."""
     compare_and_set(plan.topic, Step.CONFIGURE_TOPIC, lambda _: plan.changes)
     return plan.outcome()

@@ -19,7 +19,7 @@ from ebbtide.log.delete_records import (
 )
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.replicas import Replicas, Wanted, raise_starts
 from ebbtide.stages.delete_records.truncate import truncate_below_start
@@ -36,9 +36,9 @@ class DeletePlan:
     requested: Mapping[int, int]
     answers: dict[int, Answer]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome()
+        outcome = JobOutcome()
         for partition, reply in self.answers.items():
             numbers = numbers_of(reply, self.topic.partitions.get(partition))
             outcome.partitions[partition] = numbers | {
@@ -81,7 +81,7 @@ def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> Dele
     return DeletePlan(topic, now_ms, requested, answers)
 
 
-def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> Outcome:
+def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> JobOutcome:
     """Move the log start offsets, then remove the records below them, at every replica.
 
     The primary moves at once; the others may take `timeout_ms` of real time.

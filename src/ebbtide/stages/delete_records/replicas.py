@@ -34,7 +34,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class TableReplica:
+class TableReplicaProgress:
     """One replica that is a table, as far as it has come."""
 
     primary: Topic
@@ -105,7 +105,9 @@ class Replicas:
     def __init__(self, primary: Topic, now_ms: int, timeout_ms: int) -> None:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._primary = primary
-        self._tables = [TableReplica(primary, name, now_ms) for name in replica_names(primary)]
+        self._tables = [
+            TableReplicaProgress(primary, name, now_ms) for name in replica_names(primary)
+        ]
         self._live = {c: self._connect(c) for c in primary.config.live_replicas}
 
     def delete_records(self, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:

@@ -16,7 +16,7 @@ from ebbtide.iceberg.topics import Topic
 from ebbtide.log.delete_records import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.settings.replicas import REPLICAS
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_column
 
 NOTHING = 0  # as Kafka has it, an offset at or below the log start changes nothing
@@ -29,7 +29,7 @@ class RequestedOffsets:
     offsets: dict[int, int] = field(default_factory=dict)
     said: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def add_to(self, outcome: Outcome) -> Outcome:
+    def add_to(self, outcome: JobOutcome) -> JobOutcome:
         """Put how the offsets were found beside the partitions' numbers."""
         for partition, numbers in self.said.items():
             outcome.partitions[partition].update(numbers)

@@ -11,7 +11,7 @@ from ebbtide.iceberg.topics import exists, load
 from ebbtide.log.delete_records import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.delete_records.primary import execute_delete, numbers_of, plan_delete
 from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
@@ -25,7 +25,7 @@ def answer_request(
     timeout_ms: int = TIMEOUT_MS,
     *,
     plan_only: bool = False,
-) -> Outcome:
+) -> JobOutcome:
     """Do what is asked of the topic, or only plan it; one bad partition stops no other.
 
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
@@ -45,11 +45,11 @@ def answer_request(
         return _refuse(asked, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
 
 
-def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> Outcome:
+def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> JobOutcome:
     """The outcome where the topic cannot be read: each partition that was named is refused."""
     note = note or way_out(error)
     numbers = numbers_of(refused(error, note=note))
-    return Outcome(
+    return JobOutcome(
         partitions={partition: dict(numbers) for partition in asked.partitions},
         topic={"error_code": int(error), "error_name": error.name},
         error=RequestError(f"every partition: {error.name}: {note}"),

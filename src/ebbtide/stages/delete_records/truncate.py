@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
-from ebbtide.columns.batch_headers import Headers, open_transactions
+from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.files.deletes import delete_rows, delete_segments
@@ -175,7 +175,9 @@ def _find_batches(topic: Topic, found: Truncation, now_ms: int, snapshot: int) -
                 found.batches_whole.setdefault(partition, []).append(segment)
 
 
-def _kept_batches(topic: Topic, headers: Headers, log_start_offset: int, now_ms: int) -> set[int]:
+def _kept_batches(
+    topic: Topic, headers: BatchHeaders, log_start_offset: int, now_ms: int
+) -> set[int]:
     """Base offsets of what stays although its segment went.
 
     Kafka remembers, without their segments, producers that have not expired and where an open

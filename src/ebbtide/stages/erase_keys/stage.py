@@ -39,7 +39,7 @@ from ebbtide.log.requests.erase_request import (
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.log.state.topic_state import REPLICA_OF
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
 from ebbtide.stages.erase_keys.keys import (
@@ -97,9 +97,9 @@ class ErasePlan:
         found = self.held[place].found
         return KeyRow(hash_of(key), partition, found, way, offset)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome()
+        outcome = JobOutcome()
         keys, found = Counter[int](), Counter[int]()
         for (partition, _), held in self.held.items():
             keys[partition] += 1
@@ -124,13 +124,15 @@ class ErasePlan:
         return (place[0], hash_of(place[1])) in self.logged
 
 
-def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> Outcome:
+def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
     """Erase the keys; the outcome tells of all that was removed and committed for it."""
     topic, done = prepare_erase(spark, name, erasure)
     return execute_erase(plan_erase(topic, erasure), done)
 
 
-def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> tuple[Topic, Outcome]:
+def prepare_erase(
+    spark: SparkSession, name: TopicName, erasure: Erasure
+) -> tuple[Topic, JobOutcome]:
     """The topic once nothing is in flight and what can be told a tombstone is marked.
 
     Beside it what that removed and committed.
@@ -138,7 +140,7 @@ def prepare_erase(spark: SparkSession, name: TopicName, erasure: Erasure) -> tup
     topic = load(spark, name)
     _check(topic)
     appended = finish_append(topic)
-    done = Outcome(snapshot_ids=appended.snapshot_ids)
+    done = JobOutcome(snapshot_ids=appended.snapshot_ids)
     topic = finish_round(appended.topic)
     _mark(topic, erasure, done)
     return read_again(topic), done
@@ -153,12 +155,12 @@ def _check(topic: Topic) -> None:
         )
 
 
-def _mark(topic: Topic, erasure: Erasure, done: Outcome) -> None:
+def _mark(topic: Topic, erasure: Erasure, done: JobOutcome) -> None:
     now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
     _add(done, execute_mark(plan_mark(topic), RunOf(erasure.run_id, now)))
 
 
-def _add(done: Outcome, more: Outcome) -> None:
+def _add(done: JobOutcome, more: JobOutcome) -> None:
     """Count what another step of the run removed and committed too."""
     done.rows_removed += more.rows_removed
     done.bytes_removed += more.bytes_removed
@@ -186,7 +188,7 @@ def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
     return keys
 
 
-def execute_erase(plan: ErasePlan, done: Outcome) -> Outcome:
+def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
     """Bring the tombstones into the log, let the cleaner begin, and report what is left.
 
     `done` is what the run has removed and committed before; the outcome counts it too.
@@ -208,7 +210,7 @@ def execute_erase(plan: ErasePlan, done: Outcome) -> Outcome:
 Rows = dict[PartitionKey, KeyRow]
 
 
-def _log_tombstones(plan: ErasePlan, done: Outcome) -> Rows:
+def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> Rows:
     """The row of each key that was found, its tombstone in the log: now, before, or long since."""
     offsets = _send(plan, done)
     rows: Rows = {}
@@ -225,7 +227,7 @@ def _log_tombstones(plan: ErasePlan, done: Outcome) -> Rows:
     return rows
 
 
-def _send(plan: ErasePlan, done: Outcome) -> dict[PartitionKey, int]:
+def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
     """Produce or append what is lacking; the offsets of the tombstones."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
@@ -283,7 +285,7 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     ]
 
 
-def _report(plan: ErasePlan, rows: Rows, cleaned: Outcome) -> Outcome:
+def _report(plan: ErasePlan, rows: Rows, cleaned: JobOutcome) -> JobOutcome:
     """The run's numbers; a row in `erasures` for each key."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbtide.columns.batch_headers import Headers, segment_totals
+from ebbtide.columns.batch_headers import BatchHeaders, segment_totals
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
 from ebbtide.log.retention import Expiry, Offsets, Rule, expire, record_limit
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.expire_segments.expired_records import (
@@ -84,9 +84,9 @@ class ExpirePlan:
             if expiry.removed or partition in self.max_event_times_ms or partition in self.records
         ]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome(topic={"plan": self.id, "delete_ratio": round(self.delete_ratio, 4)})
+        outcome = JobOutcome(topic={"plan": self.id, "delete_ratio": round(self.delete_ratio, 4)})
         for partition, expiry in self.expiries.items():
             outcome.partitions[partition] = self._numbers(partition, expiry)
             outcome.bytes_removed += outcome.partitions[partition]["bytes_removed"]
@@ -178,11 +178,11 @@ def _going(expiry: Expiry) -> str:
     )
 
 
-def _largest_event_time(headers: Headers) -> int:
+def _largest_event_time(headers: BatchHeaders) -> int:
     return int(headers.column("max_event_time_ms").max(initial=-1))
 
 
-def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Outcome:
+def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> JobOutcome:
     """Move the log start offsets, remove what lies below them, then single records.
 
     SafetyError for a plan that removes too large a share, unless its id is among the accepted.

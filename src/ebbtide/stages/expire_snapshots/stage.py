@@ -24,7 +24,7 @@ from ebbtide.log.settings.names import CATALOG, quoted
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import items, java_class
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.text import number, size
@@ -48,18 +48,18 @@ class Deletions(NamedTuple):
     are_due: bool  # whether a file has so many that it is to be rewritten, or is gone itself
 
 
-def plan_expire_snapshots(topic: Topic) -> Outcome:
+def plan_expire_snapshots(topic: Topic) -> JobOutcome:
     """What the tables hold now; how much of it is freed shows only when it is done."""
     outcome, disk = _outcome(topic), _disk(topic)
     outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
     return outcome
 
 
-def _outcome(topic: Topic) -> Outcome:
-    return Outcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
+def _outcome(topic: Topic) -> JobOutcome:
+    return JobOutcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
 
 
-def execute_expire_snapshots(topic: Topic) -> Outcome:
+def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     """Rewrite files too full of deletions, expire the snapshots past age, merge small segments.
 
     What hinders the files' rewriting or merging does not keep snapshots from expiring.

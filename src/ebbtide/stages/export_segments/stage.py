@@ -42,7 +42,7 @@ from ebbtide.records.files.log_directory_writer import (
     write_beside_segments,
 )
 from ebbtide.records.files.storage import join
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.segment_sink import (
     SegmentToWrite,
     StoredSegment,
@@ -76,9 +76,9 @@ class ExportPlan:
     segments: Sequence[SegmentToWrite]
     written: Mapping[str, Numbers] | None = None
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome(topic={"target": self.export.target})
+        outcome = JobOutcome(topic={"target": self.export.target})
         for partition, state in self.states.items():
             outcome.partitions[partition] = {
                 **self.topic.offsets_of(partition),
@@ -180,7 +180,7 @@ def _segments(
     ]
 
 
-def execute_export(plan: ExportPlan) -> Outcome:
+def execute_export(plan: ExportPlan) -> JobOutcome:
     """Write the segments beside the target, then all else, and rename them to the target."""
     topic, target = plan.topic, plan.export.target
     if plan.written is not None:
@@ -249,7 +249,7 @@ def _epochs(plan: ExportPlan, partition: int, written: Sequence[WrittenSegment])
 
 
 def _manifest(
-    plan: ExportPlan, written: Sequence[WrittenSegment], outcome: Outcome
+    plan: ExportPlan, written: Sequence[WrittenSegment], outcome: JobOutcome
 ) -> dict[str, Any]:
     topic = plan.topic
     config = {

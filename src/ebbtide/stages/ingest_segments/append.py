@@ -23,7 +23,7 @@ from ebbtide.iceberg.views import create_views
 from ebbtide.log.live_offsets import Slice
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE, to_properties
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks
 from ebbtide.stages.ingest_segments.event_time import failing_clearly
@@ -177,7 +177,7 @@ def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[st
     }
 
 
-def add_ingested(outcome: Outcome, ingested: Ingested) -> None:
+def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
     """Say what of it is in the table by now."""
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
@@ -185,7 +185,7 @@ def add_ingested(outcome: Outcome, ingested: Ingested) -> None:
         numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
 
 
-def add_slice(done: Outcome, of_slice: Outcome) -> None:
+def add_slice(done: JobOutcome, of_slice: JobOutcome) -> None:
     """Add what one slice did to what those before it did."""
     for partition, numbers in of_slice.partitions.items():
         before = done.partitions.get(partition, {})

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from ebbtide.errors import CorruptSegmentError, EbbtideError
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.continuation import (
-    Held,
     SourceBatch,
+    TableEnd,
     check_boundary,
     check_continuation,
     check_no_gap,
@@ -262,7 +262,7 @@ def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
         rows = rows.filter(pc.and_(begins_before, ends_after))
     check_continuation(
         walked.where,
-        Held(held.log_end_offset, last),
+        TableEnd(held.log_end_offset, last),
         [SourceBatch(**row) for row in rows.select(SourceBatch._fields).to_pylist()],
         source_start=max(walked.start, walked.first_read),
         source_end=walked.end,

@@ -40,7 +40,7 @@ from ebbtide.records.files.log_directory import (
 )
 from ebbtide.records.files.segment_reader import MAX_BATCH_BYTES, BatchLimits
 from ebbtide.runs.application import to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     add_ingested,
@@ -136,9 +136,9 @@ class IngestPlan:
         """The partitions of which a further slice would bring nothing."""
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan; `error` where a part of the source was refused."""
-        outcome = Outcome(partitions=numbers_of(self.topic, self.logs))
+        outcome = JobOutcome(partitions=numbers_of(self.topic, self.logs))
         errors = [error for log in self.logs.values() for error in log.errors]
         outcome.error = standing_for(errors)
         return outcome
@@ -146,10 +146,10 @@ class IngestPlan:
 
 def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
-) -> Outcome:
+) -> JobOutcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""
     refused: dict[str, str] = {}
-    done = Outcome()
+    done = JobOutcome()
     listings = 1
     while True:
         try:
@@ -283,7 +283,7 @@ def unread_segments(
     return segments[starts[-1] if starts else 0 :]
 
 
-def execute_ingest(plan: IngestPlan) -> Outcome:
+def execute_ingest(plan: IngestPlan) -> JobOutcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]

@@ -50,7 +50,7 @@ from ebbtide.log.settings.upstream import SOURCE, Upstream
 from ebbtide.log.state.topic_state import SLICE
 from ebbtide.records import arrays
 from ebbtide.runs.application import to_ms
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
@@ -111,9 +111,9 @@ class LivePlan:
         said: dict[str, Any] = {"drift": [drift._asdict() for drift in found]}
         return {**said, "note": drift_note(str(self.topic.name), found)} if found else said
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome(topic=self.drift(), error=standing_for(self.errors))
+        outcome = JobOutcome(topic=self.drift(), error=standing_for(self.errors))
         for partition, found in self.left.items():
             state = self.topic.partitions.get(partition)
             start = found.start if state is None else state.log_start_offset
@@ -161,13 +161,13 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
 
 def ingest_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
-) -> Outcome:
+) -> JobOutcome:
     """Create the topic where it is new and take all that the broker had when it was asked."""
     live = LiveTopic.connect(source.connection, name.topic)
     topic_id, partitions = live.description
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
     check_topic_id(topic, topic_id, f"connection {source.connection!r}")
-    done = Outcome()
+    done = JobOutcome()
     held = find_ends(topic, partitions)
     unfinished = live_slice(topic, held)
     if unfinished is not None and not is_plan_only:
@@ -252,7 +252,7 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
     return plan
 
 
-def _take_slice(plan: LivePlan, piece: Slice, done: Outcome) -> Topic:
+def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
     live, planned = plan.live, plan.topic
     topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
@@ -312,7 +312,9 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
     return active
 
 
-def _finish_slice(topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: Outcome) -> Topic:
+def _finish_slice(
+    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: JobOutcome
+) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
     headers = _headers(topic, piece)
@@ -322,7 +324,7 @@ def _finish_slice(topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done:
     }
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
-    outcome = Outcome(partitions=numbers_of(topic, logs))
+    outcome = JobOutcome(partitions=numbers_of(topic, logs))
     outcome.snapshot_ids += append_batches(topic, ingested)
     topic = set_counted(
         topic,
@@ -366,7 +368,7 @@ def _log(headers: pa.Table, partition: int, found: Range, held: HeldLog, now_ms:
     )
 
 
-def _answer(done: Outcome, plan: LivePlan) -> Outcome:
+def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
     """What the run did, and that there was nothing new of the other partitions."""
     nothing = dict.fromkeys(SUMMED, 0)
     for partition in plan.left:

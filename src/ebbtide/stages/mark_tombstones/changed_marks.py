@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.batch_rows import has_old_magic
 from ebbtide.iceberg.files.data_files import (
-    Deletion,
+    DeletionVector,
     Offsets,
     SegmentFiles,
     count_rows,
@@ -168,7 +168,7 @@ class _Work(NamedTuple):
 class _Written(NamedTuple):
     """What one segment's changes come to."""
 
-    deletions: list[Deletion]
+    deletions: list[DeletionVector]
     added: Replacement
 
 

@@ -20,7 +20,7 @@ from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snap
 from ebbtide.iceberg.unfinished.planned_round import open_round
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state.topic_state import to_properties
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
     Counts,
@@ -52,9 +52,9 @@ class MarkPlan:
         """How many records change, by partition."""
         return {p: counts_of(self.changes, p) for p in self.topic.partitions}
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
-        outcome = Outcome()
+        outcome = JobOutcome()
         for partition, counts in self.counts.items():
             outcome.partitions[partition] = self.topic.offsets_of(partition) | counts.to_dict()
             outcome.rows_removed += counts.quarantined
@@ -89,7 +89,7 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
     return offsets_to_mark_again_from(topic.partitions, cleaned_up_to, again)
 
 
-def execute_mark(plan: MarkPlan, run: RunOf) -> Outcome:
+def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     """Mark what the plan found, then move the first unmarked offsets past it."""
     log_partitions(log, {p: _to_mark(plan, p) for p in plan.ranges})
     outcome, topic = plan.outcome(), plan.topic

@@ -30,7 +30,7 @@ from ebbtide.log.state.topic_state import (
     state_of,
     to_properties,
 )
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.repaired_rows import (
     Removal,
     find_found,
@@ -60,7 +60,7 @@ class RepairPlan:
     states: dict[int, PartitionState] = field(default_factory=dict)
     problem: str | None = None  # why the change cannot be taken back
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
         topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
         if not self.what:
@@ -69,7 +69,7 @@ class RepairPlan:
             topic[f"{table}_back_to_snapshot"] = str(snapshot)
         if self.problem:
             topic["cannot_be_taken_back"] = self.problem
-        outcome = Outcome(topic=topic)
+        outcome = JobOutcome(topic=topic)
         for partition in sorted({*self.topic.partitions, *self.states}):
             outcome.partitions[partition] = self._numbers(partition)
         outcome.rows_removed = sum(of.total for of in self.removals.values())
@@ -139,7 +139,7 @@ def _plan_keep(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> Repa
     return RepairPlan(topic, now_ms, what, KEEP, removals=removals, states=states)
 
 
-def execute_repair(plan: RepairPlan) -> Outcome:
+def execute_repair(plan: RepairPlan) -> JobOutcome:
     """Repair the topic; RequestError where the way that was asked for is closed.
 
     One that was killed is planned anew, and finds less to do.
@@ -157,7 +157,7 @@ def execute_repair(plan: RepairPlan) -> Outcome:
     return _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
 
 
-def _take_back(plan: RepairPlan) -> Outcome:
+def _take_back(plan: RepairPlan) -> JobOutcome:
     spark, outcome = plan.topic.spark, plan.outcome()
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(plan.topic.name), steps, strict=True):
@@ -170,7 +170,7 @@ def _take_back(plan: RepairPlan) -> Outcome:
     return outcome
 
 
-def _keep(plan: RepairPlan) -> Outcome:
+def _keep(plan: RepairPlan) -> JobOutcome:
     """Rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)

@@ -46,7 +46,7 @@ from ebbtide.log.replica_lag import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, PartitionState, to_properties
-from ebbtide.runs.runs_table import Outcome
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.jvm import iceberg_class, java_class
@@ -82,9 +82,9 @@ class ReplicatePlan:
             )
         ]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         """The numbers of the plan; the low watermark is -1 where a replica cannot say its start."""
-        outcome = Outcome(topic={"replicas": {}})
+        outcome = JobOutcome(topic={"replicas": {}})
         for partition, state in self.primary.partitions.items():
             known = {
                 name: found.partitions.get(partition) if found is not None else None
@@ -119,7 +119,7 @@ def plan_replicate(topic: Topic) -> ReplicatePlan:
     return ReplicatePlan(topic, replicas, errors)
 
 
-def execute_replicate(plan: ReplicatePlan, now_ms: int) -> Outcome:
+def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
     """Append to each replica what it lacks; one that fails does not stop the others."""
     if not plan.behind:
         return plan.outcome()
