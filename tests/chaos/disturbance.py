@@ -23,6 +23,7 @@ DISTURBED = 0.12  # of commit points
 MOST_A_NIGHT = 3
 FULL_DISK = "full disk"
 _ORPHANS = "remove_orphan_files"
+_EXPIRY = "expire_snapshots"
 
 
 class KilledError(Exception):
@@ -44,22 +45,31 @@ class Tools:
         self._tools: dict[str, Callable[[str], int]] = {
             "rewrite_data_files": self._rewrite_data_files,
             "rewrite_manifests": self._rewrite_manifests,
-            "expire_snapshots": self._expire_snapshots,
+            _EXPIRY: self._expire_snapshots,
             _ORPHANS: self._remove_orphan_files,
         }
         self._rng = rng
         self._chosen = rng.sample([*self._tools, FULL_DISK], 3)
+        self._spared: set[str] = set()
 
     @property
     def fill_disks(self) -> bool:
         """Whether the disk is full now and then."""
         return FULL_DISK in self._chosen
 
+    @contextmanager
+    def keeping_snapshots(self) -> Iterator[None]:
+        """Nothing expires meanwhile: the way back from a change is the snapshot before it."""
+        self._spared = {_EXPIRY}
+        try:
+            yield
+        finally:
+            self._spared = set()
+
     def run_one(self, *, is_between_jobs: bool) -> None:
         """One of the schedule's tools on both tables; orphans are removed between jobs only."""
-        fit = [what for what in self._chosen if what in self._tools]
-        if not is_between_jobs:
-            fit = [what for what in fit if what != _ORPHANS]
+        spared = self._spared if is_between_jobs else {_ORPHANS, *self._spared}
+        fit = [what for what in self._chosen if what in self._tools and what not in spared]
         if not fit:
             return
         self._run(self._rng.choice(fit))

@@ -187,6 +187,10 @@ class _Schedule:
     def _visit(self) -> None:
         """A stranger changes rows: that is noticed, and taken back."""
         self._again(self._count)
+        with self._tools.keeping_snapshots():
+            self._be_changed()
+
+    def _be_changed(self) -> None:
         what = self._rng.choice(["append", "delete", "roll back"])
         table = self._rng.choice(tables_of(self.name))
         if not self._change(what, table):

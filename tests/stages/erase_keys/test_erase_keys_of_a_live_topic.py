@@ -125,7 +125,7 @@ def test_produced_ingested_marked_cleaned_gone(
     )
     late = pytest.raises(UnavailableError, match="partition 0 ends at 2, before 3")
     with late, caplog.at_level(logging.INFO, "ebbtide"):
-        erase(spark, name, b"a", b"x", timeout_ms=1_500)
+        erase(spark, name, b"a", b"x", timeout_ms=10_000)
     (waits,) = [message for message in caplog.messages if "waits up to" in message]
     assert "Unless one is scheduled soon, trigger archive_topics for this topic" in waits
     before = read(broker)
