@@ -11,7 +11,8 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean, settle
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topic = load(session, name)
         if args.plan_only:
             return plan_clean(topic, to_ms(args.now)).outcome()
-        return execute_clean(plan_clean(settle(topic), to_ms(args.now)))
+        return execute_clean(plan_clean(settle(topic, "clean_log"), to_ms(args.now)))
 
     return run_topics(spark, args, args.topic, work)
 

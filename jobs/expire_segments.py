@@ -11,8 +11,8 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         topic = load(session, name)
         if args.plan_only:
             return plan_expire(topic, to_ms(args.now)).outcome()
-        return execute_expire(plan_expire(finish_round(topic), to_ms(args.now)), args.accept_plan)
+        topic = settle(topic, "expire_segments")
+        return execute_expire(plan_expire(topic, to_ms(args.now)), args.accept_plan)
 
     return run_topics(spark, args, args.topic, work)
 

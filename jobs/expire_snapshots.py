@@ -12,13 +12,13 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.expire_snapshots.run_files import compact_runs
 from ebbtide.stages.expire_snapshots.stage import (
     execute_expire_snapshots,
     expire_run_snapshots,
     plan_expire_snapshots,
 )
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topic = load(session, name)
         if args.plan_only:
             return plan_expire_snapshots(topic)
-        return execute_expire_snapshots(finish_round(topic))
+        return execute_expire_snapshots(settle(topic, "expire_snapshots"))
 
     code = run_topics(spark, args, args.topic, work)
     if not args.plan_only:

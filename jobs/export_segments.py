@@ -12,8 +12,8 @@ from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, run_topics
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topic = load(session, name)
         if args.plan_only:
             return plan_export(topic, export).outcome()
-        return execute_export(plan_export(finish_round(topic), export))
+        return execute_export(plan_export(settle(topic, "export_segments"), export))
 
     return run_topics(spark, args, args.topic, work)
 

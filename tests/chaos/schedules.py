@@ -27,10 +27,10 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked
 from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
+from ebbtide.stages.unfinished import settle
 from tests.chaos.disturbance import (
     FULL_DISK,
     MOST_A_NIGHT,
@@ -140,7 +140,7 @@ class _Schedule:
 
     def check_end(self, expected: dict[int, View]) -> None:
         """The log is the undisturbed one; nothing is held, announced or in flight any more."""
-        topic = finish_round(load(self._spark, self.name))
+        topic = settle(load(self._spark, self.name), "expire_segments")
         assert_counted(self._spark, self.name)
         topic = load(self._spark, self.name)
         problems = self._told.problems
@@ -268,10 +268,10 @@ def _night(
     yield "clean", lambda: clean(spark, str(name), now_ms)
     if a_round.retention:
         yield "expire", lambda: expire(spark, str(name), now_ms)
-    yield "merge", lambda: merge_segments(finish_round(load(spark, name)), at_least=2)
+    yield "merge", lambda: merge_segments(settle(load(spark, name), "expire_segments"), at_least=2)
     yield (
         "expire_snapshots",
-        lambda: execute_expire_snapshots(finish_round(load(spark, name))),
+        lambda: execute_expire_snapshots(settle(load(spark, name), "expire_snapshots")),
     )
 
 

@@ -20,11 +20,12 @@ from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
+from ebbtide.stages.unfinished import settle
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.replicate_log.test_replicate_log import (
@@ -94,15 +95,15 @@ def together(sandbox: LakeSandbox, name: TopicName, *jobs: Job | list[Job]) -> l
 
 
 def clean(session: SparkSession, name: TopicName) -> JobOutcome:
-    return execute_clean(plan_clean(finish_round(load(session, name)), NIGHT_MS))
+    return execute_clean(plan_clean(settle(load(session, name), "expire_segments"), NIGHT_MS))
 
 
 def expire(session: SparkSession, name: TopicName) -> JobOutcome:
-    return execute_expire(plan_expire(finish_round(load(session, name)), NIGHT_MS))
+    return execute_expire(plan_expire(settle(load(session, name), "expire_segments"), NIGHT_MS))
 
 
 def expire_snapshots(session: SparkSession, name: TopicName) -> JobOutcome:
-    return execute_expire_snapshots(finish_round(load(session, name)))
+    return execute_expire_snapshots(settle(load(session, name), "expire_snapshots"))
 
 
 def replicate(session: SparkSession, name: TopicName) -> JobOutcome:
@@ -111,7 +112,7 @@ def replicate(session: SparkSession, name: TopicName) -> JobOutcome:
 
 def delete_to(offset: int, timeout_ms: int = 1) -> Job:
     def delete(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = finish_round(load(session, name))
+        topic = settle(load(session, name), "expire_segments")
         return execute_delete(plan_delete(topic, {0: offset}, NIGHT_MS), timeout_ms)
 
     return delete

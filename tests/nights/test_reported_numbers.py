@@ -23,10 +23,11 @@ from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean, settle
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.erase_keys.stage import erase_keys
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.unfinished import settle
 from tests.fresh_seed import FRESH_SEED
 from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
 from tests.kafka.scenarios import Topic
@@ -165,7 +166,7 @@ def check_delete(nights: Nights, requested: Mapping[int, int], now_ms: int) -> N
 def check_clean(nights: Nights, now_ms: int) -> None:
     """Bytes are those of headers; where Kafka would stop cleaning too, nothing changes."""
     try:
-        plan = plan_clean(settle(load(nights.spark, nights.name)), now_ms)
+        plan = plan_clean(settle(load(nights.spark, nights.name), "clean_log"), now_ms)
     except NotCoveredError:
         assert nights.before.read_again(nights.spark, nights.name) == nights.before
         return

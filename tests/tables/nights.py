@@ -13,11 +13,12 @@ from ebbtide.iceberg.topics import Changes, compare_and_set, load
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean, settle
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.stages.unfinished import settle
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -58,14 +59,14 @@ def mark(
 
 
 def clean(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
-    topic = settle(load(spark, TopicName.parse(name)))
+    topic = settle(load(spark, TopicName.parse(name)), "clean_log")
     return execute_clean(plan_clean(topic, now_ms))
 
 
 def expire(
     spark: SparkSession, name: str, now_ms: int, accepted_plans: Collection[str] = ()
 ) -> JobOutcome:
-    topic = finish_round(load(spark, TopicName.parse(name)))
+    topic = settle(load(spark, TopicName.parse(name)), "expire_segments")
     return execute_expire(plan_expire(topic, now_ms), accepted_plans)
 
 

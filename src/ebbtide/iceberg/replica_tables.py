@@ -5,10 +5,10 @@ from __future__ import annotations
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
+from ebbtide.errors import ConfigurationError, EbbtideError, RequestError, UnavailableError
 from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.state.topic_state import REPLICA_OF, PartitionState
 
 
 def replica_names(topic: Topic) -> list[TopicName]:
@@ -26,6 +26,15 @@ def replica_names(topic: Topic) -> list[TopicName]:
                 f"expected ebbtide.replicas of {topic.name} to name other namespaces, found its own"
             )
     return names
+
+
+def check_is_no_replica(topic: Topic, what_to_do: str) -> None:
+    """RequestError where the topic gets its log from a primary, and from nowhere else."""
+    if REPLICA_OF in topic.properties:
+        raise RequestError(
+            f"expected a topic that is no replica, found that {topic.name} is one; {what_to_do} "
+            "its primary, and replicate_log brings what is new"
+        )
 
 
 def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:

@@ -17,7 +17,7 @@ from ebbtide.log.state.topic_state import MERGE, ROUND
 from ebbtide.spark import tasks
 from ebbtide.stages.clean_log import cleaner
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.clean_log.stage import finish_round
+from ebbtide.stages.unfinished import settle
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import View, view_of_table
@@ -110,7 +110,7 @@ def test_a_killed_merge_is_finished_whatever_tools_did_since(
     with pytest.raises(KilledError):
         merge_segments(load(sandbox.session, topic))
     rewrite_then_expire(sandbox.session, tables_of(topic))
-    ended = finish_round(load(sandbox.session, topic))
+    ended = settle(load(sandbox.session, topic), "expire_segments")
     assert open_merge(ended) is None
     assert MERGE in ended.properties  # the trace of it
     assert view_of_table(sandbox.session, topic, 0) == unbroken

@@ -9,7 +9,8 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import java_table, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_log.segment_merge import AT_LEAST, merge_segments
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.unfinished import settle
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.delete_records.test_delete_records import delete
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -86,7 +87,7 @@ def test_a_killed_merge_is_finished_by_whoever_comes_next(
     with pytest.raises(KilledError):
         merge_segments(load(sandbox.session, name))
     assert view_of(sandbox, name) == before
-    finish_round(load(sandbox.session, name))
+    settle(load(sandbox.session, name), "expire_segments")
     merge_segments(load(sandbox.session, name))
     assert view_of(sandbox, name) == before
     assert segments_of_files(sandbox, name) == [[0, 18], [0, 18]]

@@ -16,10 +16,11 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
+from ebbtide.stages.unfinished import settle
 from tests.fresh_seed import FRESH_SEED
 from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
@@ -139,14 +140,14 @@ def _night(spark: SparkSession, name: TopicName, topic: Topic, number: int) -> N
         execute_delete(plan_delete(load(spark, name), requested, now_ms), timeout_ms=0)
     _clean(spark, name, now_ms)
     if topic.rounds[number].retention:
-        execute_expire(plan_expire(finish_round(load(spark, name)), now_ms))
+        execute_expire(plan_expire(settle(load(spark, name), "expire_segments"), now_ms))
     if number % 2:
         merge_segments(load(spark, name), at_least=2)
 
 
 def _clean(spark: SparkSession, name: TopicName, now_ms: int) -> None:
     mark(spark, str(name))
-    execute_clean(plan_clean(finish_round(load(spark, name)), now_ms))
+    execute_clean(plan_clean(settle(load(spark, name), "expire_segments"), now_ms))
 
 
 def _replicate(spark: SparkSession, name: TopicName) -> None:

@@ -21,11 +21,12 @@ from ebbtide.log.state.topic_state import REPLICATION
 from ebbtide.runs.application import run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
+from ebbtide.stages.unfinished import settle
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -88,8 +89,8 @@ def replicate(sandbox: LakeSandbox, name: TopicName) -> JobOutcome:
 def clean_both(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> None:
     for of in (name, replica_of(name)):
         mark(sandbox.session, str(of))
-        execute_clean(plan_clean(finish_round(load(sandbox.session, of)), now_ms))
-        execute_expire(plan_expire(finish_round(load(sandbox.session, of)), now_ms))
+        execute_clean(plan_clean(settle(load(sandbox.session, of), "expire_segments"), now_ms))
+        execute_expire(plan_expire(settle(load(sandbox.session, of), "expire_segments"), now_ms))
 
 
 def assert_equal(sandbox: LakeSandbox, name: TopicName) -> None:
@@ -414,7 +415,7 @@ def test_a_round_that_was_killed_holds_back_what_it_began_with(
     with pytest.raises(KilledError):
         clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
     set_replicas(sandbox, name, None)
-    finish_round(load(sandbox.session, name))
+    settle(load(sandbox.session, name), "expire_segments")
     records = view_of_table(sandbox.session, name, 0).records
     assert [record[0] for record in records if record[4] is None] == [14, 17, 20]
 

@@ -56,7 +56,6 @@ from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_little, map_segments, start_workers
 from ebbtide.stages.clean_log.cleaner import RoundEffect, effect_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
-from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
@@ -392,9 +391,8 @@ def _records_done(this_round: CleaningRound, current: Topic) -> Changes | None:
     return {ROUND: replace(found, are_records_done=True).to_json()}
 
 
-def settle(topic: Topic) -> Topic:
-    """Finish the merge that a killed run left, and give up a round that cannot be finished."""
-    topic = finish_merge(topic)
+def give_up_lost_round(topic: Topic) -> Topic:
+    """Give up a round in flight that cannot be finished; the topic as it is then."""
     in_flight = open_round(topic)
     if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
         return topic
@@ -411,8 +409,7 @@ def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def finish_round(topic: Topic) -> Topic:
-    """Finish the round or the merge that a killed run left; the topic as it is then."""
-    topic = settle(topic)
+    """Finish the round that a killed run left, if there is one; the topic as it is then."""
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))

@@ -19,8 +19,8 @@ from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, read_again
 from ebbtide.log.delete_records import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.delete_records.truncate import truncate_below_start
+from ebbtide.stages.unfinished import settle
 
 POLL_S = 1.0
 
@@ -79,7 +79,7 @@ class TableReplicaProgress:
         }
 
     def _move(self, replica: Topic, starts: Mapping[int, int]) -> None:
-        replica = finish_round(count_own(replica))
+        replica = settle(count_own(replica), "delete_records")
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )

@@ -12,9 +12,9 @@ from ebbtide.log.delete_records import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.delete_records.primary import execute_delete, numbers_of, plan_delete
 from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
+from ebbtide.stages.unfinished import settle
 
 
 def answer_request(
@@ -34,7 +34,7 @@ def answer_request(
         if not exists(spark, name):
             return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         topic = load(spark, name)
-        topic = topic if plan_only else finish_round(topic)
+        topic = topic if plan_only else settle(topic, "delete_records")
         requested = resolve_offsets(topic, asked, now_ms)
         plan = plan_delete(topic, requested.offsets, now_ms)
         return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))

@@ -28,6 +28,7 @@ from ebbtide.iceberg.erasures_table import (
     hash_of,
     logged_before,
 )
+from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.topics import Topic, java_table, load, read_again
 from ebbtide.log.requests.erase_request import (
     Erasure,
@@ -38,9 +39,8 @@ from ebbtide.log.requests.erase_request import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.log.state.topic_state import REPLICA_OF
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, finish_round, plan_clean
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
 from ebbtide.stages.erase_keys.keys import (
     HeldKey,
@@ -53,6 +53,7 @@ from ebbtide.stages.erase_keys.keys import (
 from ebbtide.stages.ingest_segments.append import check_topic_id
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
 
@@ -141,18 +142,14 @@ def prepare_erase(
     _check(topic)
     appended = finish_append(topic)
     done = JobOutcome(snapshot_ids=appended.snapshot_ids)
-    topic = finish_round(appended.topic)
+    topic = settle(appended.topic, "erase_keys")
     _mark(topic, erasure, done)
     return read_again(topic), done
 
 
 def _check(topic: Topic) -> None:
     check_is_compacted(str(topic.name), topic.config)
-    if REPLICA_OF in topic.properties:
-        raise RequestError(
-            f"expected a topic that is no replica, found that {topic.name} is one; erase the keys "
-            "of its primary, and replicate_log brings the tombstones"
-        )
+    check_is_no_replica(topic, "erase the keys of")
 
 
 def _mark(topic: Topic, erasure: Erasure, done: JobOutcome) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
 from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
 from ebbtide.iceberg.views import create_views
@@ -48,10 +49,15 @@ def new_topic(
 
 
 def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """The topic as it is, with the views that a killed create would have made last."""
+    """The topic as it is, with the views that a killed create would have made last.
+
+    RequestError for a replica.
+    """
+    topic = load(spark, name)
+    check_is_no_replica(topic, "ingest into")
     if not is_plan_only:
         create_views(spark, name)
-    return load(spark, name)
+    return topic
 
 
 def pinned(topic_ids: Collection[str]) -> dict[str, str]:

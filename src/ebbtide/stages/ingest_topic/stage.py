@@ -47,7 +47,7 @@ from ebbtide.log.live_offsets import (
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
-from ebbtide.log.state.topic_state import SLICE
+from ebbtide.log.state.topic_state import APPEND, SLICE
 from ebbtide.records import arrays
 from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
@@ -207,10 +207,12 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
     for partition, log in held.items():
         end = 0 if log.state is None else log.state.log_end_offset
         if max(log.records_end, log.batches_end) > end:
+            is_erasure = APPEND in topic.properties
+            job = "erase_keys" if is_erasure else "ingest_segments"
             raise ForeignLogError(
                 f"expected the tables of {topic.name} to end at offset {end} of partition "
                 f"{partition}, as their state says, found them ending at {log.log_end_offset}: "
-                "another ingest was killed; run ingest_segments again, it finishes that"
+                f"{job} was killed; run it again, it finishes that"
             )
 
 

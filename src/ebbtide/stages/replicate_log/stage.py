@@ -50,8 +50,8 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.jvm import iceberg_class, java_class
-from ebbtide.stages.clean_log.stage import finish_round
 from ebbtide.stages.delete_records.truncate import truncate_below_start
+from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _pinned(topic: Topic) -> _Source:
     """The topic without a round or a merge in flight, and both snapshots as they then were."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
-        found = finish_round(read_again(topic))
+        found = settle(read_again(topic), "replicate_log")
         records = current_snapshot(spark, name.records_table)
         batches = current_snapshot(spark, name.batches_table)
         if read_again(topic).properties == found.properties:
