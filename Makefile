@@ -45,7 +45,7 @@ run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the
 	@$(WITH_ENV) exec $(PY) -m ebbtide.local.quickstart
 
 test: check ## Set up everything and run all checks and tests
-	@$(PY) -m pytest --numprocesses 2 --dist loadfile
+	@$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SEED=, FIRST= to go on)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars

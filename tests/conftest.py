@@ -9,7 +9,7 @@ from hypothesis import settings
 from ebbtide.runs.application import STRICT
 from tests.commit_points import CommitPoints
 from tests.fresh_seed import FRESH_SEED
-from tests.slowest_files import slowest_files
+from tests.slowest_files import begun_at, slowest_files
 
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
@@ -24,6 +24,11 @@ settings.load_profile("ebbtide")
 def pytest_configure(config: pytest.Config) -> None:
     """Fail a whole run in which no test killed a job at some commit point."""
     config.pluginmanager.register(CommitPoints(Path(__file__).parent), "commit points")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items.sort(key=lambda item: begun_at(item.nodeid))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
