@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -20,7 +19,7 @@ from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic, compare_and_set, java_table
-from ebbtide.log.settings.names import CATALOG, quoted
+from ebbtide.log.settings.names import quoted
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.log.state.topic_state import PartitionState
@@ -74,9 +73,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
     # Nothing is freed before snapshots expire, so what came by then was written.
     full = _disk(topic) if rewritten else before
-    expired = sum(
-        _expire(topic.spark, topic.name.catalog, t, max_age_ms) for t in _tables(topic).values()
-    )
+    expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(merge_segments, topic)
     after = _disk(topic) if merged else left
@@ -125,16 +122,16 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
     current = table.currentSnapshot()
     return TableSnapshots(
         None if current is None else int(current.snapshotId()),
-        min(_times_ms(spark, table), default=None),
+        min(_unnamed(spark, table).values(), default=None),
     )
 
 
-def _times_ms(spark: SparkSession, table: Any) -> list[int]:
-    """When each snapshot was made that neither a branch nor a tag names."""
+def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
+    """When each snapshot was made, in ms, that neither a branch nor a tag names; by its id."""
     as_list = java_class(spark, "java.util.ArrayList")
     named = {int(ref.snapshotId()) for ref in items(as_list(table.refs().values()))}
-    snapshots = items(table.snapshots())
-    return [int(s.timestampMillis()) for s in snapshots if int(s.snapshotId()) not in named]
+    made_ms = {int(s.snapshotId()): int(s.timestampMillis()) for s in items(table.snapshots())}
+    return {snapshot: at_ms for snapshot, at_ms in made_ms.items() if snapshot not in named}
 
 
 def _clock_ms() -> int:
@@ -155,7 +152,7 @@ def expire_run_snapshots(spark: SparkSession) -> None:
     """The same for `lake.ebbtide.runs`, whose rows stay."""
     text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
-    _expire(spark, CATALOG, RUNS_TABLE, age_ms)
+    _expire(spark, RUNS_TABLE, age_ms)
 
 
 def _disk(topic: Topic) -> Disk:
@@ -228,22 +225,20 @@ def _has_closed(state: PartitionState) -> bool:
     return len(state.segments) > 1
 
 
-def _expire(spark: SparkSession, catalog: str, table: str, max_age_ms: int) -> int:
+def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
     """Expire the snapshots past their age and delete their files; how many snapshots."""
     loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
-    due = sum(at_ms < older_than_ms for at_ms in _times_ms(spark, loaded))
+    due = [snapshot for snapshot, ms in _unnamed(spark, loaded).items() if ms < older_than_ms]
     if not due:
         return 0
-    older_than = datetime.fromtimestamp(older_than_ms / 1000, UTC)
-    # Iceberg's own ExpireSnapshots would delete a Puffin file as soon as one of its vectors is
-    # replaced, though others of it are live; the procedure looks at what all snapshots reach.
-    call = (
-        f"CALL {quoted(catalog)}.system.expire_snapshots(table => '{_escaped(table)}', "
-        f"older_than => TIMESTAMP '{older_than:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)"
-    )
-    log.info("%d snapshots of %s are past their age", due, table)
-    commit(Step.EXPIRE_SNAPSHOTS, lambda: spark.sql(call).first())
-    return due
+    log.info("%d snapshots of %s are past their age", len(due), table)
+    expiry = loaded.expireSnapshots().expireOlderThan(older_than_ms).retainLast(1)
+    # Where ids are named, Iceberg deletes what no snapshot reaches any more. Else it would delete a
+    # Puffin file as soon as one of its vectors is replaced, though others of it are live.
+    for snapshot in due:
+        expiry = expiry.expireSnapshotId(snapshot)
+    commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)
+    return len(due)
 
 
 def _escaped(text: str) -> str:
