@@ -1,7 +1,7 @@
 """Erase keys of a compacted topic: each gets a tombstone, which supersedes all records before it.
 
 Where somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the
-next ingest, for which the run waits: trigger `archive_topics` unless it is scheduled. Only a topic
+next ingest, for which the run waits: trigger `ingest_topic` unless it is scheduled. Only a topic
 without a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin.
 What became of each key, and from when it is out of the table and off the disk, is in
 `lake.ebbtide.erasures`. See docs/erase_keys.md.

@@ -62,9 +62,8 @@ def test_every_variable_for_users_is_on_the_page() -> None:
     code = "".join(
         path.read_text() for path in CODE if "dags" in path.parts or path.stem in {"house", "pool"}
     )
-    assert set(
-        re.findall(r"EBBTIDE_[A-Z]+_(?:SCHEDULE|SOURCE|CLUSTER|CONNECTION|TOPICS|SLOTS)", code)
-    ) == set(VARIABLES)
+    endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|PATTERN|SLOTS"
+    assert set(re.findall(rf"EBBTIDE_[A-Z_]+_(?:{endings})", code)) == set(VARIABLES)
 
 
 def subclasses(kind: type[EbbtideError]) -> set[type[EbbtideError]]:

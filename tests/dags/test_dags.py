@@ -9,12 +9,12 @@ from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
 DAGS = [
-    "archive_topics",
     "configure_topic",
     "delete_records",
     "erase_keys",
     "export_segments",
     "ingest_segments",
+    "ingest_topic",
     "mark_tombstones",
     "nightly_retention",
     "on_low_watermark",
@@ -69,7 +69,7 @@ def test_only_the_night_has_a_schedule_unless_one_is_set(dags: dict[str, Any], d
 SCHEDULES = {
     "nightly_retention": "EBBTIDE_NIGHTLY_SCHEDULE",
     "ingest_segments": "EBBTIDE_INGEST_SCHEDULE",
-    "archive_topics": "EBBTIDE_ARCHIVE_SCHEDULE",
+    "ingest_topic": "EBBTIDE_INGEST_TOPIC_SCHEDULE",
     "replicate_log": "EBBTIDE_REPLICATE_SCHEDULE",
 }
 
@@ -153,10 +153,10 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         ("nightly_retention", {"topics": []}),
         ("ingest_segments", {"source": ""}),
         ("ingest_segments", {"cluster": "a.b"}),
-        ("archive_topics", {"connection": ""}),
-        ("archive_topics", {"cluster": "a.b"}),
-        ("archive_topics", {"pattern": ""}),
-        ("archive_topics", {"isolation": "serializable"}),
+        ("ingest_topic", {"connection": ""}),
+        ("ingest_topic", {"cluster": "a.b"}),
+        ("ingest_topic", {"pattern": ""}),
+        ("ingest_topic", {"isolation": "serializable"}),
         ("configure_topic", {"set": ["spark.master=local"]}),
         ("configure_topic", {"unset": ["kafka.retention.ms=1"]}),
         ("delete_records", {"timeout_ms": 0}),

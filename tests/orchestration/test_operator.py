@@ -31,7 +31,7 @@ PARAMS = {
         "topics": ["log.flights"],
         "accept_gap": True,
     },
-    "archive_topics": {
+    "ingest_topic": {
         "connection": "main",
         "cluster": "log",
         "topics": ["log.flights"],
@@ -90,7 +90,7 @@ SUBMITTING = [
     "nightly_retention.delete_records",
     "nightly_retention.expire_snapshots",
     "ingest_segments.ingest_segments",
-    "archive_topics.ingest_topic",
+    "ingest_topic.ingest_topic",
     "configure_topic.configure_topic",
     "delete_records.delete_records",
     "erase_keys.erase_keys",

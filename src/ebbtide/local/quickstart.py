@@ -126,7 +126,7 @@ def next_steps() -> str:
     return (
         "== what next ==\n"
         "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
-        "archive_topics, ingest_segments   trigger one of them: it brings in your own topics\n"
+        "ingest_topic, ingest_segments     trigger one of them: it brings in your own topics\n"
         "configure_topic                   set what may be removed; without it, nothing is\n"
         "nightly_retention                 unpause it: the next run is the next 2 o'clock"
     )

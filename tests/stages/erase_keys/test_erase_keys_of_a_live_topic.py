@@ -127,7 +127,7 @@ def test_produced_ingested_marked_cleaned_gone(
     with late, caplog.at_level(logging.INFO, "ebbtide"):
         erase(spark, name, b"a", b"x", timeout_ms=10_000)
     (waits,) = [message for message in caplog.messages if "waits up to" in message]
-    assert "Unless one is scheduled soon, trigger archive_topics for this topic" in waits
+    assert "Unless one is scheduled soon, trigger ingest_topic for this topic" in waits
     before = read(broker)
     produced = {p: [(r.key, r.value) for r in rs[2:]] for (_, p), rs in before.items()}
     assert produced == {0: [(b"a", None)], 1: [(b"a", None)]}

@@ -260,13 +260,13 @@ def _await_arrival(topic: Topic, rows: Rows, timeout_ms: int) -> None:
             raise UnavailableError(
                 f"expected the tombstones of {topic.name} in its tables within {timeout_ms} ms, "
                 f"found that {'; '.join(behind)}: they are in the live topic; trigger "
-                "archive_topics for it, and run this again, which produces none a second time"
+                "ingest_topic for it, and run this again, which produces none a second time"
             )
         if time.monotonic() >= next_word:
             next_word += WORD_EVERY_S
             log.info(
                 "the tombstones are in the live topic; waits up to %.0f s more for an ingest to "
-                "bring them (%s). Unless one is scheduled soon, trigger archive_topics for this "
+                "bring them (%s). Unless one is scheduled soon, trigger ingest_topic for this "
                 "topic",
                 left_s,
                 "; ".join(behind),

@@ -3,8 +3,8 @@
 The log is taken up to where the brokers have it when they are asked, once and exactly, whatever
 stops a run. A topic's table is made by its first run, with the brokers' segment sizes; settings
 that remove are only reported, and taken over by `configure_topic` once somebody confirms them.
-Scheduled when EBBTIDE_ARCHIVE_SCHEDULE holds a cron expression; EBBTIDE_ARCHIVE_CONNECTION,
-EBBTIDE_ARCHIVE_CLUSTER and EBBTIDE_ARCHIVE_TOPICS are then what the form shows.
+Scheduled when EBBTIDE_INGEST_TOPIC_SCHEDULE holds a cron expression. The form then shows
+EBBTIDE_INGEST_TOPIC_CONNECTION, EBBTIDE_INGEST_TOPIC_CLUSTER and EBBTIDE_INGEST_TOPIC_PATTERN.
 """
 
 import os
@@ -19,21 +19,21 @@ JOB = "ingest_topic"
 
 
 @dag(
-    schedule=schedule("EBBTIDE_ARCHIVE_SCHEDULE"),
+    schedule=schedule("EBBTIDE_INGEST_TOPIC_SCHEDULE"),
     doc_md=__doc__,
     **HOUSE,
     params={
         "connection": Param(
-            os.environ.get("EBBTIDE_ARCHIVE_CONNECTION", "kafka_default"),
+            os.environ.get("EBBTIDE_INGEST_TOPIC_CONNECTION", "kafka_default"),
             type="string",
             minLength=1,
             title="Connection",
             description="The Airflow connection of type kafka; its extra is librdkafka's settings.",
         ),
-        "cluster": cluster("EBBTIDE_ARCHIVE_CLUSTER"),
+        "cluster": cluster("EBBTIDE_INGEST_TOPIC_CLUSTER"),
         "topics": topics("those of the pattern"),
         "pattern": Param(
-            os.environ.get("EBBTIDE_ARCHIVE_TOPICS"),
+            os.environ.get("EBBTIDE_INGEST_TOPIC_PATTERN"),
             type=["null", "string"],
             minLength=1,
             title="Pattern",
@@ -57,7 +57,7 @@ JOB = "ingest_topic"
         "now": now("When the records count as received", section="Choice"),
     },
 )
-def archive_topics() -> None:
+def ingest_topic() -> None:
     chain(
         EbbtideJobOperator(
             task_id=JOB,
@@ -77,4 +77,4 @@ def archive_topics() -> None:
     )
 
 
-archive_topics()
+ingest_topic()

@@ -40,7 +40,7 @@ def test_the_form_is_passed_on_and_the_connection_by_the_environment_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = run_dag(
-        "archive_topics",
+        "ingest_topic",
         connection="main",
         cluster="eu",
         topics=["eu.a", "eu.b"],
@@ -66,7 +66,7 @@ def test_a_topic_that_lost_offsets_is_named_and_the_others_are_published(
     spark_submit: FakeSpark, connection: None
 ) -> None:
     spark_submit.failures["ingest_topic", "log.b"] = [OffsetGapError("2 offsets")]
-    run = run_dag("archive_topics", connection="main", topics=["log.a", "log.b"])
+    run = run_dag("ingest_topic", connection="main", topics=["log.a", "log.b"])
     assert states(run)["verdict"] == "failed"
     assert asset_events(run) == {
         "ebbtide://lake/log/a": {"low_watermarks": {"0": 5}},
@@ -78,7 +78,7 @@ def test_what_refuses_all_topics_is_not_tried_again(
     spark_submit: FakeSpark, connection: None
 ) -> None:
     spark_submit.refuses.add("ingest_topic")
-    run = run_dag("archive_topics", connection="main", pattern="none")
+    run = run_dag("ingest_topic", connection="main", pattern="none")
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 1
 
@@ -105,7 +105,7 @@ def test_a_night_may_follow_each_ingest_and_not_itself(
     lake.topic("log.a")
     unpause("nightly_retention")
     assert queued("nightly_retention") == []
-    run_dag("archive_topics", connection="main", topics=["log.a"])
+    run_dag("ingest_topic", connection="main", topics=["log.a"])
     assert queued("nightly_retention") == ["ebbtide://ingested/"]
 
 
