@@ -9,6 +9,7 @@ SHOWN = 10
 # Two processes take a file at a time: one that is long and begun last leaves the other idle.
 BEGUN_FIRST = (
     "tests/nights/test_fuzz.py",
+    "tests/chaos/test_chaos.py",
     "tests/stages/replicate_log/test_replicas_of_random_logs.py",
     "tests/stages/replicate_log/test_replicate_log.py",
     "tests/stages/erase_keys/test_erase_keys.py",
