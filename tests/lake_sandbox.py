@@ -148,8 +148,10 @@ def any_session(home: Path) -> SparkSession:
         return found
     builder = SparkSession.builder.appName("tests")
     for key, value in read_defaults(home / "conf" / "spark-defaults.conf").items():
-        # Unlike a job, the process of a test run lives long enough to earn good code back.
-        builder = builder.config(key, value.replace("-XX:TieredStopAtLevel=1", ""))
+        builder = builder.config(key, value)
+    # To compile code for a query takes longer than to do without, where there are a few rows.
+    builder = builder.config("spark.sql.codegen.wholeStage", "false")
+    builder = builder.config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     # PySpark starts its JVM by spark-submit, which looks there.
     with patch.dict(os.environ, SPARK_CONF_DIR=str(home / "conf")):
         return builder.getOrCreate()
