@@ -31,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive run test fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
+.PHONY: help docs setup setup-test machine archive run test test-services fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -39,7 +39,7 @@ help: ## List the targets
 setup: machine $(READY) ## Environment, jars, configuration and Airflow's database
 	@mkdir -p $(HOME_DIR)/lake $(HOME_DIR)/logs
 
-setup-test: setup $(DONE)/requirements-dev
+setup-test: setup $(DONE)/requirements-dev $(DONE)/services
 
 run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the report
 	@$(WITH_ENV) exec $(PY) -m ebbtide.local.quickstart
@@ -54,6 +54,10 @@ fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SE
 fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (TOPICS=, SEED=, FIRST=)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
 	@$(PY) -m tests.nights.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
+
+test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
+	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
+	@$(PY) -m pytest -m services tests/services
 
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
@@ -90,6 +94,7 @@ bench-full: setup-test ## The long measurements, taken up where they stopped
 lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements.in -o requirements.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-services.in -o requirements-services.txt
 
 clean: ## Remove the lake, Airflow's database and logs; environment and jars stay
 	rm -rf $(addprefix $(HOME_DIR)/,airflow lake logs spark-warehouse conf ebbtide.zip classes.jsa classes.jsa.stamp) $(DONE)/airflow
@@ -116,6 +121,12 @@ $(DONE)/requirements-dev: requirements-dev.txt $(DONE)/requirements
 	@$(UV) pip install -q --require-hashes -r requirements-dev.txt || $(OFFLINE)
 	@touch $@
 
+# In an environment of its own: it brings a web framework and a client for AWS along.
+$(DONE)/services: requirements-services.txt $(DONE)/requirements
+	@$(UV) venv -q --clear --python $(PY) $(HOME_DIR)/services
+	@$(UV) pip install -q --python $(HOME_DIR)/services --require-hashes -r $< || $(OFFLINE)
+	@touch $@
+
 $(DONE)/jars: $(wildcard conf/ivy/*) $(DONE)/requirements
 	@$(PY) conf/ivy/resolve_jars.py spark $(HOME_DIR)/jars
 	@touch $@
@@ -128,7 +139,7 @@ $(HOME_DIR)/conf/spark-env.sh: conf/spark-env.sh $(DONE)/jars
 archive: $(RENDERED)
 	@$(PY) conf/class_archive.py
 
-$(HOME_DIR)/conf/%: conf/% conf/render.py $(DONE)/jars
+$(HOME_DIR)/conf/%: conf/% conf/render.py $(DONE)/jars $(wildcard $(HOME_DIR)/extra-jars $(HOME_DIR)/extra-jars/*)
 	@$(PY) conf/render.py $< $(HOME_DIR)/conf
 
 $(HOME_DIR)/ebbtide.zip: $(shell find src/ebbtide -name '*.py') conf/package.py $(DONE)/requirements

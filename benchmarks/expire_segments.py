@@ -21,7 +21,8 @@ from statistics import median
 
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.topics import current_snapshot, java_table, load
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.runs.application import to_ms

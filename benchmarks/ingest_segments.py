@@ -33,6 +33,7 @@ from ebbtide.stages.ingest_segments.stage import (
     plan_ingest,
     records_to_read,
 )
+from ebbtide.stores.store import AMBIENT
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ def read(sandbox: LakeSandbox, directory: Path) -> Seconds:
     walk, plan = timed(lambda: plan_ingest(topic, source, {}))
     ranges = [r for p, log in plan.logs.items() for r in records_to_read(p, log)]
     append_time = pa.scalar(NOW, pa.timestamp("us", tz="UTC"))
-    frame = records_frame(sandbox.session, ranges, append_time, BatchLimits())
+    frame = records_frame(sandbox.session, ranges, append_time, BatchLimits(), AMBIENT)
     decode, _ = timed(lambda: frame.write.format("noop").mode("overwrite").save())
     return {"walk": walk, "decode": decode, "walk + decode": walk + decode}
 

@@ -74,7 +74,7 @@ def facts(home: Path) -> Iterator[str]:
     for line in (HERE / "spark-defaults.conf").read_text().splitlines():
         if line.startswith(DRIVER):
             yield line
-    for directory in (home / "jars", spark_jars()):
+    for directory in (home / "jars", home / "extra-jars", spark_jars()):
         for jar in sorted(directory.resolve().glob("*.jar")):
             about = jar.stat()
             yield f"{jar} {about.st_size} {about.st_mtime_ns}"
@@ -101,7 +101,8 @@ def train(home: Path, temporary: Path) -> Path:
     """A night in a lake of its own, whose JVM archives its classes when it ends."""
     own, fresh = temporary / "home", temporary / NAME
     (own / "lake").mkdir(parents=True)
-    (own / "jars").symlink_to(home / "jars")
+    for name in ("jars", "extra-jars"):
+        (own / name).symlink_to(home / name)
     environment = {**os.environ, "EBBTIDE_HOME": str(own)}
     for template in ("spark-defaults.conf", "log4j2.properties"):
         command = [sys.executable, str(HERE / "render.py"), str(HERE / template), str(own / "conf")]

@@ -1,8 +1,8 @@
 """Fill in the ${...} of a template in conf/ and write it into a directory.
 
 Usage: render.py TEMPLATE TARGET_DIR. Names come from the environment; EBBTIDE_JARS is every jar
-in $EBBTIDE_HOME/jars, EBBTIDE_CLASS_PATH the same as a class path. A name nobody set is an error,
-and so is a missing jar directory.
+in $EBBTIDE_HOME/jars and extra-jars, EBBTIDE_CLASS_PATH the same as a class path. A name nobody set
+is an error, and so is a missing jar directory.
 """
 
 import argparse
@@ -11,6 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
+
+# Jars of one's own, such as another catalog's: `make setup` fetches none into it, and removes none.
+EXTRA_JARS = "extra-jars"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,11 +42,16 @@ def render(template: str, environment: Mapping[str, str]) -> str:
 
 
 def jars(home: Path) -> list[str]:
-    """Paths of the resolved jars, sorted, so that the same jars render the same file."""
-    found = sorted(str(path) for path in (home / "jars").resolve().glob("*.jar"))
+    """Paths of the resolved jars and of the user's, each sorted: the same jars, the same file."""
+    found = jars_in(home / "jars")
     if not found:
         raise KeyError(f"EBBTIDE_JARS (no jar in {home / 'jars'}: run `make setup`)")
-    return found
+    return found + jars_in(home / EXTRA_JARS)
+
+
+def jars_in(directory: Path) -> list[str]:
+    """Paths of a directory's jars, sorted; none where there is no such directory."""
+    return sorted(str(path) for path in directory.resolve().glob("*.jar"))
 
 
 def write_private(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
+from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.log.settings.changes import parse_setting
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
@@ -39,17 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a setting of the topics that this run creates; repeat for more",
     )
     args = parser.parse_args(argv)
+    spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
     try:
         source = Source.of_uri(
             args.source,
             args.now,
             accept_gap=args.accept_gap,
             settings=dict(args.set),
+            store=catalog_store(spark),
         )
         topics = select_topics(source, args.cluster, args.topic or ())
     except EbbtideError as error:
         return refuse("ingest_segments", error)
-    spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
         return ingest_segments(session, name, source, is_plan_only=args.plan_only)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.commits import snapshot_properties
 from ebbtide.iceberg.schema import create_runs, create_topic
-from ebbtide.lake.reader import read_defaults
+from ebbtide.lake.catalogs import read_defaults
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
@@ -28,7 +28,7 @@ EBBTIDE_HOME = ROOT / ".ebbtide"
 RENDER = runpy.run_path(str(ROOT / "conf" / "render.py"))
 PACKAGE = runpy.run_path(str(ROOT / "conf" / "package.py"))
 # Made once by `make setup`, and the same for every lake.
-SHARED = ("jars", "classes.jsa", "classes.jsa.stamp")
+SHARED = ("jars", "extra-jars", "classes.jsa", "classes.jsa.stamp")
 MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
 
 

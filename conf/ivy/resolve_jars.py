@@ -1,6 +1,6 @@
 """Put the jars of one configuration of ivy.xml into a directory, with the Ivy inside pyspark.
 
-Usage: resolve_jars.py spark|kafka TARGET_DIR. Nothing is fetched when the jars are there already.
+Usage: resolve_jars.py spark|kafka|rest TARGET_DIR. Nothing is fetched that is there already.
 Ivy's cache and log lie beside the target, in `ivy/`.
 """
 
@@ -33,7 +33,7 @@ class ResolveError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Resolve and say so; 1 with one line on stderr where that is not possible."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("conf", choices=["spark", "kafka"])
+    parser.add_argument("conf", choices=["spark", "kafka", "rest"])
     parser.add_argument("target", type=Path)
     args = parser.parse_args(argv)
     try:
@@ -116,7 +116,7 @@ def retrieve(java: str, conf: str, fresh: Path) -> None:
         *("-settings", str(SETTINGS)),
         *("-ivy", str(MODULES)),
         *("-confs", conf),
-        *("-retrieve", str(fresh / "[artifact]-[revision].[ext]")),
+        *("-retrieve", str(fresh / "[artifact]-[revision](-[classifier]).[ext]")),
     ]
     with log.open("w") as output:
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode

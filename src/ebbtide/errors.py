@@ -77,6 +77,10 @@ class SafetyError(EbbtideError):
     """A plan that would do more than a guard allows."""
 
 
+class AccessDeniedError(EbbtideError):
+    """A service or a store that refuses the credentials it was given."""
+
+
 class CommitConflictError(EbbtideError):
     """Another writer moved the table since it was read; reading again helps."""
 

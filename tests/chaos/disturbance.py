@@ -14,8 +14,8 @@ from pathlib import Path
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import java_table
 from ebbtide.log.settings.names import TopicName
 from tests.tables.other_tools import REWRITE_ALL, tables_of
 

@@ -19,9 +19,10 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, ForeignChangeError
 from ebbtide.iceberg import commits
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
-from ebbtide.iceberg.topics import exists, java_table, load
+from ebbtide.iceberg.topics import exists, load
 from ebbtide.iceberg.unfinished.planned_merge import open_merge
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked

@@ -143,6 +143,7 @@ def home(tmp_path: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(name)
+    (tmp_path / "extra-jars").mkdir()
     (tmp_path / "conf/spark-defaults.conf").write_text("spark.driver.memory 2g\nother 1\n")
     monkeypatch.setenv("EBBTIDE_HOME", str(tmp_path))
     monkeypatch.setattr(script, "HERE", tmp_path / "conf")
@@ -171,6 +172,7 @@ def is_made_anew(script: ModuleType, home: Path, monkeypatch: pytest.MonkeyPatch
     [
         pytest.param("jars/a.jar", "another jar", id="a jar of ours"),
         pytest.param("jars/c.jar", "one more", id="a jar more"),
+        pytest.param("extra-jars/d.jar", "one more", id="a jar of the user's"),
         pytest.param("spark/b.jar", "another jar", id="a jar of Spark"),
         pytest.param("conf/spark-defaults.conf", "spark.driver.memory 3g\n", id="a driver's flag"),
         pytest.param("conf/spark-env.sh", "other flags", id="the flags in spark-env.sh"),

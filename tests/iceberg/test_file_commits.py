@@ -62,7 +62,7 @@ def deletions(unit: SegmentFiles, gone: list[int]) -> list[DeletionVector]:
     rows = read_segment(unit, ["offset"])
     is_gone = np.isin(rows.table["offset"].to_numpy(), gone)
     return [
-        deletion_of(file, rows.positions[is_gone & (rows.files == number)])
+        deletion_of(unit.store, file, rows.positions[is_gone & (rows.files == number)])
         for number, file in enumerate(unit.files)
         if np.any(is_gone & (rows.files == number))
     ]
@@ -185,5 +185,5 @@ def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: st
 
 def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles) -> None:
     (path,) = new_paths(spark, table, [unit])
-    write_rows(path, read_segment(unit, None).table)
+    write_rows(unit.store, path, read_segment(unit, None).table)
     prepare_replacements(spark, table, [Replacement(unit, path)], {})()

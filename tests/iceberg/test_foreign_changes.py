@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ForeignChangeError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
-from ebbtide.iceberg.topics import java_table, load
+from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REMOVING
 from ebbtide.stages.clean_log.segment_merge import merge_segments

@@ -5,10 +5,8 @@ import pytest
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
 from ebbtide.lake.reader import (
-    catalog_settings,
     newest,
     open_lake,
-    read_defaults,
 )
 from ebbtide.orchestration.handover import chosen_topics
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
@@ -103,37 +101,3 @@ def test_runs_are_found_by_column_and_come_oldest_first(lake: LakeSandbox) -> No
     assert succeeded.succeeded
     assert succeeded.partitions == {0: partition_result(superseded=3)}
     assert newest([failed, succeeded]) == {("log.a", "clean_log"): succeeded}
-
-
-def test_defaults_are_read_as_spark_reads_them(tmp_path: Path) -> None:
-    file = tmp_path / "spark-defaults.conf"
-    file.write_text("# said\n\nspark.a   b c\nspark.empty\n")
-    assert read_defaults(file) == {"spark.a": "b c", "spark.empty": ""}
-
-
-def test_postgresql_keeps_its_user_and_its_password() -> None:
-    catalog = "spark.sql.catalog.lake."
-    settings = catalog_settings(
-        {
-            f"{catalog}uri": "jdbc:postgresql://db:5432/iceberg",
-            f"{catalog}jdbc.user": "ebb",
-            f"{catalog}jdbc.password": "t:d/e",
-            f"{catalog}warehouse": "s3://lake/wh",
-            f"{catalog}s3.endpoint": "http://s3",
-            "spark.sql.catalog.other.uri": "jdbc:sqlite:/x",
-        }
-    )
-    assert settings == {
-        "uri": "postgresql+psycopg2://ebb:t%3Ad%2Fe@db:5432/iceberg",
-        "warehouse": "s3://lake/wh",
-        "s3.endpoint": "http://s3",
-    }
-
-
-def test_another_database_is_refused() -> None:
-    message = (
-        r"^expected spark.sql.catalog.lake.uri to start with jdbc:sqlite: or "
-        r"jdbc:postgresql://, found 'jdbc:mysql://h/d'$"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        catalog_settings({"spark.sql.catalog.lake.uri": "jdbc:mysql://h/d?password=x"})

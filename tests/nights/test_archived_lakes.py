@@ -2,8 +2,8 @@
 
 import pytest
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import java_table
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import state_of
 from tests.nights.archived_lake import NIGHT_MS, TOPICS, end_all, expected, opened

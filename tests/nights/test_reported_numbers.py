@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.topics import java_table, load
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName

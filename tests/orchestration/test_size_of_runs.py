@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.schema import MAX_RUN_MANIFEST_BYTES, RUNS_TABLE, create_runs
-from ebbtide.iceberg.topics import java_table
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.driver.attempt import CLOCK_SLACK, began
 from ebbtide.spark.jvm import iceberg_class

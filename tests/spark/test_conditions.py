@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.data_files import plan_segments, planned_tasks
 from ebbtide.iceberg.files.deletes import segments_filter
-from ebbtide.iceberg.topics import current_snapshot, java_table
+from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.conditions import any_column, any_of, balanced
 from ebbtide.stages.mark_tombstones.changed_marks import within

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.topics import exists, java_table, load
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.topics import exists, load
 from ebbtide.log.batch_header import ABORT
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import ERASURES_TABLE, create_erasures
 from ebbtide.log.requests.erase_request import Erasure
@@ -80,7 +81,7 @@ def logged_before(
     spark: SparkSession, name: TopicName, run_id: str
 ) -> dict[tuple[int, str], KeyRow]:
     """What an earlier try of the run brought into the log, by partition and hash."""
-    if not spark.catalog.tableExists(ERASURES_TABLE):
+    if not table_exists(spark, ERASURES_TABLE):
         return {}
     is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))
     rows = (

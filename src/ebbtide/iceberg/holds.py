@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.topics import java_table
 from ebbtide.spark.jvm import items, java_class
 
 _PREFIX = "ebbtide-"

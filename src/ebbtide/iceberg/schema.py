@@ -6,6 +6,7 @@ import re
 
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.namespaces import create_namespace
 from ebbtide.iceberg.state_table import create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
@@ -167,7 +168,7 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
 
 def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
     """Drop a state whose records table was dropped: the topic begins anew."""
-    if spark.catalog.tableExists(name.records_table):
+    if table_exists(spark, name.records_table):
         return
     left = read_state(spark, name)
     if left is not None and parse_states(left.properties):
@@ -186,6 +187,8 @@ def create_quarantine(spark: SparkSession, name: TopicName) -> None:
 
 def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist."""
+    if table_exists(spark, RUNS_TABLE):
+        return
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
     _create(spark, RUNS_TABLE, RUN_COLUMNS, properties, "days(started)")

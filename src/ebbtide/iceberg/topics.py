@@ -17,6 +17,7 @@ from ebbtide.errors import (
     StateError,
     UnknownTopicError,
 )
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
@@ -31,7 +32,7 @@ from ebbtide.log.state.topic_state import (
     settings_of,
     state_of,
 )
-from ebbtide.spark.jvm import as_dict, iceberg_class, items
+from ebbtide.spark.jvm import as_dict, items
 
 # A property set to None is removed.
 Changes = Mapping[str, str | None]
@@ -76,7 +77,7 @@ class Topic:
 def exists(spark: SparkSession, name: TopicName) -> bool:
     """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
     tables = (name.records_table, name.batches_table)
-    found = {table: bool(spark.catalog.tableExists(table)) for table in tables}
+    found = {table: table_exists(spark, table) for table in tables}
     if len(set(found.values())) == 1:
         return all(found.values())
     held = read_state(spark, name)
@@ -152,12 +153,6 @@ def _with_state(
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
     return as_dict(spark, java_table(spark, name.records_table).properties())
-
-
-def java_table(spark: SparkSession, table: str) -> Any:
-    """Iceberg's own table object, freshly loaded."""
-    util = iceberg_class(spark, "spark.Spark3Util")
-    return util.loadIcebergTable(spark._jsparkSession, table)
 
 
 def own_spec(table: Any) -> Any:

@@ -1,13 +1,11 @@
 """What the lake says, read through pyiceberg: seconds instead of a Spark session, and no writing.
 
-The catalog is the one Spark uses, taken from the same spark-defaults.conf: a second place to
-configure it would one day name another catalog.
+The catalog is the one Spark uses.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
+from ebbtide.errors import UnknownTopicError, UnreadableTableError
+from ebbtide.lake.catalogs import catalog_settings, defaults_path, open_catalog, read_defaults
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
@@ -38,7 +37,7 @@ from ebbtide.log.state.topic_state import (
 )
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.catalog import Catalog
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
@@ -111,7 +110,7 @@ class Run:
 class Lake:
     """The tables of one catalog; without a catalog, an empty lake."""
 
-    catalog: SqlCatalog | None
+    catalog: Catalog | None
 
     def topic_names(self) -> list[str]:
         """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
@@ -242,71 +241,9 @@ def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
 @contextmanager
 def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
     """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
-    settings = catalog_settings(read_defaults(defaults or _defaults_path()), catalog)
-    file = settings["uri"].removeprefix("sqlite:///")
-    if settings["uri"].startswith("sqlite:") and not Path(file).exists():
-        yield Lake(None)
-        return
-    from pyiceberg.catalog.sql import SqlCatalog
-    from sqlalchemy import inspect
-
-    opened = SqlCatalog(catalog, **settings, init_catalog_tables="false")
-    try:
-        yield Lake(opened if inspect(opened.engine).has_table("iceberg_tables") else None)
-    finally:
-        opened.engine.dispose()
-
-
-def read_defaults(path: Path) -> dict[str, str]:
-    """The settings of a spark-defaults.conf."""
-    if not path.exists():
-        raise ConfigurationError(
-            f"expected Spark's settings in {path}, found no file: `make setup`"
-        )
-    lines = (line.strip() for line in path.read_text().splitlines())
-    pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
-    return {pair[0]: pair[1].strip() if len(pair) == 2 else "" for pair in pairs}
-
-
-def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
-    """What pyiceberg needs to open one of Spark's catalogs; S3 keys go on as they are."""
-    prefix = f"spark.sql.catalog.{catalog}."
-    ours = {
-        key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
-    }
-    if "uri" not in ours:
-        raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
-    passed_on = {k: v for k, v in ours.items() if k.startswith(("s3.", "client."))}
-    return {
-        "uri": _sqlalchemy_uri(ours, prefix),
-        "warehouse": ours.get("warehouse", ""),
-        **passed_on,
-    }
-
-
-def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
-    from sqlalchemy.engine import make_url
-
-    uri = ours["uri"]
-    if uri.startswith("jdbc:sqlite:"):
-        return f"sqlite:///{uri.removeprefix('jdbc:sqlite:').partition('?')[0]}"
-    if uri.startswith("jdbc:postgresql://"):
-        url = make_url(uri.removeprefix("jdbc:").replace("postgresql", "postgresql+psycopg2", 1))
-        url = url.set(username=ours.get("jdbc.user"), password=ours.get("jdbc.password"))
-        return url.render_as_string(hide_password=False)
-    raise ConfigurationError(
-        f"expected {prefix}uri to start with jdbc:sqlite: or jdbc:postgresql://, "
-        f"found {uri.partition('?')[0]!r}"
-    )
-
-
-def _defaults_path() -> Path:
-    directory = os.environ.get("SPARK_CONF_DIR")
-    if not directory:
-        raise ConfigurationError(
-            "expected SPARK_CONF_DIR to name the rendered conf, found it unset"
-        )
-    return Path(directory) / "spark-defaults.conf"
+    settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
+    with open_catalog(settings, catalog) as opened:
+        yield Lake(opened)
 
 
 def _snapshots_of(table: Table) -> TableSnapshots:
@@ -319,7 +256,7 @@ def _is_topic(table: Table) -> bool:
     return any(key.startswith((STATE_PREFIX, "kafka.")) for key in table.properties)
 
 
-def _may_be_topic(catalog: SqlCatalog, identifier: tuple[str, str]) -> bool:
+def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
     """Whether a table without a state table is a topic's.
 
     One that cannot be read may be one. It is named, so that it fails by itself and no other does.

@@ -23,7 +23,7 @@ from ebbtide.records.files.segment_reader import (
     walk_segment,
 )
 from ebbtide.records.files.segment_writer import without_kept_time
-from ebbtide.records.files.storage import join
+from ebbtide.stores.uris import join
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

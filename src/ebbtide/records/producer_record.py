@@ -12,8 +12,9 @@ from ebbtide.errors import RequestError
 from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.records.compression import Codec
 from ebbtide.records.files.log_directory_writer import open_segment, segment_name
-from ebbtide.records.files.storage import join, resolve
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.stores.store import AMBIENT
+from ebbtide.stores.uris import join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def build_batch(
 
 def write_segment(directory: str, base_offset: int, batches: Iterable[bytes]) -> str:
     """Write the batches as the segment file of a base offset into a partition's directory."""
-    file_system, path = resolve(directory)
+    file_system, path = AMBIENT.resolve(directory)
     file_system.create_dir(path, recursive=True)
     uri = join(directory, segment_name(base_offset))
     with open_segment(uri) as stream:

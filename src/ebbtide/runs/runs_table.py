@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import is_transient
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.results import VERSION
 from ebbtide.log.settings.names import TopicName
@@ -86,5 +87,6 @@ def append_run(
         "bytes_removed": outcome.bytes_removed,
         "snapshot_ids": outcome.snapshot_ids,
     }
-    frame = spark.createDataFrame(pa.Table.from_pylist([row], schema=_SCHEMA))
-    commit(Step.RUN_ROW, frame.writeTo(RUNS_TABLE).append)
+    rows = pa.Table.from_pylist([row], schema=_SCHEMA)
+    day = f"started_day={attempt.started.astimezone(UTC):%Y-%m-%d}"
+    commit(Step.RUN_ROW, prepare_append(spark, RUNS_TABLE, rows, day))

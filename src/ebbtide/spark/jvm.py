@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from py4j.java_gateway import JavaClass
@@ -37,6 +37,15 @@ def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
     """A Java map of strings in one call, likewise."""
     kind = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
     return _mapper(spark).readValue(json.dumps(dict(values)), kind)
+
+
+def java_array(spark: SparkSession, texts: Sequence[str]) -> Any:
+    """A Java array of strings, for a method that takes any number of them."""
+    gateway: Any = spark.sparkContext._gateway
+    array = gateway.new_array(java_class(spark, "java.lang.String"), len(texts))
+    for number, text in enumerate(texts):
+        array[number] = text
+    return array
 
 
 def _mapper(spark: SparkSession) -> Any:

@@ -26,6 +26,7 @@ R = TypeVar("R")
 TASKS_PER_CORE = 8
 # Python workers take seconds to start; fewer rows than these are done with before.
 LOCAL_ROWS = 1_000_000
+LOCAL_ROWS_SETTING = "spark.ebbtide.driver.rows"
 _RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
@@ -36,7 +37,7 @@ def map_segments(
 
     `doing` names the work to those who wait for it.
     """
-    if is_little(rows):
+    if is_little(spark, rows):
         return [work(unit) for unit in units]
     return in_tasks(spark, work, units, doing)
 
@@ -53,9 +54,9 @@ def in_tasks(
         return context.parallelize(units, slices).map(work).collect()
 
 
-def is_little(rows: int) -> bool:
+def is_little(spark: SparkSession, rows: int) -> bool:
     """Whether so many rows are read on the driver sooner than in tasks."""
-    return rows < LOCAL_ROWS
+    return rows < int(spark.conf.get(LOCAL_ROWS_SETTING, None) or LOCAL_ROWS)
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:

@@ -17,7 +17,9 @@ from ebbtide.records.files.log_directory import (
     parse_partition_name,
     read_manifest,
 )
-from ebbtide.records.files.storage import FileReader, file_name, join, resolve, resolve_location
+from ebbtide.stores.file_reader import FileReader
+from ebbtide.stores.store import AMBIENT
+from ebbtide.stores.uris import encoded, file_name, join
 
 TOPIC_ID = "aHf7KqZ2Rj2xw8VbE1mQ0g"
 
@@ -130,11 +132,11 @@ def test_a_name_may_hold_what_a_uri_reads_otherwise(tmp_path: Path, name: str) -
             assert bytes(reader.read(0, 9)) == b"abc"
     # As Iceberg and Hadoop write it: with a scheme, and nothing encoded.
     for location in (str(root), f"file:{root}", f"file://{root}"):
-        assert resolve_location(location)[1] == str(root)
+        assert AMBIENT.resolve(encoded(location))[1] == str(root)
 
 
 def test_a_file_uri_has_neither_query_nor_fragment() -> None:
-    assert resolve("file:///a?b#c%23d")[1] == "/a?b#c#d"
+    assert AMBIENT.resolve("file:///a?b#c%23d")[1] == "/a?b#c#d"
     assert join("file:///a?b", "c") == "file:///a?b/c"
     assert file_name("file:///a?b/c#d") == "c#d"
 
@@ -146,7 +148,7 @@ def test_a_name_below_a_uri_is_encoded() -> None:
 
 def test_a_fragment_of_a_uri_is_refused() -> None:
     with pytest.raises(SourceError, match=r"^s3://bucket/a#b: expected a URI without a fragment"):
-        resolve("s3://bucket/a#b")
+        AMBIENT.resolve("s3://bucket/a#b")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +257,10 @@ def test_a_size_that_differs_from_the_manifests_is_refused(root: Path) -> None:
 class Vanishing:
     """A local file system where files go away between listing and asking for them."""
 
+    type_name = "local"
+
     def __init__(self, times: int) -> None:
-        self.local, _ = resolve("/")
+        self.local, _ = AMBIENT.resolve("/")
         self.times = times
 
     def get_file_info(self, asked: Any) -> Any:
@@ -284,7 +288,7 @@ def test_a_directory_that_never_rests_is_a_passing_fault(tmp_path: Path) -> None
 
 
 def test_a_partition_that_vanishes_while_listed_is_left_out(tmp_path: Path) -> None:
-    file_system, gone = resolve(str(tmp_path / "t-0"))
+    file_system, gone = AMBIENT.resolve(str(tmp_path / "t-0"))
     assert log_directory._list_segments(file_system, gone, gone) is None
 
 
@@ -292,11 +296,11 @@ def test_an_unknown_file_system_is_named() -> None:
     with pytest.raises(
         SourceError, match=r"tape://logs: expected a path or a URI that pyarrow\.fs"
     ):
-        resolve("tape://logs")
+        AMBIENT.resolve("tape://logs")
 
 
 def test_other_file_systems_are_pyarrows() -> None:
-    file_system, path = resolve("mock:///logs/flights-0")
+    file_system, path = AMBIENT.resolve("mock:///logs/flights-0")
     assert (file_system.type_name, path) == ("mock", "logs/flights-0")
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import java_table, load
+from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_log.segment_merge import AT_LEAST, merge_segments
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import RequestError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Topic, java_table, load
+from ebbtide.iceberg.topics import Topic, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete

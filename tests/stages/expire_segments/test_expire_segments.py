@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import current_snapshot, java_table, load
+from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.expire_segments.stage import plan_expire
 from tests.lake_sandbox import LakeSandbox

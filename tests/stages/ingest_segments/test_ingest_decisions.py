@@ -32,6 +32,7 @@ from ebbtide.stages.ingest_segments.source_log import (
     take_log,
 )
 from ebbtide.stages.ingest_segments.stage import unread_segments
+from ebbtide.stores.store import AMBIENT
 from tests.log.log_files import marker, transactional
 from tests.tables.partition_log import (
     MODIFIED_MS,
@@ -64,6 +65,7 @@ def take(directory: Path, held: HeldLog = NOTHING, rule: GapRule = DELETE) -> So
         for rows in walk_file(
             FileToWalk(0, file.path, file.base_offset, file.size_bytes, file == unread[-1]),
             BatchLimits(MAX_BATCH_BYTES),
+            AMBIENT,
         )
     ]
     walked = pa.Table.from_batches(rows, WALK_SCHEMA)

@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ForeignChangeError, RequestError, StateError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
-from ebbtide.iceberg.topics import java_table, load
+from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked

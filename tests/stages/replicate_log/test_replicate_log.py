@@ -13,8 +13,9 @@ from ebbtide.errors import (
     UnavailableError,
 )
 from ebbtide.iceberg import commits
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import compare_and_set, current_snapshot, java_table, load
+from ebbtide.iceberg.topics import compare_and_set, current_snapshot, load
 from ebbtide.log.replica_lag import settings_to_follow
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICATION

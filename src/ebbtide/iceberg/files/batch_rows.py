@@ -136,7 +136,7 @@ def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
     rows = _changed(unit, changes)
     if not rows.num_rows:
         return Replacement(unit, None)
-    write_rows(path, rows)
+    write_rows(unit.store, path, rows)
     return Replacement(unit, path)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,12 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.field_ids import TableColumn, columns_of, read_file, together
-from ebbtide.iceberg.topics import java_table
-from ebbtide.records.files.storage import resolve_location as resolve
+from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class
+from ebbtide.stores.store import Store
 
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
@@ -54,6 +56,7 @@ class SegmentFiles(NamedTuple):
     segment: int
     files: tuple[DataFile, ...]
     columns: tuple[TableColumn, ...]
+    store: Store
 
     @property
     def record_count(self) -> int:
@@ -108,13 +111,13 @@ def plan_segments(
 ) -> list[SegmentFiles]:
     """Segments below each partition's end offset, in offset order, as of a snapshot."""
     parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
-    columns = columns_of(spark, loaded)
+    columns, store = columns_of(spark, loaded), store_of(spark, loaded)
     found: dict[tuple[int, int], list[DataFile]] = {}
     for task in scan_tasks(spark, loaded, snapshot, ends):
         described = json.loads(parser.toJson(task))
         found.setdefault(segment_of_task(described, columns), []).append(data_file(described))
     return [
-        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns)
+        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns, store)
         for partition, segment in sorted(found)
     ]
 
@@ -192,7 +195,7 @@ def read_segment(
     tables, files, positions = [], [], []
     wanted = [column for column in unit.columns if columns is None or column.name in columns]
     for number, file in enumerate(unit.files):
-        table, live = _read_file(file, wanted)
+        table, live = _read_file(unit.store, file, wanted)
         tables.append(table)
         positions.append(live)
         files.append(np.full(len(live), number, np.int32))
@@ -208,7 +211,7 @@ def read_segment(
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """All columns of the rows at these ascending positions; only row groups that hold any."""
     tables, start = [], 0
-    with _open(file.path) as handle:
+    with _reading(unit.store, file.path) as handle:
         opened = pq.ParquetFile(handle)
         for group in range(opened.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
@@ -222,20 +225,23 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
     return together(tables, unit.columns)
 
 
-def _read_file(file: DataFile, columns: Sequence[TableColumn]) -> tuple[pa.Table, Offsets]:
-    with _open(file.path) as handle:
+def _read_file(
+    store: Store, file: DataFile, columns: Sequence[TableColumn]
+) -> tuple[pa.Table, Offsets]:
+    with _reading(store, file.path) as handle:
         table = read_file(pq.ParquetFile(handle), columns)
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
         return table, np.arange(table.num_rows, dtype=np.int64)
-    live[read_vector(file.vector)] = False
+    live[read_vector(store, file.vector)] = False
     return table.filter(pa.array(live)), np.flatnonzero(live)
 
 
-def _open(path: str) -> pa.NativeFile:
-    file_system, inner_path = resolve(path)
+@contextmanager
+def _reading(store: Store, path: str) -> Iterator[pa.NativeFile]:
     try:
-        return file_system.open_input_file(inner_path)
+        with store.reading(path) as handle:
+            yield handle
     except FileNotFoundError as error:
         raise CommitConflictError(
             f"expected {path}, which the table held when the work was planned, found that another "
@@ -243,28 +249,30 @@ def _open(path: str) -> pa.NativeFile:
         ) from error
 
 
-def read_vector(vector: Vector) -> Offsets:
+def read_vector(store: Store, vector: Vector) -> Offsets:
     """The positions that a deletion vector names."""
-    with _open(vector.path) as handle:
-        blob = handle.read_at(vector.size_bytes, vector.position)
     # A length and a magic number before the bitmap, a checksum after it.
-    bitmap = BitMap64.deserialize(bytes(blob[8:-4]))
+    bitmap = BitMap64.deserialize(read_blob(store, vector)[8:-4])
     return np.frombuffer(bitmap.to_array(), np.int64)
 
 
-def deletion_of(file: DataFile, positions: Offsets) -> DeletionVector:
+def read_blob(store: Store, vector: Vector) -> bytes:
+    """A deletion vector as its Puffin file holds it."""
+    with _reading(store, vector.path) as handle:
+        return bytes(handle.read_at(vector.size_bytes, vector.position))
+
+
+def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVector:
     """What deletes `positions` too from a file."""
     if file.vector is not None:
-        positions = np.union1d(positions, read_vector(file.vector))
+        positions = np.union1d(positions, read_vector(store, file.vector))
     bitmap = BitMap64(positions.astype(np.uint64))
     body = _MAGIC + bitmap.serialize()
     blob = len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     return DeletionVector(file, blob, len(bitmap))
 
 
-def write_rows(path: str, rows: pa.Table) -> None:
+def write_rows(store: Store, path: str, rows: pa.Table) -> None:
     """Write rows that `read_segment` has read to a new file; their field ids are kept."""
-    file_system, inner_path = resolve(path)
-    file_system.create_dir(inner_path.rpartition("/")[0])
-    with file_system.open_output_stream(inner_path) as stream:
+    with store.writing(path) as stream:
         pq.write_table(rows, stream, compression="zstd")

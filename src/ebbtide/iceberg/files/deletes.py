@@ -8,9 +8,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit, own_summary, snapshot_properties
 from ebbtide.iceberg.files.data_files import planned_tasks
-from ebbtide.iceberg.topics import java_table, snapshot_after
+from ebbtide.iceberg.topics import snapshot_after
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class, java_class
 

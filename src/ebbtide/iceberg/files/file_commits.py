@@ -14,21 +14,22 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.files.data_files import (
     DataFile,
     DeletionVector,
     SegmentFiles,
-    Vector,
     data_file,
     ends_of,
+    read_blob,
     scan_tasks,
 )
 from ebbtide.iceberg.files.deletes import segments_filter
 from ebbtide.iceberg.files.file_metrics import describe_file
+from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
-from ebbtide.iceberg.topics import java_table, own_spec
-from ebbtide.records.files.storage import resolve_location as resolve
+from ebbtide.iceberg.topics import own_spec
 from ebbtide.spark.jvm import iceberg_class, items, java_class
 
 # Makes what was prepared visible; the id of the snapshot that it is in.
@@ -195,7 +196,7 @@ class _Tasks(NamedTuple):
             "content": task["data-file"]["content"],
             "partition": [unit.partition, unit.segment],
         }
-        task["data-file"] = describe_file(place, path)
+        task["data-file"] = describe_file(unit.store, place, path)
         task["spec"] = self.spec
         task["delete-files"] = []
         return self.parser.fromJson(json.dumps(task), True).file()
@@ -222,24 +223,19 @@ def _write_vectors(
     previous = java_class(spark, "java.util.HashMap")()
     load_previous = java_class(spark, "com.google.common.base.Functions").forMap(previous, None)
     writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, load_previous)
+    store = store_of(spark, table)
     for deletion in deletions:
         task = tasks.unchanged(deletion.file)
         for old in items(task.deletes()):
-            index = indexes.deserialize(_blob(deletion.file.vector), old)
-            previous.put(deletion.file.path, index)
+            assert deletion.file.vector is not None
+            blob = read_blob(store, deletion.file.vector)
+            previous.put(deletion.file.path, indexes.deserialize(blob, old))
         spec, partition = task.spec(), task.file().partition()
         described = _describe(builders.deleteFileBuilder(spec), partition, deletion)
         index = indexes.deserialize(deletion.blob, described)
         writer.delete(deletion.file.path, index, spec, partition)
     writer.close()
     return writer.result()
-
-
-def _blob(vector: Vector | None) -> bytes:
-    assert vector is not None
-    file_system, path = resolve(vector.path)
-    with file_system.open_input_file(path) as handle:
-        return bytes(handle.read_at(vector.size_bytes, vector.position))
 
 
 def _describe(builder: Any, partition: Any, deletion: DeletionVector) -> Any:

@@ -14,19 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbtide.records.files.storage import resolve_location as resolve
+from ebbtide.stores.store import Store
 
 # How many bytes a bound of a Parquet type takes; other types get none.
 _BOUND_BYTES = {"INT32": 4, "INT64": 8}
 
 
-def describe_file(place: Mapping[str, Any], path: str) -> dict[str, Any]:
+def describe_file(store: Store, place: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The Parquet file at `path` as JSON, of the spec and partition of another one.
 
     It has the counts of columns outside lists, and the bounds of those that are integers or times.
     """
-    file_system, inner_path = resolve(path)
-    with file_system.open_input_file(inner_path) as handle:
+    with store.reading(path) as handle:
         footer = pq.ParquetFile(handle).metadata
         size_bytes = handle.size()
     return {

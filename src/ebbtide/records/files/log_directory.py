@@ -16,7 +16,8 @@ import pyarrow.fs
 from ebbtide.errors import SourceError, UnavailableError
 from ebbtide.json_text import MALFORMED, MAX_INT, parse_json, parse_whole, whole
 from ebbtide.records.files.segment_reader import SEGMENT_NAME, segment_base_offset
-from ebbtide.records.files.storage import join, resolve
+from ebbtide.stores.store import AMBIENT, Store, failing_clearly, is_object_store
+from ebbtide.stores.uris import join
 
 _Parsed = TypeVar("_Parsed")
 
@@ -78,20 +79,20 @@ class _Entry(NamedTuple):
     modified_ms: int
 
 
-def list_log_directory(uri: str) -> tuple[PartitionDirectory, ...]:
+def list_log_directory(uri: str, store: Store = AMBIENT) -> tuple[PartitionDirectory, ...]:
     """Return the partitions of a log directory by topic and partition, their segments by offset."""
-    manifest = read_manifest(uri)
-    high_watermarks = _read_checkpoint(uri, HIGH_WATERMARKS)
-    log_start_offsets = _read_checkpoint(uri, LOG_START_OFFSETS)
+    manifest = read_manifest(uri, store)
+    high_watermarks = _read_checkpoint(store, uri, HIGH_WATERMARKS)
+    log_start_offsets = _read_checkpoint(store, uri, LOG_START_OFFSETS)
     partitions = []
-    for (topic, partition), name, entries in _list_partitions(uri):
+    for (topic, partition), name, entries in _list_partitions(store, uri):
         segments = [_segment(uri, entry, manifest) for entry in entries]
         partitions.append(
             PartitionDirectory(
                 topic,
                 partition,
                 join(uri, name),
-                _read_topic_id(uri, name),
+                _read_topic_id(store, uri, name),
                 # A partition that the checkpoint does not hold yet has 0, as when a broker starts.
                 None if high_watermarks is None else high_watermarks.get((topic, partition), 0),
                 (log_start_offsets or {}).get((topic, partition)),
@@ -110,9 +111,9 @@ def parse_partition_name(name: str) -> tuple[str, int] | None:
     return (match["topic"], partition) if partition <= MAX_INT else None
 
 
-def read_manifest(uri: str) -> Manifest | None:
+def read_manifest(uri: str, store: Store = AMBIENT) -> Manifest | None:
     """Return the manifest of a copied log directory, None where it has none."""
-    text = _read_text(uri, MANIFEST)
+    text = _read_text(store, uri, MANIFEST)
     if text is None:
         return None
     where = join(uri, MANIFEST)
@@ -138,8 +139,8 @@ def _parse_manifest(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(files, topic_configs, None if last_append_ms is None else whole(last_append_ms))
 
 
-def _list_partitions(uri: str) -> Iterator[tuple[tuple[str, int], str, list[_Entry]]]:
-    file_system, root = resolve(uri)
+def _list_partitions(store: Store, uri: str) -> Iterator[tuple[tuple[str, int], str, list[_Entry]]]:
+    file_system, root = store.resolve(uri)
     for directory in _children(file_system, root, uri):
         parsed = parse_partition_name(directory.base_name)
         if parsed is None or directory.type is not pyarrow.fs.FileType.Directory:
@@ -151,7 +152,8 @@ def _list_partitions(uri: str) -> Iterator[tuple[tuple[str, int], str, list[_Ent
 
 def _children(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[pyarrow.fs.FileInfo]:
     try:
-        return list(file_system.get_file_info(pyarrow.fs.FileSelector(path)))
+        with failing_clearly(uri):
+            return list(file_system.get_file_info(pyarrow.fs.FileSelector(path)))
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise SourceError(
             f"{uri}: expected a log directory, found none; check --source"
@@ -162,11 +164,13 @@ def _list_segments(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> l
     """Return the segment files as they all are at one time; None where the directory is gone."""
     for _ in range(LISTINGS):
         try:
-            listed = file_system.get_file_info(pyarrow.fs.FileSelector(path))
+            with failing_clearly(uri):
+                listed = file_system.get_file_info(pyarrow.fs.FileSelector(path))
         except FileNotFoundError:
             return None
-        names = [found.path for found in listed if SEGMENT_NAME.fullmatch(found.base_name)]
-        found = file_system.get_file_info(names)
+        found = [file for file in listed if SEGMENT_NAME.fullmatch(file.base_name)]
+        if not is_object_store(file_system):  # whose listing already is of one time
+            found = file_system.get_file_info([file.path for file in found])
         if all(file.type is pyarrow.fs.FileType.File for file in found):
             return [_entry(file) for file in found]
     raise UnavailableError(
@@ -194,19 +198,23 @@ def _segment(uri: str, entry: _Entry, manifest: Manifest | None) -> SegmentFile:
     return SegmentFile(path, segment_base_offset(path), entry.size_bytes, modified_ms)
 
 
-def _read_text(uri: str, *names: str) -> str | None:
-    file_system, path = resolve(join(uri, *names))
+def _read_text(store: Store, uri: str, *names: str) -> str | None:
+    where = join(uri, *names)
+    file_system, path = store.resolve(where)
     try:
-        with file_system.open_input_stream(path, compression=None) as stream:
+        with (
+            failing_clearly(where),
+            file_system.open_input_stream(path, compression=None) as stream,
+        ):
             return str(stream.read(), "utf-8")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as bad:
-        raise SourceError(f"{join(uri, *names)}: expected UTF-8 text, found {bad}") from bad
+        raise SourceError(f"{where}: expected UTF-8 text, found {bad}") from bad
 
 
-def _read_topic_id(uri: str, name: str) -> str | None:
-    text = _read_text(uri, name, PARTITION_METADATA)
+def _read_topic_id(store: Store, uri: str, name: str) -> str | None:
+    text = _read_text(store, uri, name, PARTITION_METADATA)
     if text is None:
         return None
     where = join(uri, name, PARTITION_METADATA)
@@ -223,9 +231,9 @@ def _parse_field(line: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _read_checkpoint(uri: str, name: str) -> dict[tuple[str, int], int] | None:
+def _read_checkpoint(store: Store, uri: str, name: str) -> dict[tuple[str, int], int] | None:
     """Return offsets by topic and partition; None where the directory has no such checkpoint."""
-    text = _read_text(uri, name)
+    text = _read_text(store, uri, name)
     if text is None:
         return None
     where = join(uri, name)

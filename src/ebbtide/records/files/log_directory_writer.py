@@ -23,14 +23,13 @@ from ebbtide.records.files.log_directory import (
     PartitionDirectory,
 )
 from ebbtide.records.files.segment_reader import SEGMENT_NAME
-from ebbtide.records.files.storage import file_name, join, resolve, split_query
+from ebbtide.stores.store import AMBIENT, is_object_store
+from ebbtide.stores.uris import file_name, join, split_query
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 # Beside the target, so that one renaming makes it whole.
 UNFINISHED = ".unfinished"
 BUFFER_BYTES = 1024 * 1024
-# They rename a directory by copying its files one by one.
-OBJECT_STORES = frozenset({"s3", "gcs"})
 
 Epochs = tuple[tuple[int, int], ...]  # (leader epoch, start offset)
 
@@ -74,8 +73,8 @@ def read_export(uri: str) -> dict[str, Any] | None:
 
 
 def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    file_system, path = resolve(uri)
-    if file_system.type_name in OBJECT_STORES:
+    file_system, path = AMBIENT.resolve(uri)
+    if is_object_store(file_system):
         raise RequestError(
             "expected a target on a file system that renames a directory in one step, found "
             f"{file_system.type_name} for {uri}; export to a local or HDFS directory and copy it"
@@ -114,25 +113,25 @@ def unfinished(target: str) -> str:
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:
     """An empty log directory with the partitions' directories, in place of an unfinished one."""
     uri = unfinished(target)
-    file_system, path = resolve(uri)
+    file_system, path = AMBIENT.resolve(uri)
     if file_system.get_file_info(path).type is not pyarrow.fs.FileType.NotFound:
         file_system.delete_dir(path)
     for topic, partition in partitions:
         file_system.create_dir(
-            resolve(join(uri, partition_name(topic, partition)))[1], recursive=True
+            AMBIENT.resolve(join(uri, partition_name(topic, partition)))[1], recursive=True
         )
     return uri
 
 
 def open_segment(uri: str) -> pyarrow.NativeFile:
     """A stream to a new segment file."""
-    file_system, path = resolve(uri)
+    file_system, path = AMBIENT.resolve(uri)
     return file_system.open_output_stream(path, compression=None, buffer_size=BUFFER_BYTES)
 
 
 def set_modified(uri: str, modified_ms: int) -> None:
     """Set a file's time, where its file system can; the manifest has it too."""
-    file_system, path = resolve(uri)
+    file_system, path = AMBIENT.resolve(uri)
     if isinstance(file_system, pyarrow.fs.LocalFileSystem):
         os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
@@ -196,17 +195,17 @@ def finish_log_directory(target: str, directories: Sequence[PartitionDirectory])
     uri = unfinished(target)
     _check_segments(uri, directories)
     check_target(target)
-    file_system, path = resolve(uri)
-    _, whole = resolve(target)
+    file_system, path = AMBIENT.resolve(uri)
+    _, whole = AMBIENT.resolve(target)
     if file_system.get_file_info(whole).type is not pyarrow.fs.FileType.NotFound:
         file_system.delete_dir(whole)
     file_system.move(path, whole)
 
 
 def _check_segments(uri: str, directories: Sequence[PartitionDirectory]) -> None:
-    file_system, path = resolve(uri)
+    file_system, path = AMBIENT.resolve(uri)
     expected = {
-        resolve(segment.path)[1]: segment.size_bytes
+        AMBIENT.resolve(segment.path)[1]: segment.size_bytes
         for directory in directories
         for segment in directory.segments
     }

@@ -36,7 +36,6 @@ from ebbtide.records.compression import (
     TooLargeError,
     decompress,
 )
-from ebbtide.records.files.storage import FileReader, file_name
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
@@ -49,6 +48,9 @@ from ebbtide.records.record_columns import (
     V2Batch,
     decode_records,
 )
+from ebbtide.stores.file_reader import FileReader
+from ebbtide.stores.store import AMBIENT, Store
+from ebbtide.stores.uris import file_name
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
@@ -111,12 +113,13 @@ def walk_segment(
     from_position: int = 0,
     max_batch_bytes: int,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    store: Store = AMBIENT,
 ) -> SegmentWalk:
     """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
     next_offset = segment_offset = segment_base_offset(path)
     rows: list[BatchRow] = []
     position = from_position
-    with FileReader(path) as reader:
+    with FileReader(path, store) as reader:
         if position > reader.size_bytes:
             raise corrupt(path, position, "a batch or the end", f"{reader.size_bytes} bytes in all")
         while position < reader.size_bytes:
@@ -247,6 +250,7 @@ def read_records(
     first_offset: int = 0,
     rows_per_chunk: int = ROWS_PER_CHUNK,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    store: Store = AMBIENT,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the data records of the batches in a byte range, in offset order, as RECORD_SCHEMA.
 
@@ -255,7 +259,8 @@ def read_records(
     """
     pending: list[V2Batch | LegacyBatch] = []
     rows = size_bytes = 0
-    for batch in _data_batches(path, from_position, to_position, max_decompressed_bytes):
+    batches = _data_batches(path, from_position, to_position, max_decompressed_bytes, store)
+    for batch in batches:
         if batch.base_offset < first_offset:
             continue
         is_full = rows >= rows_per_chunk or size_bytes >= CHUNK_BYTES
@@ -275,10 +280,10 @@ def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _data_batches(
-    path: str, from_position: int, to_position: int, max_bytes: int
+    path: str, from_position: int, to_position: int, max_bytes: int, store: Store
 ) -> Iterator[V2Batch | LegacyBatch]:
     position = from_position
-    with FileReader(path) as reader:
+    with FileReader(path, store) as reader:
         while position < to_position:
             frame = _read_frame(reader, path, position, to_position - position)
             if isinstance(frame, TornBatch):

@@ -270,7 +270,7 @@ def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitE
         partition,
         rows["batch"][0].as_py(),
         [
-            deletion_of(file, positions[files == number])
+            deletion_of(unit.records.store, file, positions[files == number])
             for number, file in enumerate(unit.records.files)
             if np.any(files == number)
         ],

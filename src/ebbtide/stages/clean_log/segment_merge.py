@@ -7,12 +7,14 @@ more small file in both tables for ever. Order: written down, records, batches, 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
@@ -22,15 +24,10 @@ from ebbtide.iceberg.files.data_files import (
     write_rows,
 )
 from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_merge
+from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
-from ebbtide.iceberg.topics import (
-    Changes,
-    Topic,
-    compare_and_set,
-    current_snapshot,
-    find_snapshot,
-)
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, find_snapshot
 from ebbtide.iceberg.unfinished.planned_merge import Merge, last_merge, open_merge
 from ebbtide.iceberg.unfinished.planned_round import is_open, open_round
 from ebbtide.log.logical_segments import neighbours_to_merge
@@ -104,19 +101,19 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
     """The neighbours to merge in each partition, from manifests alone."""
     target_bytes = topic.config.merge_target_bytes
     states, name = topic.partitions, topic.name
-    sizes: dict[int, list[tuple[int, int]]] = {}
-    files = " UNION ALL ".join(
-        f"SELECT partition.*, file_size_in_bytes AS bytes FROM {table}.data_files"
-        for table in (name.records_table, name.batches_table)
-    )
-    rows = topic.spark.sql(
-        f"SELECT `partition`, segment, sum(bytes) AS bytes FROM ({files}) GROUP BY 1, 2 ORDER BY 2"
-    ).collect()
-    for row in rows:
-        sizes.setdefault(row["partition"], []).append((row["segment"], row["bytes"]))
+    sizes: dict[int, Counter[int]] = {}
+    for table in (name.records_table, name.batches_table):
+        for file in current_files(topic.spark, java_table(topic.spark, table)):
+            if file.is_data:
+                place = file.partition
+                of = sizes.setdefault(place["partition"], Counter())
+                of[place["segment"]] += file.size_bytes
     groups = {
         partition: neighbours_to_merge(
-            sizes.get(partition, []), [base for base, _ in state.segments], target_bytes, at_least
+            sorted(sizes.get(partition, {}).items()),
+            [base for base, _ in state.segments],
+            target_bytes,
+            at_least,
         )
         for partition, state in states.items()
     }
@@ -159,5 +156,5 @@ def _write_as_one(by: str, work: tuple[SegmentFiles, str]) -> Replacement:
         return Replacement(unit, None)
     at = rows.schema.get_field_index("segment")
     segments = pa.array(np.full(rows.num_rows, unit.segment, np.int64))
-    write_rows(path, rows.set_column(at, rows.field(at), segments))
+    write_rows(unit.store, path, rows.set_column(at, rows.field(at), segments))
     return Replacement(unit, path)

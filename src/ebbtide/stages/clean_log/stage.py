@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ebbtide.columns.batch_headers import BatchHeaders, segment_totals, stable_offset
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, plan_segments, read_segment
@@ -32,7 +33,6 @@ from ebbtide.iceberg.topics import (
     compare_and_set,
     current_snapshot,
     find_snapshot,
-    java_table,
     load,
     read_again,
 )
@@ -98,7 +98,7 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     config = topic.config
     reasons = {p: _why_not(state, config, now_ms) for p, state in topic.partitions.items()}
     candidates = [p for p, reason in reasons.items() if reason is None]
-    if not is_little(sum(_offsets_held(topic.partitions[p]) for p in candidates)):
+    if not is_little(topic.spark, sum(_offsets_held(topic.partitions[p]) for p in candidates)):
         start_workers(topic.spark, effect_of)
     pins = _pins(topic) if candidates else None
     if pins is None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 
 from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.files.deletes import delete_rows, delete_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.history import live_rows
-from ebbtide.iceberg.topics import Topic, current_snapshot, java_table, load
+from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.log.producers import last_records, remembered
 from ebbtide.spark.jvm import items
 from ebbtide.text import number

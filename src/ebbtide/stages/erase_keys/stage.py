@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import RequestError, UnavailableError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.erasures_table import (
     LOGGED,
     REPORTED,
@@ -29,7 +30,7 @@ from ebbtide.iceberg.erasures_table import (
     logged_before,
 )
 from ebbtide.iceberg.replica_tables import check_is_no_replica
-from ebbtide.iceberg.topics import Topic, java_table, load, read_again
+from ebbtide.iceberg.topics import Topic, load, read_again
 from ebbtide.log.requests.erase_request import (
     Erasure,
     Way,

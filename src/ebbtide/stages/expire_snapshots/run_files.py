@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections import Counter
+from datetime import date, datetime, timedelta
 
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import CATALOG, quoted
 
@@ -26,6 +29,8 @@ def compact_runs(spark: SparkSession, now: datetime) -> int:
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=DAYS_BACK)
+    if not _is_any_in_pieces(spark, first.date(), today.date()):
+        return 0
     where = f"started >= TIMESTAMP '{_text(first)}' and started < TIMESTAMP '{_text(today)}'"
     escaped = where.replace("'", "\\'")
     call = (
@@ -39,6 +44,13 @@ def compact_runs(spark: SparkSession, now: datetime) -> int:
         log.warning("the files of runs are merged by another: %s", error)
         return 0
     return 0 if row is None else int(row["rewritten_data_files_count"])
+
+
+def _is_any_in_pieces(spark: SparkSession, first: date, today: date) -> bool:
+    """Whether a day from the first on and before today has several files."""
+    files = current_files(spark, java_table(spark, RUNS_TABLE))
+    count = Counter(day for file in files for day in file.partition.values())
+    return any(of > 1 and first <= day < today for day, of in count.items())
 
 
 def _text(time: datetime) -> str:

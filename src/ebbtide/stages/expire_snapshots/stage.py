@@ -7,6 +7,7 @@ their age is taken on its clock, not on `--now`.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -16,15 +17,17 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.manifests import all_sizes, current_files
 from ebbtide.iceberg.schema import RUNS_TABLE
-from ebbtide.iceberg.topics import Topic, compare_and_set, java_table
+from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.settings.names import quoted
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import items, java_class
+from ebbtide.spark.jvm import iceberg_class
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.text import number, size
 
@@ -108,7 +111,7 @@ def _tables(topic: Topic) -> dict[str, str]:
     """All tables whose snapshots expire, by what they hold."""
     name = topic.name
     tables = {"records": name.records_table, "batches": name.batches_table}
-    if topic.spark.catalog.tableExists(name.quarantine_table):
+    if table_exists(topic.spark, name.quarantine_table):
         tables["quarantine"] = name.quarantine_table
     return tables
 
@@ -128,9 +131,10 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
 
 def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
     """When each snapshot was made, in ms, that neither a branch nor a tag names; by its id."""
-    as_list = java_class(spark, "java.util.ArrayList")
-    named = {int(ref.snapshotId()) for ref in items(as_list(table.refs().values()))}
-    made_ms = {int(s.snapshotId()): int(s.timestampMillis()) for s in items(table.snapshots())}
+    parser = iceberg_class(spark, "TableMetadataParser")
+    metadata = json.loads(parser.toJson(table.operations().current()))
+    named = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
+    made_ms = {s["snapshot-id"]: s["timestamp-ms"] for s in metadata["snapshots"]}
     return {snapshot: at_ms for snapshot, at_ms in made_ms.items() if snapshot not in named}
 
 
@@ -156,31 +160,20 @@ def expire_run_snapshots(spark: SparkSession) -> None:
 
 
 def _disk(topic: Topic) -> Disk:
-    files = " UNION ALL ".join(
-        f"SELECT file_path, file_size_in_bytes AS bytes FROM {table}.all_files"
-        for table in (topic.name.records_table, topic.name.batches_table)
-    )
-    row = topic.spark.sql(
-        f"SELECT count(*) AS files, coalesce(sum(bytes), 0) AS bytes FROM ("
-        f"SELECT file_path, max(bytes) AS bytes FROM ({files}) GROUP BY file_path)"
-    ).first()
-    assert row is not None
-    return Disk(row["files"], row["bytes"])
+    sizes: dict[str, int] = {}
+    for table in (topic.name.records_table, topic.name.batches_table):
+        sizes |= all_sizes(topic.spark, java_table(topic.spark, table))
+    return Disk(len(sizes), sum(sizes.values()))
 
 
 def _deletions(topic: Topic) -> Deletions:
-    table, share = topic.name.records_table, _rewritten_share(topic)
-    row = topic.spark.sql(
-        f"""
-        SELECT coalesce(sum(deleted.record_count), 0) AS rows, coalesce(max(
-            data.file_path IS NULL OR deleted.record_count >= {share} * data.record_count
-        ), false) AS are_due
-        FROM {table}.delete_files AS deleted
-        LEFT JOIN {table}.data_files AS data ON deleted.referenced_data_file = data.file_path
-        """
-    ).first()
-    assert row is not None
-    return Deletions(int(row["rows"]), bool(row["are_due"]))
+    files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
+    share, rows = _rewritten_share(topic), {file.path: file.rows for file in files if file.is_data}
+    deleted = [(file.rows, rows.get(file.referenced or "")) for file in files if not file.is_data]
+    return Deletions(
+        sum(count for count, _ in deleted),
+        any(held is None or count >= share * held for count, held in deleted),
+    )
 
 
 def _rewritten_share(topic: Topic) -> float:

@@ -41,7 +41,6 @@ from ebbtide.records.files.log_directory_writer import (
     unfinished,
     write_beside_segments,
 )
-from ebbtide.records.files.storage import join
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.segment_sink import (
     SegmentToWrite,
@@ -49,6 +48,7 @@ from ebbtide.stages.export_segments.segment_sink import (
     WrittenSegment,
     write_segments,
 )
+from ebbtide.stores.uris import join
 from ebbtide.text import size
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from ebbtide.records.files.segment_reader import (
 )
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks
+from ebbtide.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +67,13 @@ class RecordsToRead(NamedTuple):
     log_append_batches: list[int]  # base offsets of the batches that the broker's clock stamped
 
 
-def walk_files(spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits) -> pa.Table:
+def walk_files(
+    spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits, store: Store
+) -> pa.Table:
     """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
 
     def walk(file: FileToWalk) -> Batches:
-        return walk_file(file, limits)
+        return walk_file(file, limits, store)
 
     if not files:
         return WALK_SCHEMA.empty_table()
@@ -79,7 +82,7 @@ def walk_files(spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLi
         return frame.toArrow()
 
 
-def walk_file(file: FileToWalk, limits: BatchLimits) -> Batches:
+def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
     """The rows of one file: its batches, or one row with what is wrong with it."""
     try:
         with _reading(file.path):
@@ -87,6 +90,7 @@ def walk_file(file: FileToWalk, limits: BatchLimits) -> Batches:
                 file.path,
                 max_batch_bytes=limits.file_bytes,
                 max_decompressed_bytes=limits.decompressed_bytes,
+                store=store,
             )
         if not file.is_last:
             require_whole(found, file.path)
@@ -149,6 +153,7 @@ def records_frame(
     ranges: Sequence[RecordsToRead],
     append_time: pa.Scalar,
     limits: BatchLimits,
+    store: Store,
 ) -> DataFrame:
     """The records of the byte ranges, as rows of a records table.
 
@@ -162,6 +167,7 @@ def records_frame(
                 wanted.from_position,
                 wanted.to_position,
                 max_decompressed_bytes=limits.decompressed_bytes,
+                store=store,
             ):
                 yield _to_rows(wanted, chunk, append_time)
 

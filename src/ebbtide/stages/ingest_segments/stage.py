@@ -66,6 +66,7 @@ from ebbtide.stages.ingest_segments.segment_source import (
 )
 from ebbtide.stages.ingest_segments.source_log import GapRule, SourceLog, read_back, take_log
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+from ebbtide.stores.store import AMBIENT, Store
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Source:
     now: datetime
     accept_gap: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)  # of the topics it creates
+    store: Store = AMBIENT
 
     @classmethod
     def of_uri(
@@ -96,14 +98,15 @@ class Source:
         *,
         accept_gap: bool = False,
         settings: Mapping[str, str] | None = None,
+        store: Store = AMBIENT,
     ) -> Self:
         """The log directory as it is now."""
-        directories, manifest = list_log_directory(uri), read_manifest(uri)
-        return cls(uri, directories, manifest, now, accept_gap, settings or {})
+        directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
+        return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
     def listed_again(self) -> Source:
         """The same log directory as it is by now."""
-        return replace(self, directories=list_log_directory(self.uri))
+        return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
         """The same without these partitions of a topic."""
@@ -216,7 +219,7 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
         for file in unread[p]
     ]
     begun = {p: state.log_end_offset for p, state in states.items()}
-    walked, left = _walk_slice(topic.spark, files, begun, batch_limits(config))
+    walked, left = _walk_slice(topic.spark, files, begun, source.store, config)
     held = find_ends(topic, directories)
     check_no_live_slice(topic, held)
     rule = GapRule(config.is_compacted, source.accept_gap)
@@ -242,7 +245,8 @@ def _walk_slice(
     spark: SparkSession,
     files: Sequence[FileToWalk],
     log_end_offsets: Mapping[int, int],
-    limits: BatchLimits,
+    store: Store,
+    config: TopicConfig,
 ) -> tuple[pa.Table, list[FileToWalk]]:
     """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
 
@@ -260,7 +264,7 @@ def _walk_slice(
         count = max(1, sum(end <= budget_bytes for end in ends))
         some, left = [*held, *left[:count]], left[count:]
         held = []
-        tables.append(walk_files(spark, some, limits))
+        tables.append(walk_files(spark, some, batch_limits(config), store))
         rows += tables[-1].num_rows
         walked_bytes += sum(file.size_bytes for file in some)
         budget_bytes = (MAX_BATCHES - rows) * walked_bytes // max(rows, 1)
@@ -290,7 +294,8 @@ def execute_ingest(plan: IngestPlan) -> JobOutcome:
     log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
     if ranges:
         append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
-        rows = records_frame(topic.spark, ranges, append_time, batch_limits(topic.config))
+        limits = batch_limits(topic.config)
+        rows = records_frame(topic.spark, ranges, append_time, limits, plan.source.store)
         outcome.snapshot_ids.append(append_records(topic, rows, plan.event_time))
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)

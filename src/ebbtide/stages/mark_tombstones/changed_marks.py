@@ -203,13 +203,13 @@ def _write_marked(work: _Work) -> _Written:
         mine = mine[np.argsort(positions[mine])]
         if not len(mine):
             continue
-        deletions.append(deletion_of(file, positions[mine]))
+        deletions.append(deletion_of(work.unit.store, file, positions[mine]))
         mine = mine[becomes[mine] != TO_QUARANTINE]
         if len(mine):
             tables.append(_marked(read_rows(work.unit, file, positions[mine]), becomes[mine]))
     if not tables:
         return _Written(deletions, Replacement(work.unit, None))
-    write_rows(work.path, together(tables, work.unit.columns))
+    write_rows(work.unit.store, work.path, together(tables, work.unit.columns))
     return _Written(deletions, Replacement(work.unit, work.path))
 
 

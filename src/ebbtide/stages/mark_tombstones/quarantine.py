@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, java_table
+from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
 from ebbtide.log.state.topic_state import REMOVING, to_properties
 
 UNMARKED_NULL_VALUE = "unmarked_null_value"
@@ -48,7 +49,7 @@ def take_to_quarantine(topic: Topic, found: pa.Table, snapshot: int, run: RunOf)
     """
     spark, name = topic.spark, topic.name
     log.warning("%s", quarantine_note(found.num_rows, name.quarantine_table))
-    if not spark.catalog.tableExists(name.quarantine_table):
+    if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
     missing = _not_held(topic, found, table_id)

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
@@ -118,7 +119,7 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     """The records, and below which offset their key had left the table when it was erased."""
     spark = topic.spark
-    if not spark.catalog.tableExists(ERASURES_TABLE):
+    if not table_exists(spark, ERASURES_TABLE):
         return records.withColumn("erased_before", F.lit(None).cast("long"))
     erased = (
         spark.table(ERASURES_TABLE)
@@ -162,7 +163,8 @@ def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> None:
             f"expected the files of {table} as the repair was planned on them, found that another "
             "tool rewrote some; run the job again"
         )
-    deletions = [deletion_of(files[path], of) for path, of in removal.positions.items()]
+    store = units[0].store
+    deletions = [deletion_of(store, files[path], of) for path, of in removal.positions.items()]
     commit(step, prepare_deletions(topic.spark, table, partitions, deletions, {}))
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError, StateError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.foreign_changes import Counted, Look, count_own, counted_anew, look_at
 from ebbtide.iceberg.history import newest_untouched
 from ebbtide.iceberg.state_table import overwrite_state
-from ebbtide.iceberg.topics import Topic, java_table, load, load_without_state, table_ids
+from ebbtide.iceberg.topics import Topic, load, load_without_state, table_ids
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked, rebuilt_states
 from ebbtide.log.state.topic_state import (

@@ -17,6 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.files.data_files import planned_tasks
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
@@ -28,7 +29,6 @@ from ebbtide.iceberg.topics import (
     compare_and_set,
     current_snapshot,
     find_snapshot,
-    java_table,
     load,
     own_spec_id,
     read_again,

@@ -1,0 +1,32 @@
+"""A catalog's tables, asked of Iceberg: Spark would analyse a statement for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from ebbtide.spark.jvm import iceberg_class, java_array, java_class
+
+_PART = re.compile(r"`((?:[^`]|``)*)`")
+
+
+def java_table(spark: SparkSession, table: str) -> Any:
+    """Iceberg's own table object, freshly loaded."""
+    return _util(spark).loadIcebergTable(spark._jsparkSession, table)
+
+
+def table_exists(spark: SparkSession, table: str) -> bool:
+    """Whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
+    identifiers = iceberg_class(spark, "catalog.TableIdentifier")
+    found = _util(spark).loadIcebergCatalog(spark._jsparkSession, catalog)
+    return bool(found.tableExists(identifiers.of(java_array(spark, names))))
+
+
+def _util(spark: SparkSession) -> Any:
+    """Iceberg's way into Spark's catalogs: those of the thread's session, whichever it is given."""
+    sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(spark._jsparkSession)
+    return iceberg_class(spark, "spark.Spark3Util")

@@ -1,0 +1,37 @@
+"""How a table's files are opened outside Iceberg: as its own FileIO is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.java_gateway import is_instance_of
+from pyspark.sql import SparkSession
+
+from ebbtide.log.settings.names import CATALOG
+from ebbtide.spark.jvm import ICEBERG, as_dict, items
+from ebbtide.stores.store import Store
+
+_VENDING = ICEBERG + "io.SupportsStorageCredentials"
+
+
+def store_of(spark: SparkSession, table: Any) -> Store:
+    """By the FileIO of Iceberg's table object, with the credentials its catalog vended for it.
+
+    Ask anew for each piece of work: what was vended expires.
+    """
+    file_io = table.io()
+    properties = as_dict(spark, file_io.properties())
+    gateway = spark.sparkContext._gateway
+    if is_instance_of(gateway, file_io, _VENDING):
+        location = str(table.location())
+        fitting = [c for c in items(file_io.credentials()) if location.startswith(str(c.prefix()))]
+        for credential in sorted(fitting, key=lambda c: len(str(c.prefix()))):
+            properties |= as_dict(spark, credential.config())
+    return Store.of(properties)
+
+
+def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
+    """By the settings of one of Spark's catalogs, for what lies outside its tables."""
+    prefix = f"spark.sql.catalog.{catalog}."
+    settings = dict(spark.sparkContext.getConf().getAll())
+    return Store.of({n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)})

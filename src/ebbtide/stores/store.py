@@ -1,0 +1,121 @@
+"""Files by path or URI, opened as a table's or a catalog's properties say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs
+
+from ebbtide.errors import AccessDeniedError, SourceError, UnavailableError
+from ebbtide.stores import s3
+from ebbtide.stores.uris import (
+    after_authority,
+    authority_of,
+    encoded,
+    scheme_of,
+    split_query,
+)
+
+# They have no directories, and rename nothing in one step.
+_OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+_DENIED = re.compile(
+    r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
+    r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
+    r"|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied"
+)
+_GONE = re.compile(r"AWS Error (?:NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND)")
+_OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
+
+
+@dataclass(frozen=True)
+class Store:
+    """How files are opened. Tasks take it along; it never shows the keys it holds.
+
+    `settings` are properties of Iceberg's FileIO; schemes without any go by the environment.
+    """
+
+    settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Store:
+        """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
+        found = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
+        s3.check_settings(found)
+        return cls(tuple(sorted(found.items())))
+
+    def resolve(self, uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
+        """The file system of a path or URI, and the path inside it."""
+        scheme = scheme_of(uri)
+        if not scheme:
+            return pyarrow.fs.LocalFileSystem(), os.path.abspath(uri)
+        if scheme == "file":
+            return pyarrow.fs.LocalFileSystem(), unquote(after_authority(uri))
+        if "#" in uri:
+            raise SourceError(
+                f"{uri}: expected a URI without a fragment, found one after #; write a # in a "
+                "name %23"
+            )
+        try:
+            if scheme in s3.SCHEMES and not split_query(uri)[1]:
+                bucket = authority_of(uri)
+                key = unquote(after_authority(uri))
+                return s3.file_system(self.settings, bucket), bucket + key
+            file_system, path = pyarrow.fs.FileSystem.from_uri(uri)
+        except (pa.ArrowException, OSError) as failure:
+            raise SourceError(
+                f"{uri}: expected a path or a URI that pyarrow.fs opens, found: {failure}"
+            ) from failure
+        return file_system, path
+
+    @contextmanager
+    def reading(self, location: str) -> Iterator[pa.NativeFile]:
+        """A table's file, opened by position; FileNotFoundError where there is none."""
+        file_system, path = self.resolve(encoded(location))
+        with failing_clearly(location), file_system.open_input_file(path) as handle:
+            yield handle
+
+    @contextmanager
+    def writing(self, location: str) -> Iterator[pa.NativeFile]:
+        """A new file of a table, whole once it is closed: written in parts to an object store."""
+        file_system, path = self.resolve(encoded(location))
+        with failing_clearly(location):
+            if not is_object_store(file_system):  # a store would keep an empty object for it
+                file_system.create_dir(path.rpartition("/")[0])
+            with file_system.open_output_stream(path) as handle:
+                yield handle
+
+
+# Of local files, and of stores as the machine's environment knows them.
+AMBIENT = Store()
+
+
+def is_object_store(file_system: pyarrow.fs.FileSystem) -> bool:
+    """Whether it has neither directories nor a rename in one step."""
+    return file_system.type_name in _OBJECT_STORES
+
+
+@contextmanager
+def failing_clearly(uri: str) -> Iterator[None]:
+    """What a store refuses or does not answer as errors of ours; a disk's stay as they are."""
+    try:
+        yield
+    except OSError as failure:
+        text = str(failure)
+        if failure.errno is not None or not _OF_A_STORE.search(text):
+            raise
+        if _GONE.search(text):
+            raise FileNotFoundError(text) from failure
+        if _DENIED.search(text):
+            raise AccessDeniedError(
+                f"{uri}: expected a store that these credentials may use, found: {text}; correct "
+                "the catalog's settings, or grant them access"
+            ) from failure
+        raise UnavailableError(
+            f"{uri}: expected a store that answers, found: {text}; run again once it does"
+        ) from failure

@@ -1,0 +1,53 @@
+"""Paths and URIs as text. In a path each character stands for itself; in a URI `%` does not."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+# As RFC 3986 has it; what has none is a path.
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
+
+
+def scheme_of(uri: str) -> str:
+    """Its scheme in lower case; empty for a path."""
+    found = _SCHEME.match(uri)
+    return found[1].lower() if found else ""
+
+
+def authority_of(uri: str) -> str:
+    """What stands between `//` and the path, such as a bucket; empty for a path."""
+    found = _SCHEME.match(uri)
+    return (found[2] or "") if found else ""
+
+
+def after_authority(uri: str) -> str:
+    """The path within a URI, encoded as it is."""
+    return _SCHEME.sub("", uri, count=1)
+
+
+def encoded(location: str) -> str:
+    """A table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
+    if not scheme_of(location):
+        return location
+    return _SCHEME.match(location)[0] + quote(after_authority(location))  # type: ignore[index]
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """A URI up to its query, and the query with its mark; paths and `file:` URIs have none."""
+    if scheme_of(uri) in ("", "file"):
+        return uri, ""
+    base, mark, query = uri.partition("?")
+    return base, mark + query
+
+
+def join(uri: str, *names: str) -> str:
+    """Return the path or URI of what lies at `names` below `uri`; a query stays at the end."""
+    base, query = split_query(uri)
+    below = [quote(name) for name in names] if scheme_of(uri) else names
+    return "/".join([base.rstrip("/"), *below]) + query
+
+
+def file_name(uri: str) -> str:
+    """Return the last name of a path or URI."""
+    return split_query(uri)[0].rstrip("/").rpartition("/")[2]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lake_sandbox import LakeSandbox
+from tests.services.cells import CellSandbox, contents, run_nights
+from tests.services.postgresql import PostgreSql
+from tests.services.rest_catalog import RestCatalog
+from tests.services.s3_api import BUCKET, S3Api
+from tests.services.spark_cluster import SparkCluster
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where servers keep their output."""
+    return tmp_path_factory.mktemp("services")
+
+
+@pytest.fixture(scope="session")
+def s3(directory: Path) -> Iterator[S3Api]:
+    with S3Api(directory) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql(directory: Path) -> Iterator[PostgreSql]:
+    server = PostgreSql(directory)
+    try:
+        with server:
+            yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
+    with SparkCluster(directory) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two nights leave on the embedded default."""
+    lake = LakeSandbox(tmp_path_factory.mktemp("embedded") / "home")
+    run_nights(lake)
+    return contents(lake)
+
+
+@contextmanager
+def lake_on(request: pytest.FixtureRequest, home: Path, *, cell: str) -> Iterator[CellSandbox]:
+    """The lake of a cell, `CATALOG x FILES x SPARK`; its services start when they are needed."""
+    catalog, files, spark = cell.split(" x ")
+    store = request.getfixturevalue("s3").settings() if files == "S3" else {}
+    name = cell.replace(" x ", "_").lower()
+    warehouse = f"s3://{BUCKET}/{name}" if files == "S3" else f"file://{home}/warehouse"
+    cluster = request.getfixturevalue("spark_cluster").settings() if spark == "standalone" else {}
+    if catalog == "SQLite":
+        yield CellSandbox(home, {"warehouse": warehouse, **store}, cluster)
+    elif catalog == "PostgreSQL":
+        server: PostgreSql = request.getfixturevalue("postgresql")
+        server.create(name)
+        settings = {**server.settings(name), "warehouse": warehouse, **store}
+        yield CellSandbox(home, settings, cluster)
+    else:
+        home.mkdir(parents=True)
+        with RestCatalog(home, warehouse, store) as rest:
+            yield CellSandbox(home, {**rest.settings(), **store}, cluster)

@@ -1,0 +1,62 @@
+"""An S3 API: moto's server, which checks no signatures and keeps everything in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.fs
+
+from tests.lake_sandbox import EBBTIDE_HOME
+from tests.services.process import Server, free_port
+
+MOTO = EBBTIDE_HOME / "services" / "bin" / "moto_server"
+BUCKET = "archive"
+KEY, SECRET = "tests-key", "tests-secret"
+REGION = "eu-central-1"
+
+
+class S3Api(Server):
+    """A server with one empty bucket."""
+
+    def __init__(self, directory: Path) -> None:
+        port = free_port()
+        command = [str(MOTO), "-H", "127.0.0.1", "-p", str(port)]
+        super().__init__("the S3 API", command, port, directory / "s3.log")
+
+    def start(self) -> None:
+        """Start it, with its bucket."""
+        super().start()
+        file_system = self.file_system(allow_bucket_creation=True)
+        file_system.create_dir(BUCKET)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def file_system(self, **more: bool) -> pyarrow.fs.S3FileSystem:
+        """What looks into it beside ebbtide."""
+        return pyarrow.fs.S3FileSystem(
+            access_key=KEY,
+            secret_key=SECRET,
+            region=REGION,
+            scheme="http",
+            endpoint_override=f"127.0.0.1:{self.port}",
+            **more,
+        )
+
+    def settings(self) -> dict[str, str]:
+        """What a catalog says of it."""
+        return {
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "s3.endpoint": self.endpoint,
+            "s3.path-style-access": "true",
+            "s3.access-key-id": KEY,
+            "s3.secret-access-key": SECRET,
+            "client.region": REGION,
+        }
+
+    def requests(self) -> list[str]:
+        """The lines of its log that tell of requests."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [line for line in lines if '" 2' in line or '" 4' in line]

@@ -1,0 +1,143 @@
+"""Files in a real S3 API, opened as Iceberg's properties say."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
+from ebbtide.stores.file_reader import FileReader
+from ebbtide.stores.store import Store, failing_clearly
+from tests.services.process import free_port
+from tests.services.s3_api import BUCKET, SECRET, S3Api
+
+
+def put(s3: S3Api, key: str, data: bytes = b"hello") -> str:
+    with Store.of(s3.settings()).writing(f"s3://{BUCKET}/{key}") as stream:
+        stream.write(data)
+    return f"s3://{BUCKET}/{key}"
+
+
+def requests(s3: S3Api, key: str) -> list[str]:
+    """Method and status of each request for an object."""
+    lines = [line for line in s3.requests() if f"/{BUCKET}/{key}" in line]
+    return [line.partition('"')[2].lstrip("\x1b[0135679m").partition(" ")[0] for line in lines]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n"])
+def test_a_location_is_a_key_of_exactly_its_characters(s3: S3Api, scheme: str) -> None:
+    key = f"{scheme}/a b/100%/x#y?z=ä/f.bin"
+    put(s3, key)
+    with Store.of(s3.settings()).reading(f"{scheme}://{BUCKET}/{key}") as handle:
+        assert handle.read_at(3, 1) == b"ell"
+    found = s3.file_system().get_file_info(f"{BUCKET}/{key}")
+    assert found.size == 5
+
+
+def test_a_small_file_is_one_request_and_leaves_no_marker_of_a_directory(s3: S3Api) -> None:
+    put(s3, "one/two/f.bin")
+    assert requests(s3, "one/two/f.bin") == ["PUT"]
+    assert requests(s3, "one/") == ["PUT"]
+
+
+def test_a_large_file_goes_in_parts(s3: S3Api) -> None:
+    data = bytes(range(256)) * 50_000  # 12.8 MB
+    put(s3, "parts/f.bin", data)
+    assert requests(s3, "parts/f.bin").count("PUT") > 1
+    with Store.of(s3.settings()).reading(f"s3://{BUCKET}/parts/f.bin") as handle:
+        assert handle.read() == data
+
+
+def test_tasks_take_a_store_along_and_nobody_sees_its_keys(s3: S3Api) -> None:
+    store = Store.of(s3.settings())
+    put(s3, "taken/f.bin")
+    taken = pickle.loads(pickle.dumps(store))
+    with taken.reading(f"s3://{BUCKET}/taken/f.bin") as handle:
+        assert handle.read() == b"hello"
+    assert SECRET not in f"{store!r} {store}"
+
+
+def test_a_uri_is_decoded_and_a_source_is_read_through_a_window(s3: S3Api) -> None:
+    put(s3, "log/a b/f.log", b"0123456789")
+    with FileReader(f"s3://{BUCKET}/log/a%20b/f.log", Store.of(s3.settings())) as reader:
+        assert reader.size_bytes == 10
+        assert bytes(reader.read(2, 3)) == b"234"
+
+
+def test_what_is_not_there_is_not_found(s3: S3Api) -> None:
+    store = Store.of(s3.settings())
+    for location in (f"s3://{BUCKET}/nothing", "s3://no-such-bucket/nothing"):
+        with pytest.raises(FileNotFoundError), store.reading(location):
+            pass
+
+
+def test_a_store_that_does_not_answer_may_later() -> None:
+    settings = {
+        "s3.endpoint": f"http://127.0.0.1:{free_port()}",
+        "s3.access-key-id": "k",
+        "s3.secret-access-key": "s",
+        "s3.retry.num-retries": "0",
+        "client.region": "r",
+    }
+    message = f"^s3://{BUCKET}/f: expected a store that answers, found: .*NETWORK_CONNECTION"
+    with (
+        pytest.raises(UnavailableError, match=message),
+        Store.of(settings).reading(f"s3://{BUCKET}/f"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("AWS Error ACCESS_DENIED during HeadObject operation", AccessDeniedError),
+        ("AWS Error UNKNOWN (HTTP status 403): InvalidAccessKeyId", AccessDeniedError),
+        ("AWS Error SLOW_DOWN during GetObject operation", UnavailableError),
+        ("AWS Error UNKNOWN (HTTP status 400): ExpiredToken", UnavailableError),
+        ("AWS Error NO_SUCH_KEY during GetObject operation", FileNotFoundError),
+    ],
+)
+def test_what_a_store_says_decides_whether_a_retry_can_help(
+    said: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error), failing_clearly("s3://b/f"):
+        raise OSError(said)
+
+
+def test_an_error_of_a_disk_stays_what_it_is() -> None:
+    with pytest.raises(OSError, match="No space left"), failing_clearly("/f"):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("s3.remote-signing-enabled", "true"),
+        ("s3.sse.type", "kms"),
+        ("s3.client-factory-impl", "com.example.Factory"),
+        ("s3.endpoint", "s3.example.com"),
+        ("s3.retry.num-retries", "many"),
+        ("http-client.apache.socket-timeout-ms", "-1"),
+    ],
+)
+def test_a_setting_that_cannot_be_followed_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}.*{value}"):
+        Store.of({"client.region": "r", name: value}).resolve(f"s3://{BUCKET}/f")
+
+
+def test_a_bucket_stands_before_the_host_unless_settings_or_an_address_forbid_it() -> None:
+    def forced(endpoint: str, **more: str) -> bool:
+        store = Store.of({"s3.endpoint": endpoint, "client.region": "r", **more})
+        file_system, _ = store.resolve(f"s3://{BUCKET}/f")
+        found: bool = file_system.__reduce__()[1][0]["force_virtual_addressing"]
+        return found
+
+    assert forced("https://s3.example.com")
+    assert not forced("https://s3.example.com", **{"s3.path-style-access": "true"})
+    assert not forced("http://127.0.0.1:9000")
+
+
+def test_a_uri_without_a_file_system_is_named() -> None:
+    with pytest.raises(SourceError, match=r"tape://logs: expected a path or a URI"):
+        Store().resolve("tape://logs")
