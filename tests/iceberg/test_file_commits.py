@@ -7,6 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import OWN, Step
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
     DeletionVector,
@@ -16,6 +18,7 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
     write_rows,
 )
+from ebbtide.iceberg.files.deletes import delete_rows
 from ebbtide.iceberg.files.file_commits import (
     Replacement,
     new_paths,
@@ -187,3 +190,14 @@ def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles)
     (path,) = new_paths(spark, table, [unit])
     write_rows(unit.store, path, read_segment(unit, None).table)
     prepare_replacements(spark, table, [Replacement(unit, path)], {})()
+
+
+def test_a_statement_that_deletes_whole_files_says_whose_it_is(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    """Iceberg drops files that a DELETE covers by a commit of its own, whose summary is Spark's."""
+    spark = sandbox.session
+    deleted = delete_rows(spark, table, "offset < 10", Step.TRUNCATE_RECORDS, {"said": "so"})
+    summary = java_table(spark, table).snapshot(deleted).summary()
+    assert (summary.get(OWN), summary.get("said")) == ("true", "so")
+    assert offsets(spark, table) == list(range(10, 20))

@@ -5,11 +5,18 @@ from functools import partial
 
 import pytest
 
+from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg import topics
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load, read_again
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import parse_states, to_properties
+from ebbtide.log.state.topic_state import (
+    LAYOUT,
+    LAYOUT_VERSION,
+    parse_states,
+    to_properties,
+)
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.tables.fixtures import Meanwhile
 
@@ -58,3 +65,19 @@ def test_many_states_may_be_changed_at_a_time(sandbox: LakeSandbox, cluster: str
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: compare_and_set(topic, Step.LOG_START_OFFSET, raised), range(20)))
     assert read_again(topic).partitions[0].log_start_offset == 20
+
+
+def test_a_topic_that_a_newer_version_has_worked_on_is_left_alone(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    sandbox.topic(f"{cluster}.t")
+    name = TopicName(cluster, "t")
+    newer = f"TBLPROPERTIES ('{LAYOUT}' = '{LAYOUT_VERSION + 1}')"
+    sandbox.session.sql(f"ALTER TABLE {name.state_table} SET {newer}")
+    with pytest.raises(NotCoveredError, match="upgrade this one"):
+        load(sandbox.session, name)
+    with (
+        open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake,
+        pytest.raises(NotCoveredError, match="upgrade this one"),
+    ):
+        lake.topic(str(name))

@@ -22,8 +22,8 @@ REQUEST = {
     ]
 }
 SETTINGS = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
-# Of a run, what is not the same each time it is done.
-OF_ONE_RUN = frozenset({"snapshot_ids", "started", "ended"})
+# Properties of a state that name snapshots or tables.
+OF_SNAPSHOTS = ("ebbtide.seen.", "ebbtide.tidied", "ebbtide.tables")
 
 
 class CellSandbox(LakeSandbox):
@@ -87,9 +87,5 @@ def rows_of(lake: LakeSandbox, table: str) -> tuple[int, int]:
 
 
 def without_ids(properties: Mapping[str, str]) -> dict[str, str]:
-    """Settings and state without what is drawn anew by each lake: ids of tables and snapshots."""
-    return {
-        name: value
-        for name, value in properties.items()
-        if not any(word in name for word in ("tables", "snapshot", "checksum", "counts", "own"))
-    }
+    """Settings and state without the ids of tables and snapshots, which each lake draws anew."""
+    return {name: value for name, value in properties.items() if not name.startswith(OF_SNAPSHOTS)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
 
 import pyarrow.fs
 
@@ -13,6 +16,17 @@ MOTO = EBBTIDE_HOME / "services" / "bin" / "moto_server"
 BUCKET = "archive"
 KEY, SECRET = "tests-key", "tests-secret"
 REGION = "eu-central-1"
+
+
+# A line of its log, which colours some.
+_REQUEST = re.compile(rf'"(?:\x1b\[[0-9;]*m)*([A-Z]+) /{BUCKET}/?(\S*) HTTP/')
+
+
+class Request(NamedTuple):
+    """What an object was asked for."""
+
+    method: str
+    key: str
 
 
 class S3Api(Server):
@@ -56,7 +70,14 @@ class S3Api(Server):
             "client.region": REGION,
         }
 
-    def requests(self) -> list[str]:
-        """The lines of its log that tell of requests."""
-        lines = self.output.read_text(errors="replace").splitlines()
-        return [line for line in lines if '" 2' in line or '" 4' in line]
+    def requests(self) -> list[Request]:
+        """All that it was asked, in order."""
+        found = _REQUEST.findall(self.output.read_text(errors="replace"))
+        return [Request(method, unquote(key.partition("?")[0])) for method, key in found]
+
+    def upload(self, directory: Path, to: str) -> str:
+        """Copy a directory's files into the bucket; its URI there."""
+        pyarrow.fs.copy_files(
+            str(directory), f"{BUCKET}/{to}", destination_filesystem=self.file_system()
+        )
+        return f"s3://{BUCKET}/{to}"

@@ -5,11 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.s3_api import S3Api
+from tests.lake_sandbox import LakeSandbox
+from tests.services.cells import CellSandbox
+from tests.services.s3_api import BUCKET, S3Api
+from tests.tables.fixtures import cluster as cluster
+from tests.tables.fixtures import sandbox as sandbox
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Api]:
     """An S3 API with one empty bucket."""
-    with S3Api(Path(tmp_path_factory.mktemp("s3"))) as server:
+    with S3Api(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture
+def on_s3(s3: S3Api, tmp_path: Path) -> LakeSandbox:
+    """A lake whose files lie in the store."""
+    settings = {"warehouse": f"s3://{BUCKET}/{tmp_path.name}", **s3.settings()}
+    return CellSandbox(tmp_path / "on-s3", settings)

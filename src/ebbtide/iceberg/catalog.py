@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -20,9 +21,17 @@ def java_table(spark: SparkSession, table: str) -> Any:
 def table_exists(spark: SparkSession, table: str) -> bool:
     """Whether there is such a table, given as a quoted SQL identifier; a view is none."""
     catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
-    identifiers = iceberg_class(spark, "catalog.TableIdentifier")
-    found = _util(spark).loadIcebergCatalog(spark._jsparkSession, catalog)
-    return bool(found.tableExists(identifiers.of(java_array(spark, names))))
+    return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
+
+
+def iceberg_catalog(spark: SparkSession, name: str) -> Any:
+    """Iceberg's catalog behind one of Spark's."""
+    return _util(spark).loadIcebergCatalog(spark._jsparkSession, name)
+
+
+def identifier(spark: SparkSession, names: Sequence[str]) -> Any:
+    """Iceberg's identifier of a table: namespaces and name, which may hold any character."""
+    return iceberg_class(spark, "catalog.TableIdentifier").of(java_array(spark, names))
 
 
 def _util(spark: SparkSession) -> Any:

@@ -18,10 +18,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.catalog import iceberg_catalog, identifier
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.namespaces import create_namespace
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
-from ebbtide.log.state.topic_state import PREFIX, state_of, with_checksum, without_checksum
+from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
 from ebbtide.spark.jvm import as_dict, iceberg_class, java_class, java_map
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
@@ -65,7 +66,7 @@ class HeldState:
         self._remove_list_of_manifests()
 
     def _commit(self, properties: Mapping[str, str]) -> None:
-        state = with_checksum(properties)
+        state = sealed(properties)
         changed = {n: v for n, v in state.items() if self.properties.get(n) != v}
         removed = [name for name in self.properties if name not in state]
         before = self.base.currentSnapshot()
@@ -91,7 +92,7 @@ def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
     held = _held_unchecked(spark, name)
     if held is None:
         return None
-    return replace(held, properties=without_checksum(str(name), held.properties))
+    return replace(held, properties=unsealed(str(name), held.properties))
 
 
 def _held_unchecked(spark: SparkSession, name: TopicName) -> HeldState | None:
@@ -112,7 +113,7 @@ def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, 
     """
     _probe(spark, name.catalog)
     create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
-    _create(spark, name, with_checksum(properties))
+    _create(spark, name, sealed(properties))
 
 
 def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
@@ -151,12 +152,12 @@ def _probe(spark: SparkSession, catalog: str) -> None:
         return
     create_namespace(spark, quoted(catalog, OWN_NAMESPACE + STATE_SUFFIX))
     scratch = TopicName(OWN_NAMESPACE, f"probe_{uuid.uuid4().hex}", catalog)
-    _create(spark, scratch, with_checksum({}))
+    _create(spark, scratch, sealed({}))
     try:
         _check_exclusive(spark, scratch)
     finally:
         drop_state(spark, scratch)
-    commit(Step.PROBE, partial(_create, spark, marker, with_checksum({})))
+    commit(Step.PROBE, partial(_create, spark, marker, sealed({})))
 
 
 def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
@@ -186,17 +187,11 @@ def _is_refused(action: Callable[[], None]) -> bool:
 
 
 def _catalog(spark: SparkSession, name: TopicName) -> Any:
-    util = iceberg_class(spark, "spark.Spark3Util")
-    return util.loadIcebergCatalog(spark._jsparkSession, name.catalog)
+    return iceberg_catalog(spark, name.catalog)
 
 
 def _identifier(spark: SparkSession, name: TopicName) -> Any:
-    namespaces = iceberg_class(spark, "catalog.Namespace")
-    parser = iceberg_class(spark, "catalog.TableIdentifier")
-    gateway = spark.sparkContext._gateway
-    levels = gateway.new_array(gateway.jvm.String, 1)  # type: ignore[union-attr]
-    levels[0] = name.cluster + STATE_SUFFIX
-    return parser.of(namespaces.of(levels), name.topic)
+    return identifier(spark, [name.cluster + STATE_SUFFIX, name.topic])
 
 
 def _list_of(spark: SparkSession, item: Any) -> Any:

@@ -33,7 +33,7 @@ from ebbtide.log.state.topic_state import (
     parse_states,
     settings_of,
     state_of,
-    without_checksum,
+    unsealed,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Lake:
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
             return LakeTopic(name, found)
-        return LakeTopic(name, {**settings_of(found), **without_checksum(name, state)})
+        return LakeTopic(name, {**settings_of(found), **unsealed(name, state)})
 
     def _state(self, name: str) -> dict[str, str] | None:
         try:

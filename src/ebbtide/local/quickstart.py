@@ -177,7 +177,7 @@ def run_night(
     command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
     log = where.logs / f"night-{number}.log"
     watch, task_logs = Watch(f"night {number}", progress), TaskLogs(DAG, log_folder())
-    for line in lines_of(command, log, on_failure=cause_in):
+    for line in lines_of(command, log, on_failure=lambda: failures_of(watch.run_id)):
         watch.see(line)
         task_logs.see(line, watch.run_id)
     watch.finish()
@@ -221,7 +221,7 @@ class Watch:
 
 
 def lines_of(
-    command: Sequence[str], log: Path, on_failure: Callable[[str], str] | None = None
+    command: Sequence[str], log: Path, on_failure: Callable[[], str] | None = None
 ) -> Iterator[str]:
     """Run a command, pass on its output line by line and keep all of it in `log`."""
     with log.open("w") as full, start(command) as process:
@@ -231,8 +231,7 @@ def lines_of(
             full.flush()
             yield line
     if process.returncode:
-        text = log.read_text()
-        cause = (on_failure(text) if on_failure else "") or last_lines(text)
+        cause = (on_failure() if on_failure else "") or last_lines(log.read_text())
         raise StepError(f"{cause}\n{command[0]} ended with {process.returncode}; all of it: {log}")
 
 
@@ -247,14 +246,8 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def cause_in(text: str) -> str:
-    """What verdict said, if it came that far."""
-    found = re.findall(r"^.*? failed(?: in \S+)?: .*$", text, flags=re.MULTILINE)
-    return "\n".join(dict.fromkeys(line.strip() for line in found))
-
-
-def failures_of(run_id: str, _: str) -> str:
-    """A line for each topic that failed in the run, as `runs` has it."""
+def failures_of(run_id: str) -> str:
+    """A line for each topic that failed in the run, as `runs` has it; empty where none did."""
     with open_lake() as lake:
         runs = find_run(lake, run_id)
     return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))

@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.errors import ConfigurationError, StateError
-from ebbtide.log.state.topic_state import NEVER, PartitionState, parse_states, to_properties
+from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
+from ebbtide.log.state.topic_state import (
+    CHECKSUM,
+    LAYOUT,
+    LAYOUT_VERSION,
+    NEVER,
+    PartitionState,
+    parse_states,
+    sealed,
+    to_properties,
+    unsealed,
+)
 
 STATE = PartitionState(
     log_start_offset=5,
@@ -206,3 +216,24 @@ def test_when_a_round_finds_nothing_to_do(
     changes: dict[str, int], now_ms: int, is_clean: bool
 ) -> None:
     assert STATE.moved(**changes).is_clean_at(now_ms) == is_clean
+
+
+def test_a_state_says_its_layout_and_is_read_by_whoever_knows_it() -> None:
+    written = sealed(PROPERTIES)
+    assert written[LAYOUT] == str(LAYOUT_VERSION)
+    assert unsealed("log.t", written) == PROPERTIES
+    older = {name: value for name, value in PROPERTIES.items() if name != LAYOUT}
+    assert unsealed("log.t", older) == PROPERTIES
+
+
+@pytest.mark.parametrize("version", [str(LAYOUT_VERSION + 1), "2.5", ""])
+def test_a_layout_of_a_newer_version_is_refused_before_its_checksum(version: str) -> None:
+    newer = {**sealed(PROPERTIES), LAYOUT: version}
+    with pytest.raises(NotCoveredError, match=r"log.t .* a newer ebbtide has worked on them"):
+        unsealed("log.t", newer)
+
+
+def test_a_state_with_another_value_is_no_job_s() -> None:
+    edited = {**sealed(PROPERTIES), "ebbtide.state.3.log-end-offset": "9"}
+    with pytest.raises(StateError, match=f"{CHECKSUM} does not fit it"):
+        unsealed("log.t", edited)

@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ebbtide.errors import CorruptSegmentError, ForeignLogError, OffsetGapError
+from ebbtide.errors import AccessDeniedError, CorruptSegmentError, ForeignLogError, OffsetGapError
 from ebbtide.log.continuation import SourceBatch
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.records.files.log_directory import list_log_directory
 from ebbtide.records.files.segment_reader import MAX_BATCH_BYTES, BatchLimits
+from ebbtide.stages.ingest_segments import segment_source
 from ebbtide.stages.ingest_segments.segment_source import (
     LEAST_TASK_BYTES,
     MOST_TASK_BYTES,
@@ -545,3 +546,17 @@ class TestTasks:
 
     def test_no_task_is_empty(self) -> None:
         assert sorted(spread([0, 0, 0], 3)) == [[0], [1], [2]]
+
+
+def test_a_store_that_refuses_is_no_corrupt_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / f"{0:020}.log")
+
+    def refused(*_: object, **__: object) -> None:
+        raise AccessDeniedError("expected a store that these credentials may use, found 403")
+
+    monkeypatch.setattr(segment_source, "walk_segment", refused)
+    file = FileToWalk(0, path, 0, 0, True)
+    with pytest.raises(AccessDeniedError, match="found 403"):
+        list(walk_file(file, BatchLimits(MAX_BATCH_BYTES), AMBIENT))

@@ -15,6 +15,10 @@ from ebbtide.iceberg.topics import snapshot_after
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class, java_class
 
+# Always true, and nothing that Iceberg could judge by a file's bounds: a DELETE that covers whole
+# files would drop them by a commit in whose summary nobody can write whose it is.
+_BY_ROWS = "bit_count(segment) >= 0"
+
 
 def delete_segments(
     spark: SparkSession,
@@ -60,6 +64,6 @@ def delete_rows(
 
     Segment bounds in the condition must be literals.
     """
-    delete = partial(spark.sql, f"DELETE FROM {table} WHERE {condition}")
+    delete = partial(spark.sql, f"DELETE FROM {table} WHERE ({condition}) AND {_BY_ROWS}")
     with snapshot_properties(spark, properties):
         return commit(step, partial(snapshot_after, spark, table, delete))

@@ -33,5 +33,5 @@ def store_of(spark: SparkSession, table: Any) -> Store:
 def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
     """By the settings of one of Spark's catalogs, for what lies outside its tables."""
     prefix = f"spark.sql.catalog.{catalog}."
-    settings = dict(spark.sparkContext.getConf().getAll())
+    settings = spark.conf.getAll
     return Store.of({n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)})

@@ -78,6 +78,7 @@ STATE = {
     "ebbtide.seen.*": "The last known snapshot of each data table.",
     "ebbtide.removing": "Rows are being removed, so there may be fewer than counted.",
     "ebbtide.tidied": "The snapshots in which `expire_snapshots` left nothing to rewrite or merge.",
+    "ebbtide.layout.version": "Which ebbtide can work on the tables: one that knows this layout.",
     "ebbtide.checksum": "A checksum over the whole state, by which an edit is noticed.",
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ebbtide.errors import ConfigurationError, StateError
+from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
@@ -23,6 +23,9 @@ SLICE = "ebbtide.live.slice"
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
+# How the tables are laid out: 1 had the state on the records table, 2 has it in a table of its own.
+LAYOUT = "ebbtide.layout.version"
+LAYOUT_VERSION = 2
 # The ids of the data tables that the state tells of.
 TABLES = "ebbtide.tables"
 # The snapshots in which expire_snapshots left nothing to rewrite or merge.
@@ -33,7 +36,8 @@ SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
 # What else than partitions is state; every other property is a setting, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION, CHECKSUM, TABLES, TIDIED, REMOVING}
+    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION}
+    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING}
 )
 NEVER = -1
 # The job and DAG that an error of a state points at.
@@ -132,20 +136,30 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if not is_state(name)}
 
 
-def with_checksum(state: Mapping[str, str]) -> dict[str, str]:
-    """The state with a checksum over all of it, by which an edit by hand is noticed."""
-    return {**state, CHECKSUM: _checksum(state)}
+def sealed(state: Mapping[str, str]) -> dict[str, str]:
+    """The state with its layout's version, and a checksum by which an edit by hand is noticed."""
+    versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
+    return {**versioned, CHECKSUM: _checksum(versioned)}
 
 
-def without_checksum(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """The state alone; StateError where it is not as one of these jobs left it."""
+def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
+    """The state alone; StateError where it is not as a job of this version or before left it."""
+    _check_layout(topic, state.get(LAYOUT, "1"))
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(
             f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
             "does not fit it: somebody edited or removed properties of its state table; "
             f"{REPAIR} rebuilds it from the topic's tables"
         )
-    return {name: value for name, value in state.items() if name != CHECKSUM}
+    return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
+
+
+def _check_layout(topic: str, found: str) -> None:
+    if not found.isdecimal() or int(found) > LAYOUT_VERSION:
+        raise NotCoveredError(
+            f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
+            f"{LAYOUT} = {found}: a newer ebbtide has worked on them; upgrade this one"
+        )
 
 
 def _checksum(state: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
-from ebbtide.errors import EbbtideError, SourceError, UnavailableError
+from ebbtide.errors import SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA
 from ebbtide.records.files.segment_reader import (
@@ -94,9 +94,7 @@ def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
             )
         if not file.is_last:
             require_whole(found, file.path)
-    except EbbtideError as error:
-        if error.transient:
-            raise
+    except SourceError as error:
         yield _walk_rows(file, [], 1, error=str(error))
         return
     if found.batches.num_rows:

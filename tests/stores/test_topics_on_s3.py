@@ -1,0 +1,89 @@
+"""Topics whose files and whose sources lie in an S3 API: the same rows, and few requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.files.table_store import catalog_store
+from ebbtide.lake.reader import open_lake
+from ebbtide.log.settings.names import TopicName
+from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from tests.lake_sandbox import LakeSandbox
+from tests.services.s3_api import BUCKET, S3Api
+from tests.tables.kafka_view import View, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import ANY_SHARE, DAY_MS, at, clean, ingest, mark, night
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+MESSAGES = [
+    [Message("a", "1"), Message("b", "1")],
+    [Message("a", "2"), Message("c", "1")],
+    [Message("b", None), Message("d", "1")],
+    [Message("e", "1")],
+]
+MOST_REQUESTS = 6  # for a data file that a job reads
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with superseded records and a tombstone."""
+    return write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
+
+
+def view_after_a_night(lake: LakeSandbox, name: TopicName) -> View:
+    night(lake.session, str(name), NIGHT_MS)
+    return view_of_table(lake.session, name, 0)
+
+
+def ingest_from(lake: LakeSandbox, uri: str, name: TopicName) -> None:
+    store = catalog_store(lake.session)
+    source = Source.of_uri(uri, at(FIRST_MS), settings=ANY_SHARE, store=store)
+    assert ingest_segments(lake.session, name, source).error is None
+
+
+def test_a_night_leaves_on_a_store_what_it_leaves_on_a_disk(
+    sandbox: LakeSandbox, on_s3: LakeSandbox, s3: S3Api, cluster: str, log: Path
+) -> None:
+    name = TopicName(cluster, "t")
+    ingest(sandbox.session, str(name), log, FIRST_MS)
+    ingest_from(on_s3, s3.upload(log, f"logs/{cluster}"), name)
+    assert view_after_a_night(on_s3, name) == view_after_a_night(sandbox, name)
+    location = str(java_table(on_s3.session, name.records_table).location())
+    assert location.startswith(f"s3://{BUCKET}/")
+    with open_lake(on_s3.home / "conf" / "spark-defaults.conf") as lake:
+        assert lake.live_rows(str(name)) == {0: 5}
+
+
+def test_a_round_asks_little_of_each_data_file_and_an_idle_one_nothing(
+    on_s3: LakeSandbox, s3: S3Api, cluster: str, log: Path
+) -> None:
+    name = f"{cluster}.t"
+    ingest(on_s3.session, name, log, FIRST_MS)
+    mark(on_s3.session, name)
+    begun = len(s3.requests())
+    assert clean(on_s3.session, name, NIGHT_MS).rows_removed == 2
+    asked = Counter(of_data_files(s3, begun))
+    assert asked
+    assert max(asked.values()) <= MOST_REQUESTS
+    idle = len(s3.requests())
+    assert clean(on_s3.session, name, NIGHT_MS).rows_removed == 0
+    assert of_data_files(s3, idle) == []
+
+
+def test_no_object_is_a_marker_of_a_directory(
+    on_s3: LakeSandbox, s3: S3Api, cluster: str, log: Path
+) -> None:
+    name = f"{cluster}.t"
+    ingest(on_s3.session, name, log, FIRST_MS)
+    night(on_s3.session, name, NIGHT_MS)
+    assert not [asked for asked in s3.requests() if asked.method == "PUT" and asked.key[-1:] == "/"]
+
+
+def of_data_files(s3: S3Api, since: int) -> list[str]:
+    """The data file of each request, from one of them on."""
+    return [asked.key for asked in s3.requests()[since:] if "/data/" in asked.key]
