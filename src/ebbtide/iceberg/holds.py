@@ -7,7 +7,7 @@ its own, or reads again, is tagged by the commit that makes it. The tag has an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,13 +85,30 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
 def release(spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]) -> None:
     """Let go of what no open work holds, as `is_open` says of a work's id; killed jobs' too."""
     for table in tables:
-        loaded = java_table(spark, table)
-        names = [name for name in _own_tags(spark, loaded) if not is_open(_id_of(name))]
-        if names:
-            tags = loaded.manageSnapshots()
-            for name in names:
-                tags = tags.removeTag(name)
-            commit(Step.HOLDS_RELEASED, tags.commit)
+        names = _unneeded(spark, java_table(spark, table), is_open)
+        while names:
+            names = _remove_tags(spark, java_table(spark, table), names)
+
+
+def _unneeded(spark: SparkSession, table: Any, is_open: Callable[[str], bool]) -> list[str]:
+    return [name for name in _own_tags(spark, table) if not is_open(_id_of(name))]
+
+
+def _remove_tags(spark: SparkSession, table: Any, names: Sequence[str]) -> list[str]:
+    """Those of the tags that are left, where another job was faster to remove one of them."""
+    try:
+        tags = table.manageSnapshots()
+        for name in names:
+            tags = tags.removeTag(name)
+        commit(Step.HOLDS_RELEASED, tags.commit)
+    except (Py4JJavaError, PySparkException, CommitConflictError):
+        table.refresh()
+        there = _own_tags(spark, table)
+        left = [name for name in names if name in there]
+        if len(left) == len(names):
+            raise
+        return left
+    return []
 
 
 def _own_tags(spark: SparkSession, table: Any) -> list[str]:

@@ -24,6 +24,7 @@ from ebbtide.stores.uris import (
 
 # They have no directories, and rename nothing in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+WHOLE_BYTES = 8 * 1024 * 1024
 _DENIED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
@@ -75,10 +76,14 @@ class Store:
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """A table's file, opened by position; FileNotFoundError where there is none."""
+        """A table's file, opened by position; FileNotFoundError where there is none.
+
+        A small one comes from an object store whole: each range of it would be one more request.
+        """
         file_system, path = self.resolve(encoded(location))
         with failing_clearly(location), file_system.open_input_file(path) as handle:
-            yield handle
+            is_small = is_object_store(file_system) and handle.size() <= WHOLE_BYTES
+            yield pa.BufferReader(handle.read_buffer()) if is_small else handle
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:

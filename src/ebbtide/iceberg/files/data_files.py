@@ -212,7 +212,7 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
     """All columns of the rows at these ascending positions; only row groups that hold any."""
     tables, start = [], 0
     with _reading(unit.store, file.path) as handle:
-        opened = pq.ParquetFile(handle)
+        opened = pq.ParquetFile(handle, pre_buffer=True)
         for group in range(opened.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
             within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
@@ -229,7 +229,7 @@ def _read_file(
     store: Store, file: DataFile, columns: Sequence[TableColumn]
 ) -> tuple[pa.Table, Offsets]:
     with _reading(store, file.path) as handle:
-        table = read_file(pq.ParquetFile(handle), columns)
+        table = read_file(pq.ParquetFile(handle, pre_buffer=True), columns)
     live = np.ones(table.num_rows, np.bool_)
     if file.vector is None:
         return table, np.arange(table.num_rows, dtype=np.int64)
