@@ -22,8 +22,8 @@ REQUEST = {
     ]
 }
 SETTINGS = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
-# Properties of a state that name snapshots or tables.
-OF_SNAPSHOTS = ("ebbtide.seen.", "ebbtide.tidied", "ebbtide.tables")
+# Properties that name snapshots, tables or where the log came from.
+OF_ONE_LAKE = ("ebbtide.seen.", "ebbtide.tidied", "ebbtide.tables", "ebbtide.source")
 
 
 class CellSandbox(LakeSandbox):
@@ -87,5 +87,5 @@ def rows_of(lake: LakeSandbox, table: str) -> tuple[int, int]:
 
 
 def without_ids(properties: Mapping[str, str]) -> dict[str, str]:
-    """Settings and state without the ids of tables and snapshots, which each lake draws anew."""
-    return {name: value for name, value in properties.items() if not name.startswith(OF_SNAPSHOTS)}
+    """Settings and state without what each lake has of its own."""
+    return {name: value for name, value in properties.items() if not name.startswith(OF_ONE_LAKE)}
