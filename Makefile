@@ -31,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive run test test-services fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
+.PHONY: help docs setup setup-test machine archive run test test-services test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -57,7 +57,11 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
-	@$(PY) -m pytest -m services tests/services
+	@$(PY) -m pytest -m services tests/services tests/stores
+
+test-compose: setup-test ## docker-compose.yaml: image, services, nights by its scheduler, a kill (needs Docker)
+	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
+	@$(PY) -m pytest -m compose tests/compose
 
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
@@ -92,8 +96,8 @@ bench-full: setup-test ## The long measurements, taken up where they stopped
 	@$(PY) -m benchmarks.clean_log.report --write
 
 lock: | $(UV) ## Compile the requirements files again
-	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements.in -o requirements.txt
-	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-dev.in -o requirements-dev.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements.in -o requirements.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements-dev.in -o requirements-dev.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-services.in -o requirements-services.txt
 
 clean: ## Remove the lake, Airflow's database and logs; environment and jars stay

@@ -1,8 +1,8 @@
-"""Fill in the ${...} of a template in conf/ and write it into a directory.
+"""Fill in the ${...} of templates in conf/ and write them into a directory, as one file.
 
-Usage: render.py TEMPLATE TARGET_DIR. Names come from the environment; EBBTIDE_JARS is every jar
-in $EBBTIDE_HOME/jars and extra-jars, EBBTIDE_CLASS_PATH the same as a class path. A name nobody set
-is an error, and so is a missing jar directory.
+Usage: render.py TEMPLATE... TARGET_DIR; the first template names the file. Names come from the
+environment; EBBTIDE_JARS is every jar in $EBBTIDE_HOME/jars and extra-jars, EBBTIDE_CLASS_PATH the
+same as a class path. A name nobody set is an error, and so is a missing jar directory.
 """
 
 import argparse
@@ -17,19 +17,31 @@ EXTRA_JARS = "extra-jars"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Render one template; 1 when a name is missing."""
+    """Render the templates; 1 when one is missing, or a name of one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("template", type=Path)
+    parser.add_argument("template", type=Path, nargs="+")
     parser.add_argument("target", type=Path)
     args = parser.parse_args(argv)
-    try:
-        text = render(args.template.read_text(), os.environ)
-    except KeyError as error:
-        print(f"render: {args.template} needs {error.args[0]}, which is not set", file=sys.stderr)
-        return 1
+    text = ""
+    for template in args.template:
+        try:
+            text += render(template.read_text(), names_for(template))
+        except KeyError as error:
+            print(f"render: {template} needs {error.args[0]}, which is not set", file=sys.stderr)
+            return 1
+        except OSError as error:
+            print(f"render: cannot read {template}: {error.strerror}", file=sys.stderr)
+            return 1
     args.target.mkdir(parents=True, exist_ok=True)
-    write_private(args.target / args.template.name, text)
+    write_private(args.target / args.template[0].name, text)
     return 0
+
+
+def names_for(template: Path) -> Mapping[str, str]:
+    """The environment; Spark reads its settings as Java properties, where a backslash escapes."""
+    if template.suffix != ".conf":
+        return os.environ
+    return {name: value.replace("\\", "\\\\") for name, value in os.environ.items()}
 
 
 def render(template: str, environment: Mapping[str, str]) -> str:

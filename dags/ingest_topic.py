@@ -33,7 +33,7 @@ JOB = "ingest_topic"
         "cluster": cluster("EBBTIDE_INGEST_TOPIC_CLUSTER"),
         "topics": topics("those of the pattern"),
         "pattern": Param(
-            os.environ.get("EBBTIDE_INGEST_TOPIC_PATTERN"),
+            os.environ.get("EBBTIDE_INGEST_TOPIC_PATTERN") or None,
             type=["null", "string"],
             minLength=1,
             title="Pattern",

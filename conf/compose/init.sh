@@ -3,7 +3,9 @@
 # and the pool of Spark slots.
 set -euo pipefail
 
-python conf/render.py conf/compose/spark-defaults.conf "$SPARK_CONF_DIR"
+cd conf/compose
+python ../render.py spark-defaults.conf "catalog-$EBBTIDE_CATALOG.conf" "files-$EBBTIDE_FILES.conf" "$SPARK_CONF_DIR"
+cd ../..
 cp conf/log4j2.properties conf/spark-env.sh "$SPARK_CONF_DIR/"
 python - <<'PYTHON'
 import json, os, pathlib

@@ -20,17 +20,14 @@ def submit(
     sandbox: LakeSandbox, job: str, *arguments: str, kill_at: Step | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the job to its end, or until it kills itself at a commit point."""
-    sandbox.package()
     killed_at = sandbox.home / "killed_at"
     main = [str(ROOT / "jobs" / f"{job}.py")]
     if kill_at is not None:
         killed_at.unlink(missing_ok=True)
         main = [str(KILL_AT), str(killed_at), kill_at, job]
-    command = [str(BIN / "spark-submit"), "--py-files", str(sandbox.home / "ebbtide.zip")]
-    environment = {**os.environ, **sandbox.environment(), "PATH": f"{BIN}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [*command, *main, *arguments, "--run-id", "test"],
-        env=environment,
+        [*_command(sandbox), *main, *arguments, "--run-id", "test"],
+        env=_environment(sandbox),
         capture_output=True,
         text=True,
         check=False,
@@ -38,3 +35,24 @@ def submit(
     if kill_at is not None and done.returncode == KILLED and killed_at.exists():
         record_hit(killed_at.read_text())
     return done
+
+
+def started(sandbox: LakeSandbox, job: str, *arguments: str) -> subprocess.Popen[str]:
+    """Begin the job; all that it says comes out of one pipe."""
+    main = str(ROOT / "jobs" / f"{job}.py")
+    return subprocess.Popen(
+        [*_command(sandbox), main, *arguments, "--run-id", "test"],
+        env=_environment(sandbox),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _command(sandbox: LakeSandbox) -> list[str]:
+    sandbox.package()
+    return [str(BIN / "spark-submit"), "--py-files", str(sandbox.home / "ebbtide.zip")]
+
+
+def _environment(sandbox: LakeSandbox) -> dict[str, str]:
+    return {**os.environ, **sandbox.environment(), "PATH": f"{BIN}:{os.environ['PATH']}"}

@@ -3,7 +3,7 @@
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.orchestration.pool import make_pool, slots
+from ebbtide.orchestration.pool import PoolListener, make_pool, slots
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 
 
@@ -49,6 +49,15 @@ def test_a_component_that_starts_makes_it() -> None:
     assert "ebbtide_spark" not in found()
     Job()  # what each component makes of itself first
     assert "ebbtide_spark" in found()
+
+
+@pytest.mark.usefixtures("pools")
+def test_a_task_that_starts_leaves_the_database_alone() -> None:
+    """Airflow forbids it, and writes each attempt into the task's log."""
+    from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
+
+    PoolListener().on_starting(TaskRunnerMarker())
+    assert "ebbtide_spark" not in found()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two"])

@@ -72,6 +72,12 @@ class Server:
             )
         self._wait_until(self.answers, START_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None, f"{self.name} does not run"
+        return self._process.pid
+
     def answers(self) -> bool:
         """Whether somebody listens on its port."""
         with socket.socket() as probe:

@@ -31,7 +31,15 @@ class RestCatalog(Server):
             **(settings or {}),
         }
         pairs = [f"{name}={value}" for name, value in behind.items()]
-        command = ["java", "-Xmx512m", "-cp", class_path(), str(MAIN), str(port), *pairs]
+        command = [
+            "java",
+            "-Xmx512m",
+            "-cp",
+            ":".join(map(str, class_path())),
+            str(MAIN),
+            str(port),
+            *pairs,
+        ]
         super().__init__("the REST catalog", command, port, directory / "rest.log")
 
     def settings(self) -> dict[str, str]:
@@ -39,7 +47,7 @@ class RestCatalog(Server):
         return {"type": "rest", "uri": f"http://127.0.0.1:{self.port}"}
 
 
-def class_path() -> str:
+def class_path() -> list[Path]:
     """Its own jars first, then those that Spark has anyway."""
     beside = [jar for place in BESIDE for name in BESIDE_NAMES for jar in place.glob(name)]
-    return ":".join(map(str, [*sorted(JARS.glob("*.jar")), *sorted(beside)]))
+    return [*sorted(JARS.glob("*.jar")), *sorted(beside)]

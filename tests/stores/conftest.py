@@ -8,8 +8,10 @@ import pytest
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.s3_api import BUCKET, S3Api
+from tests.stores.nights import COMPACT, MESSAGES
 from tests.tables.fixtures import cluster as cluster
 from tests.tables.fixtures import sandbox as sandbox
+from tests.tables.logs import write_log
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,9 @@ def on_s3(s3: S3Api, tmp_path: Path) -> LakeSandbox:
     """A lake whose files lie in the store."""
     settings = {"warehouse": f"s3://{BUCKET}/{tmp_path.name}", **s3.settings()}
     return CellSandbox(tmp_path / "on-s3", settings)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with superseded records and a tombstone."""
+    return write_log(tmp_path / "log", "t", MESSAGES, COMPACT)

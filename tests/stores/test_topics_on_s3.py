@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.lake.reader import open_lake
@@ -14,33 +12,11 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.services.s3_api import BUCKET, S3Api
-from tests.tables.kafka_view import View, view_of_table
-from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import ANY_SHARE, DAY_MS, at, clean, ingest, mark, night
+from tests.stores.nights import NIGHT_MS, view_after_a_night
+from tests.tables.logs import FIRST_MS
+from tests.tables.nights import ANY_SHARE, at, clean, ingest, mark, night
 
-NIGHT_MS = FIRST_MS + 10 * DAY_MS
-COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
-MESSAGES = [
-    [Message("a", "1"), Message("b", "1")],
-    [Message("a", "2"), Message("c", "1")],
-    [Message("b", None), Message("d", "1")],
-    [Message("e", "1")],
-]
 MOST_REQUESTS = 6  # for a data file that a job reads
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    """A log with superseded records and a tombstone."""
-    return write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
-
-
-def view_after_a_night(lake: LakeSandbox, name: TopicName) -> View:
-    night(lake.session, str(name), NIGHT_MS)
-    view = view_of_table(lake.session, name, 0)
-    return view._replace(
-        segments=[base for base, _ in view.segments]
-    )  # files have times of their own
 
 
 def ingest_from(lake: LakeSandbox, uri: str, name: TopicName) -> None:

@@ -80,14 +80,15 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
 
 
 def read_defaults(path: Path) -> dict[str, str]:
-    """The settings of a spark-defaults.conf."""
+    """The settings of a spark-defaults.conf, which Spark reads as Java properties."""
+    import javaproperties
+
     if not path.exists():
         raise ConfigurationError(
             f"expected Spark's settings in {path}, found no file: `make setup`"
         )
-    lines = (line.strip() for line in path.read_text().splitlines())
-    pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
-    return {pair[0]: pair[1].strip() if len(pair) == 2 else "" for pair in pairs}
+    with path.open(encoding="utf-8") as file:
+        return {name: value.strip() for name, value in javaproperties.load(file).items()}
 
 
 def defaults_path() -> Path:

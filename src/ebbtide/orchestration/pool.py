@@ -53,8 +53,15 @@ class PoolListener:
 
     @hookimpl
     def on_starting(self, component: Any) -> None:
-        """Airflow calls this for each component, before `component` knows which one it is."""
+        """Airflow calls this for each component, before `component` knows which one it is.
+
+        It calls it in the process of each task too, which may not use the database.
+        """
+        from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
         from sqlalchemy.exc import IntegrityError
+
+        if isinstance(component, TaskRunnerMarker):
+            return
 
         with suppress(IntegrityError):  # another component, starting too, was faster
             make_pool()

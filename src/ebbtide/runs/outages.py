@@ -1,6 +1,7 @@
 """Which failures pass by themselves: a lock, a full disk, a service that does not answer.
 
-Judged by the classes in the chain of causes, of Java and of Python; a message says too little.
+Judged by the classes in the chain of causes, of Java and of Python; a message says too little. A
+service that refuses the credentials is told apart from these.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from ebbtide.errors import EbbtideError, UnavailableError
+from ebbtide.errors import AccessDeniedError, EbbtideError, UnavailableError
 
 _PASSING = frozenset(
     {
@@ -58,6 +59,15 @@ _LASTING = frozenset(
         "org.apache.iceberg.exceptions.NotFoundException",
     }
 )
+_DENIED = frozenset(
+    {
+        "org.apache.iceberg.exceptions.ForbiddenException",
+        "org.apache.iceberg.exceptions.NotAuthorizedException",
+    }
+)
+# What an object store answered, by HTTP's status and the store's own code.
+_OF_AWS = "software.amazon.awssdk.awscore.exception.AwsServiceException"
+_PASSING_CODES = frozenset({"ExpiredToken", "RequestTimeout", "SlowDown", "TokenRefreshRequired"})
 # A file or a snapshot that was there when the work was planned.
 _GONE = frozenset(
     {
@@ -96,18 +106,45 @@ class _Thrown(NamedTuple):
     message: str
     sql_code: int = 0
     sql_state: str = ""
+    status: int = 0
+    code: str = ""
+
+    def in_words(self) -> str:
+        """Its class and what it says."""
+        return f"{self.classes[0]}: {self.message}"
 
 
 def explained(error: BaseException) -> BaseException:
-    """The error as the outcome of a job: UnavailableError for an outage, else itself."""
-    found = None if isinstance(error, EbbtideError) else outage_of(error)
-    if found is None:
+    """The error as a job's outcome: an outage and a refusal as ours, any other as it is."""
+    if isinstance(error, EbbtideError):
         return error
-    outage = UnavailableError(
-        f"expected the catalog and its storage to answer, found {found}; run again once they do"
-    )
-    outage.__cause__ = error
-    return outage
+    outcome: EbbtideError
+    if (refused := _refusal_of(error)) is not None:
+        outcome = AccessDeniedError(
+            f"expected a catalog and a store that these credentials may use, found {refused}; "
+            "correct the catalog's settings, or grant them access"
+        )
+    elif (found := outage_of(error)) is not None:
+        outcome = UnavailableError(
+            f"expected the catalog and its storage to answer, found {found}; run again once they do"
+        )
+    else:
+        return error
+    outcome.__cause__ = error
+    return outcome
+
+
+def _refusal_of(error: BaseException) -> str | None:
+    """What refused the credentials, in one line."""
+    thrown = [each for link in _chain(error) for each in _thrown(link)]
+    refused = [each.in_words() for each in thrown if _is_denied(each)]
+    return _first_line(refused[-1]) if refused else None
+
+
+def _is_denied(thrown: _Thrown) -> bool:
+    if _DENIED.intersection(thrown.classes):
+        return True
+    return thrown.status in (401, 403) and thrown.code not in _PASSING_CODES
 
 
 def is_of_gone_files(error: BaseException) -> bool:
@@ -124,7 +161,7 @@ def outage_of(error: BaseException) -> str | None:
     thrown = [each for link in chain for each in _thrown(link)]
     if any(_LASTING.intersection(each.classes) for each in thrown):
         return None
-    passing = [f"{each.classes[0]}: {each.message}" for each in thrown if _is_passing(each)]
+    passing = [each.in_words() for each in thrown if _is_passing(each)]
     passing += [said for link in chain if (said := _of_python(link))]
     return _first_line(passing[-1]) if passing else None
 
@@ -132,6 +169,9 @@ def outage_of(error: BaseException) -> str | None:
 def _is_passing(thrown: _Thrown) -> bool:
     if _SQLITE in thrown.classes:
         return thrown.sql_code in _SQLITE_CODES
+    if thrown.status:  # an answer to HEAD has no code, also where a token has expired
+        is_unnamed = thrown.status == 400 and not thrown.code
+        return thrown.status >= 500 or is_unnamed or thrown.code in _PASSING_CODES
     if _PASSING.intersection(thrown.classes):
         return True
     return _SQL in thrown.classes and bool(_SQL_STATES.match(thrown.sql_state))
@@ -181,6 +221,10 @@ def _described(java: Any) -> _Thrown:
         classes.append(kind.getName())
         kind = kind.getSuperclass()
     message = str(java.getMessage() or "no message")
+    if _OF_AWS in classes:
+        details = java.awsErrorDetails()
+        code = "" if details is None else details.errorCode() or ""
+        return _Thrown(tuple(classes), message, status=java.statusCode(), code=code)
     if _SQL not in classes:
         return _Thrown(tuple(classes), message)
     return _Thrown(tuple(classes), message, java.getErrorCode(), java.getSQLState() or "")

@@ -1,0 +1,93 @@
+"""Airflow's public API, as somebody with a login uses it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+ENDED = {"success", "failed"}
+
+
+class AirflowApi:
+    """One login at one api-server."""
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self.url = url
+        login = {"username": user, "password": password}
+        self.token = self._ask("POST", "/auth/token", login)["access_token"]
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return json.loads(self.read(method, path, body))
+
+    def read(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+        """The text of an answer; AssertionError with it where the status is an error's."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if hasattr(self, "token"):
+            headers["Authorization"] = f"Bearer {self.token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.code} {error.read()!r}") from error
+
+    def wait_for_dags(self, count: int, seconds: float) -> None:
+        """Until the dag-processor has read them all, without an error."""
+        deadline = time.monotonic() + seconds
+        while (found := self._ask("GET", "/api/v2/dags")["total_entries"]) < count:
+            errors = self._ask("GET", "/api/v2/importErrors")["import_errors"]
+            assert not errors, errors
+            assert time.monotonic() < deadline, f"{found} of {count} DAGs after {seconds} s"
+            time.sleep(2)
+
+    def trigger(self, dag: str, conf: Mapping[str, Any]) -> str:
+        """Unpause a DAG and start a run of it; the run's id."""
+        self._ask("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+        body = {"logical_date": None, "conf": conf}
+        run_id: str = self._ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)["dag_run_id"]
+        return run_id
+
+    def must_succeed(self, dag: str, conf: Mapping[str, Any], seconds: float) -> str:
+        """Trigger a DAG and wait; the run's id when it has succeeded."""
+        run_id = self.trigger(dag, conf)
+        state = self.wait(dag, run_id, seconds)
+        assert state == "success", f"{dag} {run_id}: {self.states(dag, run_id)}"
+        return run_id
+
+    def wait_until_running(self, dag: str, run_id: str, task: str, seconds: float) -> None:
+        """Until the task runs, and not longer than that."""
+        deadline = time.monotonic() + seconds
+        while "running" not in (now := self.states(dag, run_id).get(task, [])):
+            assert not ENDED & set(now), f"{task} was over before it was seen to run: {now}"
+            assert time.monotonic() < deadline, self.states(dag, run_id)
+            time.sleep(1)
+
+    def wait(self, dag: str, run_id: str, seconds: float) -> str:
+        """The run's state when it has ended."""
+        deadline = time.monotonic() + seconds
+        while True:
+            state: str = self._ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"]
+            if state in ENDED:
+                return state
+            assert time.monotonic() < deadline, self.states(dag, run_id)
+            time.sleep(2)
+
+    def states(self, dag: str, run_id: str) -> dict[str, list[str]]:
+        """The states of a run's tasks, by task."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances"
+        found: dict[str, list[str]] = {}
+        for task in self._ask("GET", path)["task_instances"]:
+            found.setdefault(task["task_id"], []).append(task["state"])
+        return found
+
+    def log(self, dag: str, run_id: str, task: str, attempt: int = 1) -> str:
+        """A task's log."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/logs/{attempt}"
+        lines = self._ask("GET", f"{path}?full_content=true")["content"]
+        return "\n".join(line if isinstance(line, str) else line["event"] for line in lines)
