@@ -21,7 +21,7 @@ class SparkCluster:
         port, web_port = free_port(), free_port()
         self.uri = f"spark://127.0.0.1:{port}"
         at = ("--host", "127.0.0.1", "--webui-port")
-        options = {"SPARK_DAEMON_JAVA_OPTS": "-Xmx256m", "SPARK_NO_DAEMONIZE": "1"}
+        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
         self.master = Server(
             "Spark's master",
             [str(SPARK_CLASS), MASTER, *at, str(web_port), "--port", str(port)],
