@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.unfinished import settle
@@ -29,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("clean_log", main))

@@ -11,7 +11,7 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
@@ -41,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("configure_topic", main))

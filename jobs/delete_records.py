@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.requests.delete_request import parse_request, read_request
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, run_topics, to_ms
+from ebbtide.runs.application import argument, job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.stage import answer_request
 
@@ -42,4 +42,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("delete_records", main))

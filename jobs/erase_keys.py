@@ -11,7 +11,7 @@ from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Encoding, Erasure
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.keys import typed_keys
 from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
@@ -58,4 +58,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("erase_keys", main))

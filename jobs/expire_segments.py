@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
 from ebbtide.stages.unfinished import settle
@@ -38,4 +38,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("expire_segments", main))

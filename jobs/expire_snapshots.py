@@ -10,14 +10,13 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics
+from ebbtide.runs.application import job_parser, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_snapshots.run_files import compact_runs
 from ebbtide.stages.expire_snapshots.stage import (
     execute_expire_snapshots,
-    expire_run_snapshots,
     plan_expire_snapshots,
 )
+from ebbtide.stages.expire_snapshots.tidy_runs import tidy_runs
 from ebbtide.stages.unfinished import settle
 
 
@@ -33,10 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     code = run_topics(spark, args, args.topic, work)
     if not args.plan_only:
-        compact_runs(spark, datetime.now(UTC))
-        expire_run_snapshots(spark)
+        tidy_runs(spark, datetime.now(UTC))
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("expire_snapshots", main))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, run_topics
+from ebbtide.runs.application import argument, job_parser, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 from ebbtide.stages.unfinished import settle
@@ -44,4 +44,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("export_segments", main))

@@ -12,7 +12,7 @@ from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.log.settings.changes import parse_setting
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, refuse, run_topics
+from ebbtide.runs.application import argument, job_parser, refuse, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 
@@ -71,4 +71,4 @@ def select_topics(source: Source, cluster: str, wanted: Sequence[TopicName]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("ingest_segments", main))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import EbbtideError
 from ebbtide.log.live_offsets import Isolation
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, refuse, run_topics
+from ebbtide.runs.application import argument, job_parser, refuse, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_topic.stage import LiveSource, choose_topics, ingest_topic
 
@@ -51,4 +51,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("ingest_topic", main))

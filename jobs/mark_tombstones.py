@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.from_offset import parse_from_offset
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, run_topics
+from ebbtide.runs.application import argument, job_parser, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
@@ -41,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("mark_tombstones", main))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked, parse_asked
-from ebbtide.runs.application import job_parser, run_unchecked, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_unchecked, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
 
@@ -45,4 +45,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("repair_state", main))

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics, to_ms
+from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 
@@ -26,4 +26,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job("replicate_log", main))

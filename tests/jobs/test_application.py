@@ -17,12 +17,15 @@ from ebbtide.runs import application
 from ebbtide.runs.application import (
     exit_code,
     parse_now,
+    run_job,
     run_topics,
     to_ms,
 )
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from tests.jobs.submit import submit
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.services.cells import CellSandbox
+from tests.services.process import free_port
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 
@@ -126,3 +129,46 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
     assert rows["log.bad"]["status"] == "failed"
     assert rows["log.bad"]["error"] == message
     assert rows["log.bad"]["is_transient"] is False
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "has_traceback"),
+    [
+        pytest.param(OSError(28, "No space left on device"), 75, False, id="an outage"),
+        pytest.param(UnavailableError("no answer"), 75, False, id="one of ours"),
+        pytest.param(ConfigurationError("expected x"), 1, False, id="no outage"),
+        pytest.param(KeyError("x"), 1, True, id="a bug"),
+    ],
+)
+def test_what_fails_outside_of_any_topic_has_its_exit_code_too(
+    error: Exception, code: int, has_traceback: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise error
+
+    assert run_job("clean_log", main) == code
+    said = capsys.readouterr().err
+    assert (
+        f"clean_log: failed: {'UnavailableError' if code == 75 else type(error).__name__}" in said
+    )
+    assert ("Traceback" in said) is has_traceback
+
+
+def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
+    lake = CellSandbox(
+        tmp_path / "home",
+        {
+            "type": "jdbc",
+            "uri": f"jdbc:postgresql://127.0.0.1:{free_port()}/lake",
+            "warehouse": f"file://{tmp_path}/warehouse",
+        },
+    )
+    done = submit(lake, "expire_snapshots", "--topic", "log.a", "--now", "2026-01-01T00:00:00Z")
+    assert done.returncode == ExitCode.TRANSIENT
+    assert "expire_snapshots: failed: UnavailableError" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.py")), ids=lambda job: job.stem)
+def test_each_job_ends_by_this_rule(job: Path) -> None:
+    assert job.read_text().endswith(f'    sys.exit(run_job("{job.stem}", main))\n')

@@ -106,6 +106,17 @@ def to_ms(moment: datetime) -> int:
     return whole * 1000 + moment.microsecond // 1000
 
 
+def run_job(job: str, main: Callable[[], int]) -> int:
+    """Run a job's `main`; what the process ends with, also where no topic's row can tell of it."""
+    try:
+        return main()
+    except Exception as failure:
+        job_log.start(job)
+        error = explained(failure)
+        _log_failure("failed", error)
+        return exit_code([error])
+
+
 def run_topics(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
 ) -> int:

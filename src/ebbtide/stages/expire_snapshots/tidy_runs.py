@@ -1,4 +1,4 @@
-"""`lake.ebbtide.runs` with few files: a day's attempts are one once the day is over."""
+"""`lake.ebbtide.runs` kept small: a day's attempts are one file once the day is over."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ from datetime import date, datetime, timedelta
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError
+from ebbtide.errors import CommitConflictError, is_transient
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import CATALOG, quoted
+from ebbtide.runs.outages import explained
+from ebbtide.stages.expire_snapshots.stage import expire_run_snapshots
 
 log = logging.getLogger(__name__)
 
 # Days before these are one file already, unless no night has run for so long.
 DAYS_BACK = 40
+
+
+def tidy_runs(spark: SparkSession, now: datetime) -> None:
+    """Merge files and expire snapshots; where the catalog is away, another night does it."""
+    try:
+        compact_runs(spark, now)
+        expire_run_snapshots(spark)
+    except Exception as failure:
+        error = explained(failure)
+        if not is_transient(error):
+            raise
+        log.warning("the table of runs is tidied another night: %s", error)
 
 
 def compact_runs(spark: SparkSession, now: datetime) -> int:

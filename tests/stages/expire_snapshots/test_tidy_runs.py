@@ -1,0 +1,51 @@
+"""The files of lake.ebbtide.runs."""
+
+from datetime import timedelta
+
+import pytest
+
+from ebbtide.errors import UnavailableError
+from ebbtide.stages.expire_snapshots import tidy_runs as tidying
+from ebbtide.stages.expire_snapshots.tidy_runs import compact_runs, tidy_runs
+from tests.lake_sandbox import MIDNIGHT, LakeSandbox
+
+
+def test_each_day_that_is_over_becomes_one_file(sandbox: LakeSandbox) -> None:
+    spark = sandbox.session
+    spark.sql("DROP TABLE IF EXISTS lake.ebbtide.runs PURGE")
+    for day in range(3):
+        for hour in range(3):
+            when = MIDNIGHT + timedelta(days=day, hours=hour)
+            sandbox.run("log.a", "clean_log", run_id=f"{day}-{hour}", now=when)
+    assert compact_runs(spark, MIDNIGHT + timedelta(days=2, hours=5)) == 6
+    files = spark.sql(
+        "SELECT partition.started_day AS day, count(*) AS files FROM lake.ebbtide.runs.files "
+        "GROUP BY 1 ORDER BY 1"
+    ).collect()
+    assert [row["files"] for row in files] == [1, 1, 3]
+    assert spark.table("lake.ebbtide.runs").count() == 9
+    assert compact_runs(spark, MIDNIGHT + timedelta(days=2, hours=5)) == 0
+
+
+def test_a_catalog_that_is_away_leaves_it_to_another_night(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topics are done, and their exit code stays what it is."""
+
+    def away(*_: object) -> int:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(tidying, "compact_runs", away)
+    tidy_runs(sandbox.session, MIDNIGHT)
+    assert "tidied another night: no answer" in caplog.text
+
+
+def test_what_nobody_foresaw_is_not_left(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise KeyError("x")
+
+    monkeypatch.setattr(tidying, "compact_runs", broken)
+    with pytest.raises(KeyError):
+        tidy_runs(sandbox.session, MIDNIGHT)
