@@ -179,6 +179,12 @@ def test_what_only_grows_does_not_move_backwards(name: str) -> None:
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
+def test_one_that_was_read_names_its_partition() -> None:
+    (state,) = parse_states(PROPERTIES).values()
+    with pytest.raises(StateError, match=r"^partition 3: expected log_end_offset to stay at or ab"):
+        state.moved(log_end_offset=0)
+
+
 def test_a_missing_max_event_time_may_be_set_and_then_stays() -> None:
     missing = replace(STATE, max_event_time_ms=None)
     assert missing.moved(max_event_time_ms=7) == replace(STATE, max_event_time_ms=7)

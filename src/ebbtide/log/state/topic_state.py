@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
@@ -69,6 +69,8 @@ class PartitionState:
     expired_end_offset: int = NEVER
     first_appended_offset: int = NEVER
     horizon_ms: int = NEVER
+    # Whose it is, where it was read from properties; errors say so.
+    partition: int | None = field(default=None, compare=False)
 
     @property
     def active_segment(self) -> int:
@@ -97,8 +99,10 @@ class PartitionState:
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
             if value is not None and (changed is None or changed < value):
+                whose = "" if self.partition is None else f"partition {self.partition}: "
                 raise StateError(
-                    f"expected {name} to stay at or above {value}, found a change to {changed}"
+                    f"{whose}expected {name} to stay at or above {value}, found a change to "
+                    f"{changed}"
                 )
         return after
 
@@ -208,7 +212,8 @@ def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionStat
     found: dict[str, Any] = {
         name: _integer(properties, key) for name, key in keys.items() if key in properties
     }
-    return PartitionState(**{**_ADDED, **found}, segments=_segments(properties, key + "segments"))
+    segments = _segments(properties, key + "segments")
+    return PartitionState(**{**_ADDED, **found}, segments=segments, partition=partition)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
