@@ -26,7 +26,7 @@ class EngineError(Exception):
 
 
 class Engine:
-    """Docker between `start` and `stop`; its data stay, so that the next run builds less."""
+    """Docker while its block runs; its data stay, so that the next run builds less."""
 
     def __init__(self, directory: Path = EBBTIDE_HOME / "docker") -> None:
         self.directory = directory
@@ -158,7 +158,7 @@ class Compose:
         return self("ps", "-q", service).strip()
 
     def wait_until_healthy(self, seconds: float) -> None:
-        """Until every service that stays is healthy; one that ends before is an EngineError."""
+        """Until every service that stays is healthy; EngineError names those that are too late."""
         deadline = time.monotonic() + seconds
         while unwell := [state for state in self._states() if not state.endswith(HEALTHY)]:
             if time.monotonic() > deadline:

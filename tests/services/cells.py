@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ REQUEST = {
     ]
 }
 SETTINGS = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
+# Runs a job with its arguments on a lake, to its end.
+RunJob = Callable[..., None]
 # Properties that name snapshots, tables or where the log came from.
 OF_ONE_LAKE = ("ebbtide.seen.", "ebbtide.tidied", "ebbtide.tables", "ebbtide.source")
 
@@ -38,24 +40,24 @@ class CellSandbox(LakeSandbox):
             file.writelines(f"{k} {v}\n" for k, v in {**lines, **(spark or {})}.items())
 
 
-def run_nights(lake: LakeSandbox, source: str = str(SAMPLE)) -> None:
-    """Each job of two nights as Airflow submits it."""
-    topics = [word for topic in TOPICS for word in ("--topic", f"{CLUSTER}.{topic}")]
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    ingest = ("ingest_segments", "--source", source, "--cluster", CLUSTER, *settings)
-    run_job(lake, *ingest, "--now", FIRST_NIGHT)
-    run_job(lake, "mark_tombstones", *topics, "--now", FIRST_NIGHT)
-    for now in (FIRST_NIGHT, SECOND_NIGHT):
-        for job in ("clean_log", "expire_segments"):
-            run_job(lake, job, *topics, "--now", now)
-    run_job(lake, "delete_records", "--request", json.dumps(REQUEST), "--now", SECOND_NIGHT)
-    run_job(lake, "expire_snapshots", *topics, "--now", SECOND_NIGHT)
-
-
 def run_job(lake: LakeSandbox, job: str, *arguments: str) -> None:
     """One spark-submit that must succeed."""
     done = submit(lake, job, *arguments)
     assert done.returncode == 0, f"{job} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+def run_nights(lake: LakeSandbox, source: str = str(SAMPLE), run: RunJob | None = None) -> None:
+    """Each job of two nights as Airflow submits it."""
+    topics = [word for topic in TOPICS for word in ("--topic", f"{CLUSTER}.{topic}")]
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    ingest = ("ingest_segments", "--source", source, "--cluster", CLUSTER, *settings)
+    run(lake, *ingest, "--now", FIRST_NIGHT)
+    run(lake, "mark_tombstones", *topics, "--now", FIRST_NIGHT)
+    for now in (FIRST_NIGHT, SECOND_NIGHT):
+        for job in ("clean_log", "expire_segments"):
+            run(lake, job, *topics, "--now", now)
+    run(lake, "delete_records", "--request", json.dumps(REQUEST), "--now", SECOND_NIGHT)
+    run(lake, "expire_snapshots", *topics, "--now", SECOND_NIGHT)
 
 
 def contents(lake: LakeSandbox) -> dict[str, Any]:

@@ -56,7 +56,7 @@ FULL = Refusal(507, "XMinioStorageFull")
 
 
 class FaultyS3:
-    """The proxy between `start` and `stop`; `having` gives it a fault for a while."""
+    """The proxy while its block runs; `having` gives it a fault for a while."""
 
     def __init__(self, behind: str) -> None:
         self.behind = urlsplit(behind).netloc

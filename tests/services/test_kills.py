@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,7 @@ import pytest
 from ebbtide.errors import ExitCode
 from tests.jobs.submit import started
 from tests.lake_sandbox import LakeSandbox
-from tests.services.cells import (
-    CLUSTER,
-    FIRST_NIGHT,
-    REQUEST,
-    SAMPLE,
-    SECOND_NIGHT,
-    SETTINGS,
-    TOPICS,
-    CellSandbox,
-    contents,
-)
+from tests.services.cells import SAMPLE, CellSandbox, contents, run_nights
 from tests.services.faulty_s3 import FaultyS3, Refusal, every
 from tests.services.postgresql import PostgreSql
 from tests.services.process import Server
@@ -36,6 +26,7 @@ from tests.services.spark_cluster import SparkCluster
 
 TRIES = 4
 AWAY_SECONDS = 3.0
+START_SECONDS = 10.0
 # Seen in a job's output when it is in the middle of its work.
 BEGUN = "INFO"
 GONE = Refusal(503, "ServiceUnavailable")
@@ -60,9 +51,12 @@ def executor_killed(cluster: SparkCluster) -> Disturbance:
     """One executor of the first worker is killed; Spark starts another."""
 
     def disturb() -> None:
-        worker = cluster.workers[0].pid
-        found = subprocess.run(["pgrep", "-P", str(worker)], capture_output=True, text=True)
-        for child in found.stdout.split():
+        children = ["pgrep", "-P", str(cluster.workers[0].pid)]
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := subprocess.run(children, capture_output=True).stdout.split()):
+            assert time.monotonic() < deadline, "the worker has no executor"
+            time.sleep(0.1)
+        for child in found:
             os.kill(int(child), signal.SIGKILL)
 
     return disturb
@@ -78,45 +72,25 @@ def store_away(proxy: FaultyS3) -> Disturbance:
     return disturb
 
 
-def run_until_done(lake: LakeSandbox, job: str, *arguments: str, disturb: Disturbance) -> int:
-    """A job as Airflow runs it, disturbed in its first try; how many tries it took."""
-    for attempt in range(1, TRIES + 1):
+def run_until_done(
+    disturbances: Mapping[str, Disturbance], lake: LakeSandbox, job: str, *arguments: str
+) -> None:
+    """A job as Airflow runs it, tried again where that can help; disturbed in its first try."""
+    said, is_disturbed = "", False
+    for _ in range(TRIES):
         with started(lake, job, *arguments) as process:
             assert process.stdout is not None
-            said = []
             for line in process.stdout:
-                said.append(line)
-                if attempt == 1 and BEGUN in line and f" {job} " in line:
-                    disturb()
-                    said += process.stdout.readlines()
+                said += line
+                if not is_disturbed and BEGUN in line and f" {job} " in line:
+                    disturbances[job]()
+                    is_disturbed = True
+        assert is_disturbed, f"{job} told nothing of its work:\n{said}"
         if process.returncode == ExitCode.DONE:
-            return attempt
-        text = "".join(said)
-        assert process.returncode == ExitCode.TRANSIENT, f"{job}: {process.returncode}\n{text}"
-        assert "CorruptSegmentError" not in text
-    raise AssertionError(f"{job} did not end in {TRIES} tries:\n{text}")
-
-
-def run_disturbed_nights(
-    lake: LakeSandbox, source: str, disturbances: dict[str, Disturbance]
-) -> dict[str, int]:
-    """The jobs of `run_nights`, each disturbed as said; the tries of each."""
-    topics = [word for topic in TOPICS for word in ("--topic", f"{CLUSTER}.{topic}")]
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    tries: dict[str, int] = {}
-
-    def run(job: str, now: str, *arguments: str) -> None:
-        disturb = disturbances.get(job, lambda: None)
-        tries[job] = run_until_done(lake, job, *arguments, "--now", now, disturb=disturb)
-
-    run("ingest_segments", FIRST_NIGHT, "--source", source, "--cluster", CLUSTER, *settings)
-    run("mark_tombstones", FIRST_NIGHT, *topics)
-    for now in (FIRST_NIGHT, SECOND_NIGHT):
-        for job in ("clean_log", "expire_segments"):
-            run(job, now, *topics)
-    run("delete_records", SECOND_NIGHT, "--request", json.dumps(REQUEST))
-    run("expire_snapshots", SECOND_NIGHT, *topics)
-    return tries
+            return
+        assert process.returncode == ExitCode.TRANSIENT, f"{job}: {process.returncode}\n{said}"
+        assert "CorruptSegmentError" not in said
+    raise AssertionError(f"{job} did not end in {TRIES} tries:\n{said}")
 
 
 def test_a_catalog_a_worker_and_an_executor_die(
@@ -135,7 +109,7 @@ def test_a_catalog_a_worker_and_an_executor_die(
         "delete_records": catalog_dies,
         "expire_snapshots": catalog_dies,
     }
-    run_disturbed_nights(lake, str(SAMPLE), disturbances)
+    run_nights(lake, str(SAMPLE), partial(run_until_done, disturbances))
     assert without_runs(contents(lake)) == without_runs(embedded)
 
 
@@ -156,7 +130,8 @@ def test_a_catalog_server_and_a_store_go_away(
                 "delete_records": restarted(rest),
                 "expire_snapshots": store_away(proxy),
             }
-            run_disturbed_nights(lake, s3.upload(SAMPLE, "logs/kills"), disturbances)
+            source = s3.upload(SAMPLE, "logs/kills")
+            run_nights(lake, source, partial(run_until_done, disturbances))
             assert without_runs(contents(lake)) == without_runs(embedded)
 
 

@@ -34,8 +34,14 @@ _PASSING = frozenset(
         "software.amazon.awssdk.core.exception.ApiCallTimeoutException",
     }
 )
-# Kinds of the above that are the same again the next time.
-_LASTING = frozenset(
+_DENIED = frozenset(
+    {
+        "org.apache.iceberg.exceptions.ForbiddenException",
+        "org.apache.iceberg.exceptions.NotAuthorizedException",
+    }
+)
+# Kinds of passing ones that are the same again the next time.
+_LASTING = _DENIED | frozenset(
     {
         "com.fasterxml.jackson.core.JacksonException",
         "java.io.CharConversionException",
@@ -54,15 +60,7 @@ _LASTING = frozenset(
         "org.apache.hadoop.fs.PathIOException",
         "org.apache.hadoop.fs.UnsupportedFileSystemException",
         "org.apache.hadoop.security.AccessControlException",
-        "org.apache.iceberg.exceptions.ForbiddenException",
-        "org.apache.iceberg.exceptions.NotAuthorizedException",
         "org.apache.iceberg.exceptions.NotFoundException",
-    }
-)
-_DENIED = frozenset(
-    {
-        "org.apache.iceberg.exceptions.ForbiddenException",
-        "org.apache.iceberg.exceptions.NotAuthorizedException",
     }
 )
 # What an object store answered, by HTTP's status and the store's own code.
