@@ -21,9 +21,9 @@ from ebbtide.iceberg.files.data_files import (
 from ebbtide.iceberg.files.deletes import delete_rows
 from ebbtide.iceberg.files.file_commits import (
     Replacement,
+    RowDelta,
     new_paths,
-    prepare_deletions,
-    prepare_replacements,
+    prepare_row_delta,
 )
 from ebbtide.iceberg.topics import current_snapshot
 from tests.lake_sandbox import LakeSandbox
@@ -83,7 +83,7 @@ def test_deletions_add_up_to_one_vector_a_file(sandbox: LakeSandbox, table: str)
     spark = sandbox.session
     for gone in ([3, 12], [4, 13, 14], [0]):
         found = deletions(planned(spark, table), gone)
-        prepare_deletions(spark, table, EVERYTHING, found, {"said": "so"})()
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {"said": "so"})()
     left = [o for o in range(20) if o not in (0, 3, 4, 12, 13, 14)]
     assert offsets(spark, table) == left
     assert read_segment(planned(spark, table), ["offset"]).table["offset"].to_pylist() == left
@@ -97,7 +97,7 @@ def test_what_spark_deleted_stays_deleted(sandbox: LakeSandbox, table: str) -> N
     spark = sandbox.session
     spark.sql(f"DELETE FROM {table} WHERE offset IN (2, 15)")
     found = deletions(planned(spark, table), [3, 16])
-    prepare_deletions(spark, table, EVERYTHING, found, {})()
+    prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
     assert offsets(spark, table) == [o for o in range(20) if o not in (2, 3, 15, 16)]
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_another_writer_deleted_from_is_a_conflict(
     found = deletions(planned(spark, table), [3])
     spark.sql(f"DELETE FROM {table} WHERE offset = 4")
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
-        prepare_deletions(spark, table, EVERYTHING, found, {})()
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
     assert 3 in offsets(spark, table)
 
 
@@ -120,7 +120,7 @@ def test_a_file_that_another_writer_rewrote_is_a_conflict(sandbox: LakeSandbox, 
     assert snapshot is not None
     _replace(spark, table, snapshot, unit)
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
-        prepare_deletions(spark, table, EVERYTHING, found, {})()
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
     # Of two who replace the same file, the later one fails.
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
         _replace(spark, table, snapshot, unit)
@@ -182,14 +182,14 @@ def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: st
     snapshot = current_snapshot(spark, table)
     assert snapshot is not None
     unit = planned(spark, table)
-    prepare_replacements(spark, table, [Replacement(unit, None)], {})()
+    prepare_row_delta(spark, table, EVERYTHING, RowDelta(replaced=[Replacement(unit, None)]), {})()
     assert offsets(spark, table) == []
 
 
 def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles) -> None:
     (path,) = new_paths(spark, table, [unit])
     write_rows(unit.store, path, read_segment(unit, None).table)
-    prepare_replacements(spark, table, [Replacement(unit, path)], {})()
+    prepare_row_delta(spark, table, EVERYTHING, RowDelta(replaced=[Replacement(unit, path)]), {})()
 
 
 def test_a_statement_that_deletes_whole_files_says_whose_it_is(

@@ -124,8 +124,12 @@ def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: in
 
 def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
     """The rows of each partition among `rows`, which name it in a column `partition`."""
-    rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-    found = np.unique(rows["partition"].to_numpy(), return_index=True, return_counts=True)
+    partitions, bases = rows["partition"].to_numpy(), rows["base_offset"].to_numpy()
+    step = np.diff(partitions)
+    if np.any((step < 0) | ((step == 0) & (np.diff(bases) < 0))):  # else sorting only costs
+        rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+        partitions = rows["partition"].to_numpy()
+    found = np.unique(partitions, return_index=True, return_counts=True)
     return {
         int(partition): BatchHeaders(rows.slice(start, count))
         for partition, start, count in zip(*found, strict=True)
@@ -171,10 +175,10 @@ def open_transactions(headers: BatchHeaders) -> OpenTransactions:
 
 def stable_offset(headers: BatchHeaders, log_start_offset: int, log_end_offset: int) -> int:
     """The last stable offset: what lies below it is decided."""
-    visible = headers.where(headers.column("last_offset") >= log_start_offset)
+    (visible,) = np.nonzero(headers.column("last_offset") >= log_start_offset)
     return visible_stable_offset(
         open_transactions(headers).last_stable_offset(log_end_offset),
         log_start_offset=log_start_offset,
         log_end_offset=log_end_offset,
-        first_batch_offset=int(visible.written_bases[0]) if len(visible) else None,
+        first_batch_offset=int(headers.written_bases[visible[0]]) if len(visible) else None,
     )

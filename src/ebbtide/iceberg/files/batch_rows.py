@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,19 +15,34 @@ from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
+    Offsets,
     SegmentFiles,
+    SegmentRows,
     count_rows,
+    deletion_of,
     in_segments,
     plan_segments,
+    read_rows,
     read_segment,
     write_rows,
 )
 from ebbtide.iceberg.files.field_ids import together
-from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_replacements
+from ebbtide.iceberg.files.file_commits import (
+    Commit,
+    Replacement,
+    RowDelta,
+    new_paths,
+    prepare_row_delta,
+)
 from ebbtide.iceberg.holds import Hold
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
+
+# Rows of a segment's files that may be deleted in place; with more the segment is written anew.
+MAX_DEAD_SHARE = 0.25
+# So many files of a segment are written as one again.
+MAX_FILES = 4
 
 
 def read_headers(
@@ -97,7 +113,7 @@ def prepare_changes(
     properties: Mapping[str, str],
     hold: Hold | None = None,
 ) -> Commit:
-    """Write the segments anew that hold the rows which `changes` changes or removes.
+    """Write what becomes of the rows that `changes` changes or removes.
 
     Rows are found by their base offsets, wherever other tools have moved them; SafetyError where
     one is gone, CommitConflictError where another writer moves files meanwhile.
@@ -112,13 +128,13 @@ def prepare_changes(
         if (unit.partition, unit.segment) in by_segment
     ]
     _check_found(batches_table, by_segment.keys() - {(u.partition, u.segment) for u in units})
-    paths = new_paths(spark, batches_table, units)
     work = [
-        (unit, by_segment[unit.partition, unit.segment], path)
-        for unit, path in zip(units, paths, strict=True)
+        _Work(unit, by_segment[unit.partition, unit.segment], path)
+        for unit, path in zip(units, new_paths(spark, batches_table, units), strict=True)
     ]
-    replacements = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
-    return prepare_replacements(spark, batches_table, replacements, properties, hold)
+    written = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
+    delta = RowDelta.of_all(written)
+    return prepare_row_delta(spark, batches_table, ends, delta, properties, hold, snapshot)
 
 
 def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None:
@@ -130,36 +146,81 @@ def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None
         )
 
 
-def _write_changed(work: tuple[SegmentFiles, pa.Table, str]) -> Replacement:
-    """In a task: write a segment with its changes to a new file."""
-    unit, changes, path = work
-    rows = _changed(unit, changes)
-    if not rows.num_rows:
-        return Replacement(unit, None)
-    write_rows(unit.store, path, rows)
-    return Replacement(unit, path)
+class _Work(NamedTuple):
+    """The changes of one segment, in offset order, and where the changed rows go."""
+
+    unit: SegmentFiles
+    changes: pa.Table
+    path: str
 
 
-def _changed(unit: SegmentFiles, changes: pa.Table) -> pa.Table:
-    """The segment's rows after their changes."""
-    rows = read_segment(unit, None, "base_offset").table.combine_chunks()
-    bases, wanted = rows["base_offset"].to_numpy(), changes["base_offset"].to_numpy()
-    at = np.minimum(np.searchsorted(bases, wanted), len(bases) - 1)
-    if np.any(bases[at] != wanted):
+def _write_changed(work: _Work) -> RowDelta:
+    """In a task: delete a few rows where they lie, or write the segment anew where they are many.
+
+    A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
+    """
+    rows = read_segment(work.unit, ("base_offset",), "base_offset")
+    at = _find(work, rows.table["base_offset"].to_numpy())
+    dead = work.unit.record_count - rows.table.num_rows + len(at)
+    is_last_changed = at[-1] == rows.table.num_rows - 1
+    is_rewritten = is_last_changed or len(work.unit.files) >= MAX_FILES
+    if is_rewritten or dead > MAX_DEAD_SHARE * work.unit.record_count:
+        return _rewrite(work, at)
+    return _delete_in_place(work, rows, at)
+
+
+def _find(work: _Work, bases: Offsets) -> Offsets:
+    """Where the changed rows are among those of the segment."""
+    wanted = work.changes["base_offset"].to_numpy()
+    if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
         raise SafetyError(
-            f"expected the batch at offset {int(wanted[bases[at] != wanted][0])} of partition "
-            f"{unit.partition} among the rows of segment {unit.segment}, found none: another tool "
-            "removed it; roll the batches table back to a snapshot before that"
+            f"expected the batch at offset {int(missing[0])} of partition "
+            f"{work.unit.partition} among the rows of segment {work.unit.segment}, found none: "
+            "another tool removed it; roll the batches table back to a snapshot before that"
         )
+    return np.asarray(np.searchsorted(bases, wanted), np.int64)
+
+
+def _rewrite(work: _Work, at: Offsets) -> RowDelta:
+    """Write all rows of the segment with their changes."""
+    rows = read_segment(work.unit, None, "base_offset").table.combine_chunks()
+    is_removed = work.changes["is_removed"].to_numpy()
     is_changed = np.zeros(rows.num_rows, np.bool_)
-    is_changed[at] = True
+    is_changed[at[~is_removed]] = True
+    rows = _changed(rows, is_changed, work.changes.filter(pa.array(~is_removed)))
+    keeps = np.ones(rows.num_rows, np.bool_)
+    keeps[at[is_removed]] = False
+    if not keeps.any():
+        return RowDelta(replaced=[Replacement(work.unit, None)])
+    write_rows(work.unit.store, work.path, rows.filter(pa.array(keeps)))
+    return RowDelta(replaced=[Replacement(work.unit, work.path)])
+
+
+def _delete_in_place(work: _Work, rows: SegmentRows, at: Offsets) -> RowDelta:
+    """Delete the changed rows, and write those that stay to a file beside the others."""
+    files, positions = rows.files[at], rows.positions[at]
+    stays = ~work.changes["is_removed"].to_numpy()
+    deletions, tables = [], []
+    for number, file in enumerate(work.unit.files):
+        mine = files == number
+        if mine.any():
+            deletions.append(deletion_of(work.unit.store, file, positions[mine]))
+        if (mine & stays).any():
+            tables.append(read_rows(work.unit, file, np.sort(positions[mine & stays])))
+    if not tables:
+        return RowDelta(deletions)
+    left = together(tables, work.unit.columns).sort_by("base_offset").combine_chunks()
+    left = _changed(left, np.ones(left.num_rows, np.bool_), work.changes.filter(pa.array(stays)))
+    write_rows(work.unit.store, work.path, left)
+    return RowDelta(deletions, [Replacement(work.unit, work.path)])
+
+
+def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
+    """The rows with their changes, in the same order; a changed batch has no CRC any more."""
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
         changed = changes[name].combine_chunks().cast(rows[name].type)
         column = pc.replace_with_mask(rows[name], mask, changed)
         rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
     crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
-    rows = rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)
-    keeps = np.ones(rows.num_rows, np.bool_)
-    keeps[at[changes["is_removed"].to_numpy()]] = False
-    return rows.filter(pa.array(keeps))
+    return rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)

@@ -1,14 +1,15 @@
 """Commits on single files, through Iceberg's own Java classes: no statement, so no scan.
 
-Iceberg: BaseDVFileWriter and RowDelta for deletion vectors, OverwriteFiles for whole files.
+Iceberg: BaseDVFileWriter for deletion vectors, RowDelta for them and for files, RewriteFiles.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -21,7 +22,6 @@ from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
     data_file,
-    ends_of,
     read_blob,
     scan_tasks,
 )
@@ -56,63 +56,55 @@ def _folder(unit: SegmentFiles) -> str:
     return f"partition={unit.partition}/segment={unit.segment}"
 
 
-def prepare_deletions(
+class RowDelta(NamedTuple):
+    """Rows that leave their files and rows that come, for one commit to show."""
+
+    deletions: Sequence[DeletionVector] = ()
+    added: Sequence[Replacement] = ()  # files beside the others of their segments
+    replaced: Sequence[Replacement] = ()  # files in place of all others of their segments
+
+    @classmethod
+    def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
+        """The parts, each of other segments, as one."""
+        return cls(*(tuple(chain.from_iterable(of)) for of in zip(*parts, strict=True)))
+
+
+def prepare_row_delta(
     spark: SparkSession,
     table: str,
     ends: Mapping[int, int],
-    deletions: Sequence[DeletionVector],
+    delta: RowDelta,
     properties: Mapping[str, str],
-    added: Sequence[Replacement] = (),
     hold: Hold | None = None,
     before: int | None = None,
 ) -> Commit:
-    """Write the deletions, whose segments lie below each partition's end offset.
+    """Write the deletions of a delta whose segments lie below each partition's end offset.
 
-    `added` are files that hold what some of the deleted rows become. The commit of all is one
-    snapshot; CommitConflictError where a file changed meanwhile. With `hold` it is tagged, and so
-    is the snapshot `before`, on which it was planned.
+    The commit of all is one snapshot; CommitConflictError where a file changed meanwhile. With
+    `hold` it is tagged, and so is the snapshot `before`, on which it was planned.
     """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, ends)
-    result = _write_vectors(spark, loaded, tasks, deletions)
+    vectors = _write_vectors(spark, loaded, tasks, delta.deletions)
     begun = _Begun.of(loaded, hold, before)
-    row_delta = begun.updates.newRowDelta()
-    row_delta = row_delta.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
-    row_delta = row_delta.validateDataFilesExist(result.referencedDataFiles())
-    for file in items(result.deleteFiles()):
-        row_delta = row_delta.addDeletes(file)
-    for file in items(result.rewrittenDeleteFiles()):
-        row_delta = row_delta.removeDeletes(file)
-    for unit, path in added:
+    update = begun.updates.newRowDelta()
+    update = update.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    update = update.validateDataFilesExist(vectors.referencedDataFiles())
+    for file in items(vectors.deleteFiles()):
+        update = update.addDeletes(file)
+    for file in items(vectors.rewrittenDeleteFiles()):
+        update = update.removeDeletes(file)
+    if delta.replaced:
+        update = update.conflictDetectionFilter(_in_segments(spark, delta.replaced))
+        update = update.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
+    for task in (tasks.unchanged(file) for unit, _ in delta.replaced for file in unit.files):
+        update = update.removeRows(task.file())
+        for vector in items(task.deletes()):
+            update = update.removeDeletes(vector)
+    for unit, path in (*delta.added, *delta.replaced):
         if path is not None:
-            row_delta = row_delta.addRows(tasks.with_new_file(unit, path))
-    return begun.commit_of(row_delta, properties)
-
-
-def prepare_replacements(
-    spark: SparkSession,
-    table: str,
-    replacements: Sequence[Replacement],
-    properties: Mapping[str, str],
-    hold: Hold | None = None,
-) -> Commit:
-    """What puts new files in place of old ones; CommitConflictError where one changed meanwhile.
-
-    With `hold` the new snapshot and the one before it are tagged.
-    """
-    loaded = java_table(spark, table)
-    tasks = _Tasks.of(spark, loaded, ends_of(unit for unit, _ in replacements))
-    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
-    overwrite = begun.updates.newOverwrite()
-    overwrite = overwrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
-    overwrite = overwrite.conflictDetectionFilter(_in_segments(spark, replacements))
-    overwrite = overwrite.validateNoConflictingData().validateNoConflictingDeletes()
-    for unit, path in replacements:
-        for file in unit.files:
-            overwrite = overwrite.deleteFile(tasks.unchanged(file).file())
-        if path is not None:
-            overwrite = overwrite.addFile(tasks.with_new_file(unit, path))
-    return begun.commit_of(overwrite, properties)
+            update = update.addRows(tasks.with_new_file(unit, path))
+    return begun.commit_of(update, properties)
 
 
 def prepare_merge(

@@ -396,9 +396,9 @@ def _totals(
     rewritings: Sequence[Rewriting],
 ) -> dict[str, Any]:
     """Records of data and bytes before and after, as the headers of what is retained count them."""
-    retained = headers.where(headers.column("base_offset") >= part.first_segment_offset)
-    records = int(retained.column("record_count")[~retained.is_control].sum())
-    size_bytes = int(retained.column("size_bytes").sum())
+    is_retained = headers.column("base_offset") >= part.first_segment_offset
+    records = int(headers.column("record_count")[is_retained & ~headers.is_control].sum())
+    size_bytes = int(headers.column("size_bytes")[is_retained].sum())
     records_removed = sum(of.records_removed for of in rewritings)
     bytes_removed = sum(of.bytes_removed for of in rewritings)
     for batch, left in after:

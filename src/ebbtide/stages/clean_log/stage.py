@@ -23,7 +23,7 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, plan_segments, read_segment
-from ebbtide.iceberg.files.file_commits import Commit, prepare_deletions
+from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.replica_tables import held_back_from
@@ -347,11 +347,11 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
     """What deletes the records; None where there is none, or they are deleted already."""
     if not effect.deletions or _are_records_done(topic, this_round):
         return None
-    return prepare_deletions(
+    return prepare_row_delta(
         topic.spark,
         topic.name.records_table,
         {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()},
-        effect.deletions,
+        RowDelta(effect.deletions),
         _summary(this_round, effect.victims),
         hold=_hold(this_round),
         before=this_round.records_snapshot,

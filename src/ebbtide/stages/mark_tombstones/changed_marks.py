@@ -20,7 +20,6 @@ from pyspark.sql import functions as F
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.batch_rows import has_old_magic
 from ebbtide.iceberg.files.data_files import (
-    DeletionVector,
     Offsets,
     SegmentFiles,
     count_rows,
@@ -33,7 +32,13 @@ from ebbtide.iceberg.files.data_files import (
     write_rows,
 )
 from ebbtide.iceberg.files.field_ids import together
-from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_deletions
+from ebbtide.iceberg.files.file_commits import (
+    Commit,
+    Replacement,
+    RowDelta,
+    new_paths,
+    prepare_row_delta,
+)
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
@@ -165,13 +170,6 @@ class _Work(NamedTuple):
     path: str
 
 
-class _Written(NamedTuple):
-    """What one segment's changes come to."""
-
-    deletions: list[DeletionVector]
-    added: Replacement
-
-
 def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
     """Write the changed rows anew; those for the quarantine only go."""
     spark, table = topic.spark, topic.name.records_table
@@ -187,12 +185,10 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
     written = map_segments(spark, _write_marked, work, count_rows(units), "writes marks of")
-    deletions = [deletion for of in written for deletion in of.deletions]
-    added = [of.added for of in written]
-    return prepare_deletions(spark, table, ends_of(units), deletions, {}, added)
+    return prepare_row_delta(spark, table, ends_of(units), RowDelta.of_all(written), {})
 
 
-def _write_marked(work: _Work) -> _Written:
+def _write_marked(work: _Work) -> RowDelta:
     """In a task: write the rows that stay with their new marks, and name the old ones."""
     rows, becomes = read_segment(work.unit, ("offset",)), work.changes["becomes"].to_numpy()
     at = _find(work, rows.table["offset"].to_numpy())
@@ -208,9 +204,9 @@ def _write_marked(work: _Work) -> _Written:
         if len(mine):
             tables.append(_marked(read_rows(work.unit, file, positions[mine]), becomes[mine]))
     if not tables:
-        return _Written(deletions, Replacement(work.unit, None))
+        return RowDelta(deletions)
     write_rows(work.unit.store, work.path, together(tables, work.unit.columns))
-    return _Written(deletions, Replacement(work.unit, work.path))
+    return RowDelta(deletions, [Replacement(work.unit, work.path)])
 
 
 def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:

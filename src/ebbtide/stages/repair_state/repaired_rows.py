@@ -16,7 +16,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets, deletion_of, plan_segments
-from ebbtide.iceberg.files.file_commits import prepare_deletions
+from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
@@ -165,7 +165,7 @@ def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> None:
         )
     store = units[0].store
     deletions = [deletion_of(store, files[path], of) for path, of in removal.positions.items()]
-    commit(step, prepare_deletions(topic.spark, table, partitions, deletions, {}))
+    commit(step, prepare_row_delta(topic.spark, table, partitions, RowDelta(deletions), {}))
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:
