@@ -31,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive run test test-services test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
+.PHONY: help docs setup setup-test machine archive run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -45,7 +45,7 @@ run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the
 	@$(WITH_ENV) exec $(PY) -m ebbtide.local.quickstart
 
 test: check ## Set up everything and run all checks and tests
-	@$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SEED=, FIRST= to go on)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
@@ -58,6 +58,10 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m services tests/services tests/stores
+
+smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)
+	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
+	@$(PY) -m pytest -m services tests/services/test_nights.py
 
 test-compose: setup-test ## docker-compose.yaml: image, services, nights by its scheduler, a kill (needs Docker)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,12 @@ class BatchHeaders:
         """Those at these row numbers."""
         return BatchHeaders(self.table.take(pa.array(rows)))
 
+    def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
+        """These and others of the same log, each once, in offset order."""
+        both = together([self, *(of for of in others if len(of))])
+        _, rows = np.unique(both.column("base_offset"), return_index=True)
+        return both.at(rows)
+
     def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
         """The first `count`, and the others."""
         return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))
@@ -89,13 +95,34 @@ class BatchHeaders:
     @property
     def of_last_records(self) -> BatchHeaders:
         """What each producer's last record can be told from: its last data, markers after it."""
+        return self.where(self.may_be_last_records)
+
+    @property
+    def may_be_last_records(self) -> Bools:
+        """Which are their producer's last data or markers after it."""
         producers, bases = self.column("producer_id"), self.column("base_offset")
         is_control = self.is_control
         ids, numbers = np.unique(producers, return_inverse=True)
         last_data = np.full(len(ids), -1, np.int64)
         np.maximum.at(last_data, numbers[~is_control], bases[~is_control])
-        is_needed = np.where(is_control, bases > last_data[numbers], bases == last_data[numbers])
-        return self.where(is_needed & (producers != NO_PRODUCER_ID))
+        is_last = np.where(is_control, bases > last_data[numbers], bases == last_data[numbers])
+        return np.asarray(is_last & (producers != NO_PRODUCER_ID), np.bool_)
+
+    def newest_left(self, removed: Int64s) -> BatchHeaders:
+        """The last batch of each producer that is not among `removed`, base offsets."""
+        by_producer = self.where(self.column("producer_id") != NO_PRODUCER_ID)
+        is_left = ~np.isin(by_producer.column("base_offset"), removed)
+        by_producer = by_producer.where(np.asarray(is_left, np.bool_))
+        # Of equal ones the first is told, so they are looked at from the end.
+        from_the_end = by_producer.column("producer_id")[::-1]
+        _, numbers = np.unique(from_the_end, return_index=True)
+        return by_producer.at(np.sort(len(from_the_end) - 1 - numbers))
+
+
+def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
+    """The parts one after another."""
+    tables = [part.table for part in parts]
+    return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
 
 
 def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: int) -> BatchHeaders:
@@ -143,7 +170,7 @@ def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -
     """
     bases = headers.column("base_offset")
     firsts = np.searchsorted(bases, [base for base, _ in segments])
-    ends = [*firsts[1:], len(bases)]
+    ends = [*firsts, len(bases)][1:]
     sizes, times = headers.column("size_bytes"), headers.column("max_timestamp_ms")
     event_times, append_times = (
         headers.column("max_event_time_ms"),

@@ -43,6 +43,7 @@ class SegmentEffect(NamedTuple):
     tombstones_kept: int
     tombstones_held_back: int  # of those kept: due, but for a replica that ends before them
     rewriting: Rewriting
+    newest_left: BatchHeaders  # of each producer, among these batches
 
 
 def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
@@ -71,7 +72,7 @@ def clean_segment(
     offset; `is_superseded` is the offset map's word on records.
     """
     batches = rows["batch"].to_numpy()
-    held = headers.where(np.isin(headers.column("base_offset"), batches))
+    held = of_records = headers.where(np.isin(headers.column("base_offset"), batches))
     rules, rewritings, held_back = [], [], 0
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
@@ -84,12 +85,14 @@ def clean_segment(
         held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
     rule = np.concatenate(rules)
+    rewriting = Rewriting.of_all(rewritings)
     return SegmentEffect(
         rule > 0,
         {name: int(np.count_nonzero(rule == code)) for code, name in enumerate(RULES, 1)},
         int(np.count_nonzero((rule == 0) & rows["is_tombstone"].to_numpy())),
         held_back,
-        Rewriting.of_all(rewritings),
+        rewriting,
+        of_records.newest_left(rewriting.removed),
     )
 
 

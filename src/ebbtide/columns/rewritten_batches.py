@@ -102,6 +102,11 @@ class Rewriting(NamedTuple):
     bytes_removed: int
     next_horizon_ms: int | None  # of those that still hold a tombstone
 
+    @property
+    def removed(self) -> Int64s:
+        """Base offsets of the batches that go."""
+        return np.asarray(self.changes.filter(self.changes["is_removed"])["base_offset"], np.int64)
+
     @classmethod
     def of_all(cls, parts: Sequence[Rewriting]) -> Rewriting:
         """The parts, in offset order, as one."""

@@ -26,6 +26,20 @@ class Segment(NamedTuple):
     max_append_time_ms: int = -1
     record_count: int = 0  # of data
 
+    def with_more(self, later: Segment) -> Segment:
+        """The sums of this and of `later` batches of the same segment."""
+        first_ms = self.first_batch_timestamp_ms
+        return self._replace(
+            size_bytes=self.size_bytes + later.size_bytes,
+            max_timestamp_ms=max(self.max_timestamp_ms, later.max_timestamp_ms),
+            first_batch_timestamp_ms=later.first_batch_timestamp_ms
+            if first_ms is None
+            else first_ms,
+            max_event_time_ms=max(self.max_event_time_ms, later.max_event_time_ms),
+            max_append_time_ms=max(self.max_append_time_ms, later.max_append_time_ms),
+            record_count=self.record_count + later.record_count,
+        )
+
     @property
     def largest_timestamp_ms(self) -> int:
         """The largest record timestamp, or the file's own time where no record has one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.batch_headers import COLUMNS, BatchHeaders, of_partitions
+from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
@@ -43,6 +45,8 @@ from ebbtide.spark.tasks import map_segments
 MAX_DEAD_SHARE = 0.25
 # So many files of a segment are written as one again.
 MAX_FILES = 4
+# A header is looked at in this share of the time that a record takes.
+HEADERS_A_RECORD = 8
 
 
 def read_headers(
@@ -56,6 +60,31 @@ def read_headers(
     units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(empty, MAX_OFFSET))
     tables = [read_segment(unit, ("partition", *COLUMNS), "base_offset").table for unit in units]
     return empty | (of_partitions(together(tables, units[0].columns)) if tables else {})
+
+
+def look_at_headers(
+    spark: SparkSession,
+    batches_table: str,
+    outlines: Mapping[int, LogOutline],
+    snapshot: int | None = None,
+) -> dict[int, LogHeaders]:
+    """What there is to know of the headers of whole partitions, as of a snapshot or now."""
+    snapshot = snapshot or current_snapshot(spark, batches_table)
+    parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
+    if snapshot is not None:
+        units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(outlines, MAX_OFFSET))
+        look, rows = partial(_look_at, outlines), count_rows(units) // HEADERS_A_RECORD
+        for unit, found in zip(
+            units, map_segments(spark, look, units, rows, "looks at headers of"), strict=True
+        ):
+            parts[unit.partition] += found
+    return {p: LogHeaders.of_all(parts[p], outline) for p, outline in outlines.items()}
+
+
+def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[LogHeaders]:
+    """In a task: the headers of one segment; none where it holds no row."""
+    headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
+    return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
 
 
 _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})

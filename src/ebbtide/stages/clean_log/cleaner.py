@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ebbtide.columns.batch_headers import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved
 from ebbtide.columns.compaction import IsSuperseded, clean_segment, dirty_keys
+from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
 from ebbtide.columns.segment_records import COLUMNS
-from ebbtide.iceberg.files.batch_rows import read_headers
+from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
@@ -44,7 +46,7 @@ from ebbtide.log.compaction import (
     needs_horizon,
     rewrite,
 )
-from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.logical_segments import Segment, segment_of
 from ebbtide.log.producers import LastRecord, carried, last_records
 from ebbtide.log.state.topic_state import NEVER
 from ebbtide.records.varint import varint_size
@@ -75,7 +77,7 @@ class RoundEffect:
     bytes_removed: int = 0
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
     next_clean_ms: dict[int, int] = field(default_factory=dict)
-    headers: dict[int, BatchHeaders] = field(default_factory=dict)  # before the round
+    segments: dict[int, Sequence[Segment]] = field(default_factory=dict)  # before the round
 
 
 class _Rules(NamedTuple):
@@ -120,33 +122,40 @@ class _UnitEffect(NamedTuple):
     tombstones_kept: int
     tombstones_held_back: int
     rewriting: Rewriting
+    newest_left: BatchHeaders  # of each producer
 
 
 def effect_of(
-    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, BatchHeaders] | None = None
+    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, LogHeaders] | None = None
 ) -> RoundEffect:
     """Work out the round; a pure function of it and of the snapshots it names.
 
-    `headers` are those of the round's batches snapshot, if somebody has read them before.
+    `headers` are those of the round's batches snapshot, if somebody has looked at them before.
     """
     name = topic.name
     if headers is None:
-        headers = read_headers(
-            topic.spark, name.batches_table, cleaning.partitions, cleaning.batches_snapshot
+        outlines = {
+            p: LogOutline(part.log_start_offset, topic.partitions[p].segments, cleaning.now_ms)
+            for p, part in cleaning.partitions.items()
+        }
+        headers = look_at_headers(
+            topic.spark, name.batches_table, outlines, cleaning.batches_snapshot
         )
     judged = {
-        partition: _judge(topic, partition, headers[partition], cleaning)
+        partition: _judge(topic, partition, headers[partition].notable, cleaning)
         for partition in cleaning.partitions
     }
     units = _clean_units(topic, cleaning, judged)
-    effect = RoundEffect(headers=dict(headers))
+    effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     tables = []
     for partition, of_partition in judged.items():
         mine = [unit for unit in units if unit.partition == partition]
         after = list(_after(of_partition, {unit.first_base_offset for unit in mine}))
-        changes = _changes(partition, headers[partition], after, mine)
-        tables.append(_with_carried(partition, headers[partition], of_partition, changes))
-        _describe(effect, partition, (headers[partition], of_partition, after), mine)
+        notable = headers[partition].notable
+        changes = _changes(partition, notable, after, mine)
+        known = notable.with_more(unit.newest_left for unit in mine)
+        tables.append(_with_carried(partition, known, of_partition, changes))
+        _describe(effect, partition, (of_partition, after), mine)
     log_partitions(log, {p: _decided(numbers) for p, numbers in effect.numbers.items()})
     effect.changes = pa.concat_tables(tables) if tables else no_changes()
     effect.deletions = [deletion for unit in units for deletion in unit.deletions]
@@ -166,7 +175,7 @@ def _decided(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _judge(topic: Topic, partition: int, headers: BatchHeaders, cleaning: CleaningRound) -> _Judged:
+def _judge(topic: Topic, partition: int, notable: BatchHeaders, cleaning: CleaningRound) -> _Judged:
     """Verdicts on transactions, markers, empty batches and those that must not go."""
     part = cleaning.partitions[partition]
     bound = part.first_uncleanable_offset
@@ -180,19 +189,19 @@ def _judge(topic: Topic, partition: int, headers: BatchHeaders, cleaning: Cleani
         part.held_back_from,
     )
     last = last_records(
-        headers.of_last_records.batches(),
+        notable.of_last_records.batches(),
         now_ms=cleaning.now_ms,
         expiration_ms=cleaning.producer_id_expiration_ms,
     )
-    last_offsets = headers.column("last_offset")
-    is_special = headers.is_in_transaction | (headers.column("record_count") == 0)
-    is_special |= headers.is_astride(part.log_start_offset)
+    last_offsets = notable.column("last_offset")
+    is_special = notable.is_in_transaction | (notable.column("record_count") == 0)
+    is_special |= notable.is_astride(part.log_start_offset)
     is_special |= np.isin(
         last_offsets, [r.last_data_offset for r in last.values() if r.last_data_offset is not None]
     )
     is_special |= last_offsets == bound - 1
-    is_special &= headers.column("base_offset") >= part.first_segment_offset
-    special = headers.where(is_special).batches()
+    is_special &= notable.column("base_offset") >= part.first_segment_offset
+    special = notable.where(is_special).batches()
     return _Judged(this_round, part, last, list(judge(special, this_round, last)))
 
 
@@ -262,7 +271,7 @@ def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitE
     rows = found.table if is_covered.all() else found.table.filter(pa.array(is_covered))
     if not rows.num_rows:
         return None
-    headers = BatchHeaders(read_segment(unit.batches, Batch._fields, "base_offset").table)
+    headers = BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
     done = clean_segment(rows, headers, verdicts, is_superseded, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
     files, positions = found.files[gone], found.positions[gone]
@@ -278,6 +287,7 @@ def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitE
         done.tombstones_kept,
         done.tombstones_held_back,
         done.rewriting._replace(changes=in_segment(partition, segment, done.rewriting.changes)),
+        done.newest_left,
     )
 
 
@@ -361,16 +371,16 @@ def _with_carried(
 def _describe(
     effect: RoundEffect,
     partition: int,
-    before: tuple[BatchHeaders, _Judged, Sequence[tuple[Batch, Batch | None]]],
+    before: tuple[_Judged, Sequence[tuple[Batch, Batch | None]]],
     units: Sequence[_UnitEffect],
 ) -> None:
     """Add the partition's numbers to the effect."""
-    headers, judged, after = before
+    judged, after = before
     rewritings = [unit.rewriting for unit in units]
     by_rule = sum((Counter(unit.by_rule) for unit in units), Counter[str]())
     waits = [of.next_horizon_ms for of in rewritings if of.next_horizon_ms is not None]
     waits += list(_waiting_markers(judged, after, rewritings))
-    totals = _totals(headers, judged.part, after, rewritings)
+    totals = _totals(effect.segments[partition], after, rewritings)
     effect.victims += by_rule.total()
     effect.bytes_removed += totals["bytes_before"] - totals["bytes_after"]
     effect.next_clean_ms[partition] = min(waits, default=NEVER)
@@ -390,15 +400,13 @@ def _describe(
 
 
 def _totals(
-    headers: BatchHeaders,
-    part: PartitionRound,
+    segments: Sequence[Segment],
     after: Sequence[tuple[Batch, Batch | None]],
     rewritings: Sequence[Rewriting],
 ) -> dict[str, Any]:
-    """Records of data and bytes before and after, as the headers of what is retained count them."""
-    is_retained = headers.column("base_offset") >= part.first_segment_offset
-    records = int(headers.column("record_count")[is_retained & ~headers.is_control].sum())
-    size_bytes = int(headers.column("size_bytes")[is_retained].sum())
+    """Records of data and bytes before and after, as the headers of the segments count them."""
+    records = sum(segment.record_count for segment in segments)
+    size_bytes = sum(segment.size_bytes for segment in segments)
     records_removed = sum(of.records_removed for of in rewritings)
     bytes_removed = sum(of.bytes_removed for of in rewritings)
     for batch, left in after:
@@ -433,9 +441,8 @@ def _waiting_markers(
     rewritings: Sequence[Rewriting],
 ) -> Iterator[int]:
     """When each marker left may go; 0 for one without horizon that has outlived its data."""
-    removed = set[int]()
-    for changes in (of.changes for of in rewritings):
-        removed.update(changes.filter(changes["is_removed"])["base_offset"].to_pylist())
+    bases = [batch.base_offset for batch, _ in judged.verdicts]
+    removed = {base for of in rewritings for base in np.intersect1d(of.removed, bases).tolist()}
     control = {before.base_offset: batch for before, batch in after}
     left = [
         batch

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ebbtide.columns.batch_headers import BatchHeaders, segment_totals, stable_offset
+from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
+from ebbtide.iceberg.files.batch_rows import look_at_headers, prepare_changes
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, plan_segments, read_segment
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
@@ -47,7 +48,7 @@ from ebbtide.iceberg.unfinished.planned_round import (
 )
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
-from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable, merged
+from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -104,7 +105,12 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     if pins is None:
         _log_left(reasons)
         return CleanPlan(topic, None, None, _shown(reasons))
-    headers = read_headers(topic.spark, topic.name.batches_table, candidates, pins.batches)
+    outlines = {
+        p: LogOutline(state.log_start_offset, state.segments, now_ms)
+        for p, state in topic.partitions.items()
+        if p in candidates
+    }
+    headers = look_at_headers(topic.spark, topic.name.batches_table, outlines, pins.batches)
     chosen: dict[int, PartitionRound] = {}
     choices = _choose(topic, headers, (pins, now_ms), held_back_from(topic))
     for partition, (part, reason) in choices.items():
@@ -192,7 +198,7 @@ def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | N
 
 def _choose(
     topic: Topic,
-    headers: Mapping[int, BatchHeaders],
+    headers: Mapping[int, LogHeaders],
     at: tuple[_Pins, int],
     held_back: Mapping[int, int],
 ) -> dict[int, tuple[PartitionRound | None, str]]:
@@ -223,21 +229,21 @@ def _choose(
 
 
 def _offer(
-    state: PartitionState, headers: BatchHeaders, config: TopicConfig, now_ms: int
+    state: PartitionState, headers: LogHeaders, config: TopicConfig, now_ms: int
 ) -> Cleanable:
     bounds = Bounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=stable_offset(headers, state.log_start_offset, state.log_end_offset),
+        last_stable_offset=headers.stable_offset(state.log_start_offset, state.log_end_offset),
         first_unmarked_offset=state.first_unmarked_offset,
     )
-    return cleanable(segment_totals(headers, state.segments), bounds, config, now_ms)
+    return cleanable(headers.segments, bounds, config, now_ms)
 
 
 def _idle_reasons(
     topic: Topic,
-    headers: Mapping[int, BatchHeaders],
+    headers: Mapping[int, LogHeaders],
     parts: Mapping[int, PartitionRound],
     at: tuple[_Pins, int],
 ) -> dict[int, str]:
@@ -247,8 +253,8 @@ def _idle_reasons(
     due: dict[int, list[Batch]] = {}
     rounds = {p: _idle_round(part, now_ms) for p, part in parts.items()}
     for partition, part in parts.items():
-        is_there = headers[partition].column("base_offset") >= part.first_segment_offset
-        log = headers[partition].where(is_there)
+        notable = headers[partition].notable
+        log = notable.where(notable.column("base_offset") >= part.first_segment_offset)
         transactional = log.where(log.is_in_transaction).batches()
         verdicts = judge(transactional, rounds[partition], {})
         if reason := idle_reason(verdicts, rounds[partition], ()):
@@ -457,7 +463,10 @@ def _state_after(
     effect: RoundEffect,
     partition: int,
 ) -> PartitionState:
-    segments = segment_totals(effect.headers[partition], state.segments)
+    known = {segment.base_offset: segment for segment in effect.segments[partition]}
+    segments = [
+        known.get(base, Segment(base, ms))._replace(modified_ms=ms) for base, ms in state.segments
+    ]
     after = merged(segments, part.first_uncleanable_offset, this_round.segment_bytes)
     first_dirty = state.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
     moved: dict[str, Any] = {

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbtide.columns.batch_headers import BatchHeaders, segment_totals
+from ebbtide.columns.log_headers import LogOutline
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.batch_rows import read_headers
+from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
 from ebbtide.log.retention import Expiry, Offsets, Rule, expire, record_limit
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
@@ -139,9 +139,13 @@ def _before_and_after(expiry: Expiry) -> dict[str, int]:
 def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
     """What retention removes from the topic at `now_ms`."""
     states, config = topic.partitions, topic.config
-    headers = read_headers(topic.spark, topic.name.batches_table, states)
+    outlines = {
+        partition: LogOutline(state.log_start_offset, state.segments)
+        for partition, state in states.items()
+    }
+    headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
     missing = {
-        partition: _largest_event_time(headers[partition])
+        partition: headers[partition].max_event_time_ms
         for partition, state in states.items()
         if state.max_event_time_ms is None
     }
@@ -150,7 +154,7 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
         known_ms = state.max_event_time_ms
         max_event_time_ms = missing[partition] if known_ms is None else known_ms
         expiry = expire(
-            segment_totals(headers[partition], state.segments),
+            headers[partition].segments,
             Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
             config,
             now_ms=now_ms,
@@ -176,10 +180,6 @@ def _going(expiry: Expiry) -> str:
         f"({', '.join(f'{count} by {rule}' for rule, count in by.items())}); "
         f"the log begins at offset {expiry.log_start_offset}"
     )
-
-
-def _largest_event_time(headers: BatchHeaders) -> int:
-    return int(headers.column("max_event_time_ms").max(initial=-1))
 
 
 def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> JobOutcome:

@@ -12,8 +12,9 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.batch_headers import open_transactions
+from ebbtide.columns.log_headers import LogOutline
 from ebbtide.errors import ForeignLogError
-from ebbtide.iceberg.files.batch_rows import read_headers
+from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Topic, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
@@ -119,9 +120,13 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     """Transactions that the batch table leaves open, if new batches can go on with any."""
     if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
         return {}
-    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions)
+    outlines = {
+        partition: LogOutline(state.log_start_offset, state.segments)
+        for partition, state in topic.partitions.items()
+    }
+    headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
     return {
-        partition: open_transactions(of_partition).first_offsets
+        partition: open_transactions(of_partition.notable).first_offsets
         for partition, of_partition in headers.items()
     }
 
