@@ -100,13 +100,16 @@ class BatchHeaders:
     @property
     def may_be_last_records(self) -> Bools:
         """Which are their producer's last data or markers after it."""
-        producers, bases = self.column("producer_id"), self.column("base_offset")
-        is_control = self.is_control
-        ids, numbers = np.unique(producers, return_inverse=True)
+        producers = self.column("producer_id")
+        may_be = producers != NO_PRODUCER_ID
+        is_control, bases = self.is_control[may_be], self.column("base_offset")[may_be]
+        ids, numbers = np.unique(producers[may_be], return_inverse=True)
         last_data = np.full(len(ids), -1, np.int64)
         np.maximum.at(last_data, numbers[~is_control], bases[~is_control])
-        is_last = np.where(is_control, bases > last_data[numbers], bases == last_data[numbers])
-        return np.asarray(is_last & (producers != NO_PRODUCER_ID), np.bool_)
+        may_be[may_be] = np.where(
+            is_control, bases > last_data[numbers], bases == last_data[numbers]
+        )
+        return np.asarray(may_be, np.bool_)
 
     def newest_left(self, removed: Int64s) -> BatchHeaders:
         """The last batch of each producer that is not among `removed`, base offsets."""
