@@ -92,15 +92,20 @@ def test_segments_one_by_one_tell_what_all_headers_do(
         )
         assert batch in notable or not is_asked_for
 
-    # What a round removes among data, of whose segments tasks tell the newest that is left.
-    every = st.sampled_from([batch.base_offset for batch in log])
-    removed = np.array(sorted(draw.draw(st.sets(every), "removed")), np.int64)
+    # The driver removes markers and empty batches; tasks remove data, and tell the newest data left
+    # in their segments. In others all data stay, since the table holds no record of them.
     cuts = [0, *sorted(physical)]
-    of_segment = np.array([bisect_right(cuts, batch.base_offset) for batch in log])
-    left = [
-        headers.where(of_segment == number).newest_left(removed) for number in np.unique(of_segment)
+    number = [bisect_right(cuts, batch.base_offset) for batch in log]
+    with_tasks = draw.draw(st.sets(st.sampled_from(number)), "segments with tasks")
+    may_go = [
+        batch.base_offset
+        for batch, of in zip(log, number, strict=True)
+        if batch.is_control or not batch.record_count or of in with_tasks
     ]
-    known = told.notable.with_more(left)
+    every = st.sets(st.sampled_from(may_go)) if may_go else st.just(set[int]())
+    removed = np.array(sorted(draw.draw(every, "removed")), np.int64)
+    parts = [headers.where(np.array(number) == of) for of in with_tasks]
+    known = told.notable.with_more(part.where(part.newest_data(removed)) for part in parts)
     assert (
         of_bereaved(known, removed, first).batches()
         == of_bereaved(headers, removed, first).batches()
@@ -112,3 +117,12 @@ def test_what_is_ordinary_is_not_kept() -> None:
     told = LogHeaders.of(headers_of(log), LogOutline(0, [(0, T0), (50, T0)], T0))
     assert told.notable.column("base_offset").tolist() == [0, 49, 99]
     assert [segment.record_count for segment in told.segments] == [50, 50]
+
+
+def test_data_whose_records_have_gone_may_have_to_speak_for_their_producer() -> None:
+    """No task sees them: the table holds none of their records, below the log start offset say."""
+    idempotent = {"producer_id": 1, "producer_epoch": 0}
+    log = [data(0, **idempotent), emptied(data(1, **idempotent)), data(2)]
+    told = LogHeaders.of(headers_of(log), LogOutline(1, [(0, T0)], T0))
+    removed = np.array([1])
+    assert of_bereaved(told.notable, removed, 0).batches() == log[:2]

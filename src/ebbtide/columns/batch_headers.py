@@ -15,6 +15,7 @@ from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
 
+NOTHING = np.array([], np.int64)
 COLUMNS = (*Batch._fields, "segment", "max_event_time_ms", "append_time_ms")
 
 
@@ -39,7 +40,7 @@ class BatchHeaders:
 
     def where(self, mask: Bools) -> BatchHeaders:
         """Those for which the mask is true."""
-        return BatchHeaders(self.table.filter(pa.array(mask)))
+        return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
         """All of them as values."""
@@ -111,15 +112,17 @@ class BatchHeaders:
         )
         return np.asarray(may_be, np.bool_)
 
-    def newest_left(self, removed: Int64s) -> BatchHeaders:
-        """The last batch of each producer that is not among `removed`, base offsets."""
-        by_producer = self.where(self.column("producer_id") != NO_PRODUCER_ID)
-        is_left = ~np.isin(by_producer.column("base_offset"), removed)
-        by_producer = by_producer.where(np.asarray(is_left, np.bool_))
+    def newest_data(self, removed: Int64s = NOTHING) -> Bools:
+        """Which are their producer's newest data but for emptied batches and the `removed` ones."""
+        is_data = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.is_control
+        is_data &= self.column("record_count") > 0
+        rows = np.flatnonzero(is_data)
+        rows = rows[~np.isin(self.column("base_offset")[rows], removed)][::-1]
         # Of equal ones the first is told, so they are looked at from the end.
-        from_the_end = by_producer.column("producer_id")[::-1]
-        _, numbers = np.unique(from_the_end, return_index=True)
-        return by_producer.at(np.sort(len(from_the_end) - 1 - numbers))
+        _, firsts = np.unique(self.column("producer_id")[rows], return_index=True)
+        is_newest = np.zeros(len(self), np.bool_)
+        is_newest[rows[firsts]] = True
+        return is_newest
 
 
 def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:

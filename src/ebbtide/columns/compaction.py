@@ -72,7 +72,7 @@ def clean_segment(
     offset; `is_superseded` is the offset map's word on records.
     """
     batches = rows["batch"].to_numpy()
-    held = of_records = headers.where(np.isin(headers.column("base_offset"), batches))
+    held = headers.where(np.isin(headers.column("base_offset"), batches))
     rules, rewritings, held_back = [], [], 0
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
@@ -92,7 +92,7 @@ def clean_segment(
         int(np.count_nonzero((rule == 0) & rows["is_tombstone"].to_numpy())),
         held_back,
         rewriting,
-        of_records.newest_left(rewriting.removed),
+        headers.where(headers.newest_data(rewriting.removed)),
     )
 
 

@@ -100,7 +100,8 @@ def _is_notable(
 ) -> Bools:
     bases, lasts = headers.column("base_offset"), headers.column("last_offset")
     is_notable = headers.is_in_transaction | (headers.column("record_count") == 0)
-    is_notable |= headers.is_astride(outline.log_start_offset) | headers.may_be_last_records
+    is_notable |= headers.is_astride(outline.log_start_offset)
+    is_notable |= headers.may_be_last_records | headers.newest_data()
     is_notable |= bases < outline.segments[0][0]
     is_due = headers.column("base_timestamp_ms") <= outline.now_ms
     is_notable |= headers.has_bit(DELETE_HORIZON) & is_due
