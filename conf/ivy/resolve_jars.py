@@ -127,8 +127,8 @@ def retrieve(java: str, conf: str, fresh: Path) -> None:
 def describe_failure(log: Path) -> str:
     """The modules Ivy could not have, in one line."""
     text = log.read_text(errors="replace")
-    missing = sorted(
-        set(re.findall(r"([\w.\-]+#[\w.\-]+;[\w.\-]+)(?:![\w.\-]+)?: not found", text))
+    missing = list(
+        dict.fromkeys(re.findall(r"([\w.\-]+#[\w.\-]+;[\w.\-]+)(?:![\w.\-]+)?: not found", text))
     )
     failed = sorted(set(re.findall(r"\[FAILED\s*\] (\S+?)!", text)))
     names = ", ".join((missing + failed)[:3]) or "the jars"

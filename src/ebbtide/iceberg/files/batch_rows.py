@@ -24,7 +24,6 @@ from ebbtide.iceberg.files.data_files import (
     deletion_of,
     in_segments,
     plan_segments,
-    read_rows,
     read_segment,
     write_rows,
 )
@@ -188,14 +187,18 @@ def _write_changed(work: _Work) -> RowDelta:
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
     """
-    rows = read_segment(work.unit, ("base_offset",), "base_offset")
+    dead = work.unit.deleted_count + work.changes.num_rows
+    is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
+    is_rewritten |= len(work.unit.files) >= MAX_FILES
+    # A store is asked once for what is needed: no more than offsets where all rows go.
+    only_offsets = not is_rewritten and pc.all(work.changes["is_removed"]).as_py()
+    rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     at = _find(work, rows.table["base_offset"].to_numpy())
-    dead = work.unit.record_count - rows.table.num_rows + len(at)
-    is_last_changed = at[-1] == rows.table.num_rows - 1
-    is_rewritten = is_last_changed or len(work.unit.files) >= MAX_FILES
-    if is_rewritten or dead > MAX_DEAD_SHARE * work.unit.record_count:
-        return _rewrite(work, at)
-    return _delete_in_place(work, rows, at)
+    if not is_rewritten and at[-1] < rows.table.num_rows - 1:
+        return _delete_in_place(work, rows, at)
+    if only_offsets:
+        rows = read_segment(work.unit, None, "base_offset")
+    return _rewrite(work, rows.table, at)
 
 
 def _find(work: _Work, bases: Offsets) -> Offsets:
@@ -210,9 +213,9 @@ def _find(work: _Work, bases: Offsets) -> Offsets:
     return np.asarray(np.searchsorted(bases, wanted), np.int64)
 
 
-def _rewrite(work: _Work, at: Offsets) -> RowDelta:
+def _rewrite(work: _Work, rows: pa.Table, at: Offsets) -> RowDelta:
     """Write all rows of the segment with their changes."""
-    rows = read_segment(work.unit, None, "base_offset").table.combine_chunks()
+    rows = rows.combine_chunks()
     is_removed = work.changes["is_removed"].to_numpy()
     is_changed = np.zeros(rows.num_rows, np.bool_)
     is_changed[at[~is_removed]] = True
@@ -228,17 +231,15 @@ def _rewrite(work: _Work, at: Offsets) -> RowDelta:
 def _delete_in_place(work: _Work, rows: SegmentRows, at: Offsets) -> RowDelta:
     """Delete the changed rows, and write those that stay to a file beside the others."""
     files, positions = rows.files[at], rows.positions[at]
+    deletions = [
+        deletion_of(work.unit.store, file, positions[files == number])
+        for number, file in enumerate(work.unit.files)
+        if np.any(files == number)
+    ]
     stays = ~work.changes["is_removed"].to_numpy()
-    deletions, tables = [], []
-    for number, file in enumerate(work.unit.files):
-        mine = files == number
-        if mine.any():
-            deletions.append(deletion_of(work.unit.store, file, positions[mine]))
-        if (mine & stays).any():
-            tables.append(read_rows(work.unit, file, np.sort(positions[mine & stays])))
-    if not tables:
+    if not stays.any():
         return RowDelta(deletions)
-    left = together(tables, work.unit.columns).sort_by("base_offset").combine_chunks()
+    left = rows.table.take(at[stays]).combine_chunks()
     left = _changed(left, np.ones(left.num_rows, np.bool_), work.changes.filter(pa.array(stays)))
     write_rows(work.unit.store, work.path, left)
     return RowDelta(deletions, [Replacement(work.unit, work.path)])

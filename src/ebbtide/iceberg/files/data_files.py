@@ -39,6 +39,7 @@ class Vector(NamedTuple):
     path: str
     position: int
     size_bytes: int
+    record_count: int
 
 
 class DataFile(NamedTuple):
@@ -62,6 +63,11 @@ class SegmentFiles(NamedTuple):
     def record_count(self) -> int:
         """Rows, the deleted ones too."""
         return sum(file.record_count for file in self.files)
+
+    @property
+    def deleted_count(self) -> int:
+        """Rows that deletion vectors name."""
+        return sum(file.vector.record_count for file in self.files if file.vector)
 
 
 class SegmentRows(NamedTuple):
@@ -183,7 +189,10 @@ def data_file(task: Mapping[str, Any]) -> DataFile:
     if deletes:
         (delete,) = deletes
         vector = Vector(
-            delete["file-path"], delete["content-offset"], delete["content-size-in-bytes"]
+            delete["file-path"],
+            delete["content-offset"],
+            delete["content-size-in-bytes"],
+            delete["record-count"],
         )
     return DataFile(task["data-file"]["file-path"], task["data-file"]["record-count"], vector)
 
