@@ -46,7 +46,7 @@ def run_job(lake: LakeSandbox, job: str, *arguments: str) -> None:
     assert done.returncode == 0, f"{job} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
 
 
-def run_nights(lake: LakeSandbox, source: str = str(SAMPLE), run: RunJob | None = None) -> None:
+def run_nights(lake: LakeSandbox, source: str = str(SAMPLE), run: RunJob = run_job) -> None:
     """Each job of two nights as Airflow submits it."""
     topics = [word for topic in TOPICS for word in ("--topic", f"{CLUSTER}.{topic}")]
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
