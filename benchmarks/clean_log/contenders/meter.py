@@ -63,25 +63,25 @@ class Meter:
 
     def _sample(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
-            rss_bytes = sum(process.rss_bytes for process in _tree(self._root).values())
+            rss_bytes = sum(process.rss_bytes for process in process_tree(self._root).values())
             self._peak_rss_bytes = max(self._peak_rss_bytes, rss_bytes)
 
     def _totals(self) -> tuple[float, int, int]:
         """CPU seconds, bytes read, bytes written, up to now."""
-        tree = _tree(self._root)
+        tree = process_tree(self._root)
         moved = [_bytes_moved(pid) for pid in tree]
         ticks = sum(process.cpu_ticks for process in tree.values())
         return ticks / TICKS_PER_SECOND, sum(r for r, _ in moved), sum(w for _, w in moved)
 
 
-def _tree(root: int) -> dict[int, _Process]:
-    """The root and all its descendants, as they are now."""
+def process_tree(root: int) -> dict[int, _Process]:
+    """The root and all its descendants, as they are now; none where the root has ended."""
     all_processes = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 all_processes[int(entry.name)] = _parse_stat((entry / "stat").read_text())
-    tree = {root: all_processes[root]}
+    tree = {pid: process for pid, process in all_processes.items() if pid == root}
     size = 0
     while size < len(tree):
         size = len(tree)

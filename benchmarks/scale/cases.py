@@ -1,0 +1,119 @@
+"""The cases: what there is many of, and the steps that are measured on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.scale.lake import NIGHT, TOPICS_PER_APPLICATION, ScaleLake, names
+from benchmarks.scale.logs import Shape, write_logs
+from benchmarks.scale.processes import Taken
+
+WITH_WORK = 5
+LATER = "2026-12-02T00:00:00+00:00"
+
+
+class Step(NamedTuple):
+    """What one step took, and what it said of sizes and times."""
+
+    name: str
+    taken: Taken
+    facts: Mapping[str, object]
+
+
+class Case(NamedTuple):
+    """What there is `count` of, how many at first and at most, and what is done with them."""
+
+    many: str
+    counts: tuple[int, int]
+    run: Callable[[Path, int], Iterator[Step]]
+
+
+def _partitions(directory: Path, count: int) -> Iterator[Step]:
+    yield from _life_of_a_topic(directory, Shape(partitions=count, segments=10))
+
+
+def _segments(directory: Path, count: int) -> Iterator[Step]:
+    yield from _life_of_a_topic(directory, Shape(segments=count))
+
+
+def _life_of_a_topic(directory: Path, shape: Shape) -> Iterator[Step]:
+    """One topic: ingest and a night, then one segment more a partition and another night."""
+    lake = ScaleLake(directory)
+    (topic,) = names(1)
+    write_logs(lake.log, shape)
+    yield _step("ingest_segments", lake, lake.ingest())
+    for job in NIGHT:
+        yield _step(job, lake, lake.job(job, [topic]))
+    write_logs(lake.log, shape._replace(segments=1), first_segment=shape.segments)
+    yield _step("ingest of a segment more", lake, lake.ingest())
+    for job in NIGHT:
+        yield _step(f"{job}, next night", lake, lake.job(job, [topic], now=LATER))
+    yield Step("state", *lake.script("benchmarks.scale.state", topic))
+
+
+def _topics(directory: Path, count: int) -> Iterator[Step]:
+    """All topics' first night; then few have work, here and in a lake of those few alone."""
+    lake = ScaleLake(directory / "all")
+    shape = Shape(topics=count, partitions=3, segments=2)
+    write_logs(lake.log, shape)
+    yield _step("ingest_segments", lake, lake.ingest())
+    yield from _night(lake, {job: names(count) for job in NIGHT}, "")
+    yield from _few_have_work(lake, shape, f"{WITH_WORK} of them have work")
+    few = ScaleLake(directory / "few")
+    write_logs(few.log, shape._replace(topics=WITH_WORK))
+    few.ingest()
+    for _ in _night(few, {job: names(WITH_WORK) for job in NIGHT}, ""):
+        pass
+    yield from _few_have_work(few, shape, f"{WITH_WORK} alone")
+
+
+def _few_have_work(lake: ScaleLake, shape: Shape, says: str) -> Iterator[Step]:
+    """A night as Airflow has it: stages start for topics that may have work."""
+    more = shape._replace(topics=WITH_WORK, segments=1)
+    write_logs(lake.log, more, first_segment=shape.segments)
+    lake.ingest(names(WITH_WORK))
+    for job in NIGHT:
+        taken, due = lake.script("benchmarks.scale.due")
+        found = due[job]
+        assert isinstance(found, list)
+        yield Step(f"{job} due, {says}", taken, {"topics": len(found)})
+        yield from _night(lake, {job: found}, f", {says}")
+
+
+def _night(lake: ScaleLake, topics: Mapping[str, list[str]], says: str) -> Iterator[Step]:
+    """Each job on its topics, as many of them in one application as the DAGs have it."""
+    for job, of_job in topics.items():
+        groups = range(0, len(of_job), TOPICS_PER_APPLICATION)
+        done = [lake.job(job, of_job[at : at + TOPICS_PER_APPLICATION], now=LATER) for at in groups]
+        if done:
+            together = Taken(
+                sum(taken.wall_s for taken in done),
+                sum(taken.cpu_s for taken in done),
+                max(taken.peak_rss_bytes for taken in done),
+                "",
+            )
+            yield Step(job + says, together, {"applications": len(done), "files": lake.files()})
+
+
+def _step(name: str, lake: ScaleLake, taken: Taken) -> Step:
+    return Step(name, taken, {"files": lake.files()})
+
+
+CASES = {
+    "partitions": Case("partitions of 10 segments, one topic", (500, 1000), _partitions),
+    "segments": Case("segments, one partition", (5_000, 10_000), _segments),
+    "topics": Case("topics of 3 partitions", (50, 100), _topics),
+}
+
+
+def run(name: str, count: int, directory: Path) -> Iterator[Step]:
+    """The steps of a case in a directory of its own, which is gone afterwards."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    try:
+        yield from CASES[name].run(directory, count)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
