@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.log.settings.names import CATALOG
-from ebbtide.spark import tasks
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from ebbtide.stages.clean_log import offset_map
 from tests.kafka.oracle import JARS
 from tests.kafka.random_logs import random_topic
@@ -117,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.first >= arguments.topics:
         parser.error(f"expected --first below --topics {arguments.topics}, found {arguments.first}")
-    if arguments.in_tasks:
-        tasks.LOCAL_ROWS = 0
     offset_map.MAX_SENT_RECORDS = arguments.sent_records
     total, started = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder)
         spark = LakeSandbox(home / "home").session
+        if arguments.in_tasks:
+            spark.conf.set(DRIVER_ROWS_SETTING, 0)
         # Iceberg's JDBC catalog makes its tables at first use, and two at once get in each
         # other's way.
         spark.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark import job_log
-from ebbtide.spark.tasks import in_tasks
+from ebbtide.spark.tasks import in_tasks, in_threads
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, clean, ingest, mark
@@ -88,8 +89,13 @@ def test_only_what_nobody_foresaw_comes_with_a_traceback(
     assert ("Traceback" in told) is has_traceback
 
 
+@pytest.mark.parametrize(("how", "of"), [(in_tasks, "tasks"), (in_threads, "segments")])
 def test_work_of_more_than_a_moment_tells_how_far_it_is(
-    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sandbox: LakeSandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: Callable[..., list[int]],
+    of: str,
 ) -> None:
     def work(number: int) -> int:
         time.sleep(0.2)
@@ -97,8 +103,8 @@ def test_work_of_more_than_a_moment_tells_how_far_it_is(
 
     monkeypatch.setattr(job_log, "WORD_EVERY_S", 0.3)
     with caplog.at_level(logging.INFO, "ebbtide"):
-        assert in_tasks(sandbox.session, work, range(16), "waits in") == list(range(16))
-    far = re.compile(r"waits in 16 segments: (\d+) of 16 tasks done in \d+ s, \d+ s left")
+        assert how(sandbox.session, work, range(16), "waits in") == list(range(16))
+    far = re.compile(rf"waits in 16 segments: (\d+) of 16 {of} done in \d+ s, \d+ s left")
     done = [int(found[1]) for message in caplog.messages if (found := far.fullmatch(message))]
     assert done
     assert done == sorted(done)

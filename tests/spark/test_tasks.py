@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
 from ebbtide.errors import UnavailableError
-from ebbtide.spark.tasks import LOCAL_ROWS, map_segments
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, LITTLE_ROWS, map_segments, shared
 from tests.lake_sandbox import LakeSandbox
 
-LITTLE, MUCH = LOCAL_ROWS - 1, LOCAL_ROWS
+MUCH = 10 * LITTLE_ROWS
 
 
 def _process(number: int) -> tuple[int, int]:
     return number, os.getpid()
+
+
+def _thread(number: int) -> str:
+    time.sleep(0.01)
+    return threading.current_thread().name
 
 
 def _fail(number: int) -> None:
@@ -27,25 +37,74 @@ def _search_path(_: int) -> list[str]:
     return sys.path
 
 
-def test_little_is_done_on_the_driver(sandbox: LakeSandbox) -> None:
-    done = map_segments(sandbox.session, _process, range(3), LITTLE, "works on")
-    assert done == [(number, os.getpid()) for number in range(3)]
+@pytest.fixture
+def tasks_at(sandbox: LakeSandbox) -> Iterator[Callable[[int], None]]:
+    """Say how many rows are more than the driver's."""
+    yield lambda rows: sandbox.session.conf.set(DRIVER_ROWS_SETTING, rows)
+    sandbox.session.conf.unset(DRIVER_ROWS_SETTING)
 
 
-def test_much_is_done_in_tasks_and_comes_back_in_order(sandbox: LakeSandbox) -> None:
-    done = map_segments(sandbox.session, _process, range(40), MUCH, "works on")
+def test_where_spark_is_local_the_driver_does_all_of_it(sandbox: LakeSandbox) -> None:
+    done = map_segments(sandbox.session, _process, range(30), MUCH, "works on")
+    assert done == [(number, os.getpid()) for number in range(30)]
+    threads = set(map_segments(sandbox.session, _thread, range(30), MUCH, "works on"))
+    assert len(threads) == sandbox.session.sparkContext.defaultParallelism
+
+
+def test_tasks_do_what_is_more_than_the_drivers_and_in_order(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None]
+) -> None:
+    tasks_at(100)
+    done = map_segments(sandbox.session, _process, range(40), 100, "works on")
     assert [number for number, _ in done] == list(range(40))
     assert os.getpid() not in {process for _, process in done}
-    assert map_segments(sandbox.session, _process, [], MUCH, "works on") == []
+    assert map_segments(sandbox.session, _process, [], 100, "works on") == []
+    (done_here,) = map_segments(sandbox.session, _process, [7], 99, "works on")
+    assert done_here == (7, os.getpid())
 
 
-@pytest.mark.parametrize("rows", [LITTLE, MUCH])
-def test_an_error_of_ours_stays_what_it_is(sandbox: LakeSandbox, rows: int) -> None:
+@pytest.mark.parametrize("driver_rows", [0, MUCH + 1])
+def test_an_error_of_ours_stays_what_it_is(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None], driver_rows: int
+) -> None:
+    tasks_at(driver_rows)
     with pytest.raises(UnavailableError, match=r"^expected segment 2, found none$") as raised:
-        map_segments(sandbox.session, _fail, range(4), rows, "works on")
+        map_segments(sandbox.session, _fail, range(4), MUCH, "works on")
     assert raised.value.transient
 
 
-def test_a_worker_imports_nothing_from_sparks_own_archives(sandbox: LakeSandbox) -> None:
+def test_after_an_error_no_thread_works_on(sandbox: LakeSandbox) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        _fail(number)
+
+    with pytest.raises(UnavailableError):
+        map_segments(sandbox.session, work, range(500), MUCH, "works on")
+    count = len(begun)
+    time.sleep(0.1)
+    assert len(begun) == count < 500
+
+
+@pytest.mark.parametrize("driver_rows", [0, MUCH + 1])
+def test_what_is_shared_is_there_wherever_the_work_is_done(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None], driver_rows: int
+) -> None:
+    tasks_at(driver_rows)
+    with shared(sandbox.session, {"more": 5}, MUCH) as known:
+        done = map_segments(sandbox.session, partial(_add, known), range(3), MUCH, "works on")
+    assert done == [5, 6, 7]
+
+
+def _add(known: Any, number: int) -> int:
+    return int(known.value["more"] + number)
+
+
+def test_a_worker_imports_nothing_from_sparks_own_archives(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None]
+) -> None:
+    tasks_at(0)
     (paths,) = map_segments(sandbox.session, _search_path, range(1), MUCH, "works on")
     assert not [path for path in paths if path.endswith(("pyspark.zip", ".jar"))]

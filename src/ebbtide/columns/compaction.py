@@ -47,15 +47,14 @@ class SegmentEffect(NamedTuple):
 
 
 def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
-    """`key, offset`: where each key was written last in the dirty part, aborted data left out.
+    """`hash, key, offset`: each key's last place in the dirty part, aborted data left out.
 
     `rows` has `offset, batch, key`; `discarded` are the base offsets of aborted batches.
     """
     is_dirty = rows["offset"].to_numpy() >= first_dirty_offset
     is_dirty &= ~np.isin(rows["batch"].to_numpy(), list(discarded))
     is_dirty &= rows["key"].is_valid().to_numpy()
-    _, latest = last_of_each(rows.select(["key", "offset"]).filter(pa.array(is_dirty)))
-    return latest
+    return last_of_each(rows.filter(pa.array(is_dirty)))
 
 
 def clean_segment(

@@ -73,13 +73,19 @@ def hash_keys(keys: pa.Array) -> Hashes:
     return hashes
 
 
-def last_of_each(rows: pa.Table) -> tuple[Hashes, pa.Table]:
-    """The last of the rows `key, offset` of each key, and their hashes, in order of those.
+def last_of_each(rows: pa.Table) -> pa.Table:
+    """`hash, key, offset` in order of hashes: of the rows `key, offset`, each key's last one.
 
     A key's rows are in offset order among `rows`; none is null.
     """
-    keys = rows["key"].combine_chunks()
-    hashes = hash_keys(keys)
+    hashes = hash_keys(rows["key"].combine_chunks())
+    return last_of_hashed(rows.select(["key", "offset"]).add_column(0, "hash", pa.array(hashes)))
+
+
+def last_of_hashed(rows: pa.Table) -> pa.Table:
+    """The same of rows that have their hashes; those that are in order of them cost little."""
+    rows = rows.combine_chunks()
+    keys, hashes = rows["key"], rows["hash"].to_numpy()
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
     is_same = hashes[1:] == hashes[:-1]
@@ -88,16 +94,14 @@ def last_of_each(rows: pa.Table) -> tuple[Hashes, pa.Table]:
     if not pc.all(pc.equal(one, next_one), min_count=0).as_py():
         return _last_of_each_by_key(rows)
     is_last = np.append(~is_same, True)[: len(hashes)]
-    return hashes[is_last], rows.take(pa.array(order[is_last]))
+    return rows.take(pa.array(order[is_last]))
 
 
-def _last_of_each_by_key(rows: pa.Table) -> tuple[Hashes, pa.Table]:
+def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
     """The same where two keys share a hash."""
-    latest = rows.group_by("key").aggregate([("offset", "max")])
-    latest = latest.rename_columns(["key", "offset"])
-    hashes = hash_keys(latest["key"].combine_chunks())
-    order = np.argsort(hashes)
-    return hashes[order], latest.take(pa.array(order))
+    latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
+    latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
+    return latest.sort_by("hash")
 
 
 def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
@@ -115,18 +119,20 @@ class OffsetMap(NamedTuple):
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """The map of `key, offset` rows; a key's last one comes after its others."""
-        hashes, latest = last_of_each(pa.concat_tables(dirty) if dirty else _NO_KEYS)
+        """The map of `hash, key, offset` rows; a key's last one comes after its others."""
+        latest = last_of_hashed(pa.concat_tables(dirty) if dirty else _NO_KEYS)
+        hashes = latest["hash"].to_numpy()
         # Sixteen bits a key let one in about a hundred others pass.
         keys = KeyFilter.of_size(max(64, 1 << (2 * len(hashes) - 1).bit_length()))
         keys.add(hashes)
         return cls(hashes, latest["key"].combine_chunks(), latest["offset"].to_numpy(), keys)
 
-    def latest(self, keys: pa.ChunkedArray) -> Int64s:
+    def latest(self, keys: pa.ChunkedArray, hashes: Hashes | None = None) -> Int64s:
         """The last offset of each of `keys`; -1 for one that the map does not hold."""
         found = np.full(len(keys), -1, np.int64)
         whole = keys.combine_chunks()
-        hashes = hash_keys(whole)
+        if hashes is None:
+            hashes = hash_keys(whole)
         may_be = np.flatnonzero(self.filter.may_hold(hashes))
         # In order of hashes, the search stays where it was in memory: a fifth of the time.
         may_be = may_be[np.argsort(hashes[may_be])]
@@ -149,4 +155,6 @@ class OffsetMap(NamedTuple):
             found[rows[is_unclear][is_held]] = self.offsets[places]
 
 
-_NO_KEYS = pa.table({"key": pa.array([], pa.binary()), "offset": pa.array([], pa.int64())})
+_NO_KEYS = pa.schema(
+    [("hash", pa.uint64()), ("key", pa.binary()), ("offset", pa.int64())]
+).empty_table()

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -59,9 +59,23 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
 
     Spark counts tasks; `doing` says of what.
     """
-    context, group, ended = spark.sparkContext, uuid.uuid4().hex, Event()
+    context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)
-    watch = partial(_watch, context, group, log, doing, ended)
+    try:
+        with told(log, doing, "tasks", partial(_tasks, context, group)):
+            yield
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def told(
+    log: logging.Logger, doing: str, what: str, progress: Callable[[], tuple[int, int]]
+) -> Iterator[None]:
+    """Log now and then how many of all, `what` there are, are done, and the time that is left."""
+    ended = Event()
+    watch = partial(_watch, log, doing, what, progress, ended)
     watcher = Thread(target=copy_context().run, args=(watch,), daemon=True)
     watcher.start()
     try:
@@ -69,21 +83,23 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
     finally:
         ended.set()
         watcher.join()
-        for name in ("spark.jobGroup.id", "spark.job.description"):
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def _watch(
-    context: SparkContext, group: str, log: logging.Logger, doing: str, ended: Event
+    log: logging.Logger,
+    doing: str,
+    what: str,
+    progress: Callable[[], tuple[int, int]],
+    ended: Event,
 ) -> None:
     started = time.monotonic()
     while not ended.wait(WORD_EVERY_S):
-        done, total = _tasks(context, group)
+        done, total = progress()
         if 0 < done < total:
             seconds = time.monotonic() - started
             left_s = seconds * (total - done) / done
-            said = "%s: %d of %d tasks done in %.0f s, %.0f s left"
-            log.info(said, doing, done, total, seconds, left_s)
+            said = "%s: %d of %d %s done in %.0f s, %.0f s left"
+            log.info(said, doing, done, total, what, seconds, left_s)
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:

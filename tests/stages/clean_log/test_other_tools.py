@@ -210,7 +210,7 @@ def test_files_that_go_while_they_are_read_are_planned_again(
     cause: str,
 ) -> None:
     """On the driver and in tasks; as run_topics tries a lost race again."""
-    monkeypatch.setattr(tasks, "LOCAL_ROWS", rows_on_driver)
+    monkeypatch.setattr(tasks, "is_on_driver", lambda _, rows: rows < rows_on_driver)
     planned, plan = [], cleaner.plan_segments
 
     def then_lose_files(*arguments: Any) -> list[SegmentFiles]:

@@ -342,7 +342,7 @@ def test_only_the_columns_that_a_rule_asks_for_are_read(
 def test_much_is_marked_in_tasks(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "LOCAL_ROWS", 0)
+    monkeypatch.setattr(tasks, "is_on_driver", lambda *_: False)
     forbidden_topic(sandbox, name, tmp_path)
     mark(sandbox.session, str(name))
     assert left(sandbox, name) == [0, 2, 3, 6, 7]

@@ -51,6 +51,7 @@ from ebbtide.log.producers import LastRecord, carried, last_records
 from ebbtide.log.state.topic_state import NEVER
 from ebbtide.records.varint import varint_size
 from ebbtide.spark.job_log import log_partitions
+from ebbtide.spark.tasks import Shared, shared
 from ebbtide.stages.clean_log.offset_map import map_with_superseded
 from ebbtide.text import moment, number, size
 
@@ -110,6 +111,14 @@ class _Unit(NamedTuple):
 
     records: SegmentFiles
     batches: SegmentFiles
+
+
+class _Known(NamedTuple):
+    """What the work on each segment looks at."""
+
+    rules: Mapping[int, _Rules]  # by partition
+    units: Sequence[_Unit]
+    future_limit_ms: int
 
 
 class _UnitEffect(NamedTuple):
@@ -226,17 +235,12 @@ def _clean_units(
     rules = {partition: of_partition.rules() for partition, of_partition in judged.items()}
     log.info("judges %d segments, of which %d may hold dirty records", len(units), len(dirty))
     started = time.monotonic()
-    shared = spark.sparkContext.broadcast((rules, units, future_limit_ms))
-    effects = map_with_superseded(
-        spark,
-        [unit.records for unit in units],
-        dirty,
-        partial(_dirty_keys, shared),
-        partial(_clean_unit, shared),
-    )
-    shared.destroy()
-    rows = number(count_rows([unit.records for unit in units]))
-    log.info("judged %s rows of files in %.1f s", rows, time.monotonic() - started)
+    of_records = [unit.records for unit in units]
+    rows = count_rows(of_records)
+    with shared(spark, _Known(rules, units, future_limit_ms), rows) as known:
+        find, clean = partial(_dirty_keys, known), partial(_clean_unit, known)
+        effects = map_with_superseded(spark, of_records, dirty, find, clean)
+    log.info("judged %s rows of files in %.1f s", number(rows), time.monotonic() - started)
     return [effect for effect in effects if effect is not None]
 
 
@@ -252,18 +256,20 @@ def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[
     return dirty
 
 
-def _dirty_keys(shared: Any, unit: SegmentFiles) -> pa.Table:
+def _dirty_keys(known: Shared[_Known], unit: SegmentFiles) -> pa.Table:
     """In a task: where each key of a dirty segment was written last."""
-    this_round, verdicts = shared.value[0][unit.partition]
+    this_round, verdicts = known.value.rules[unit.partition]
     rows = read_segment(unit, ("offset", "batch", "key")).table
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
     return dirty_keys(rows, discarded, this_round.first_dirty_offset)
 
 
-def _clean_unit(shared: Any, number: int, is_superseded: IsSuperseded) -> _UnitEffect | None:
+def _clean_unit(
+    known: Shared[_Known], number: int, is_superseded: IsSuperseded
+) -> _UnitEffect | None:
     """In a task: the round over one segment; None where it holds no record."""
-    rules, units, future_limit_ms = shared.value
-    unit: _Unit = units[number]
+    rules, units, future_limit_ms = known.value
+    unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
     this_round, verdicts = rules[partition]
     found = read_segment(unit.records, COLUMNS)

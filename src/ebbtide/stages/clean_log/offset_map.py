@@ -18,10 +18,10 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.compaction import IsSuperseded
-from ebbtide.columns.keys import OffsetMap, hash_keys
+from ebbtide.columns.keys import Hashes, OffsetMap, hash_keys
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.tasks import map_segments
+from ebbtide.spark.tasks import Shared, map_segments, shared
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,10 @@ class _Share(NamedTuple):
     number: int
     shares: int
 
-    def holds(self, keys: pa.ChunkedArray) -> Bools:
-        """Whether each key is of this share."""
-        if self.shares == 1:
-            return np.ones(len(keys), np.bool_)
+    def holds(self, hashes: Hashes) -> Bools:
+        """Whether each key, given by its hash, is of this share."""
         # The filter before the map goes by the low bits of the same hashes.
-        high = hash_keys(keys.combine_chunks()) >> np.uint64(48)
+        high = hashes >> np.uint64(48)
         return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
 
 
@@ -65,7 +63,7 @@ def map_with_superseded(
 ) -> list[R]:
     """What `clean` makes of each segment, given its number and which of its records are superseded.
 
-    `find_keys` gives a dirty segment's `key, offset`; both run in tasks.
+    `find_keys` gives a dirty segment's `hash, key, offset`; both run in tasks.
     """
     done: dict[int, R] = {}
     for turn in _turns(segments, dirty):
@@ -130,25 +128,32 @@ class _TurnWork(NamedTuple):
             by_partition[unit.partition].append(of_segment)
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
-        shared = self.spark.sparkContext.broadcast((maps, self.segments))
-        done = self._in_tasks(partial(_of_segment, shared, work), self.numbers)
-        shared.destroy()
-        return done
+        with shared(self.spark, (maps, self.segments), self._rows) as known:
+            return self._in_tasks(partial(_of_segment, known, work), self.numbers)
 
     def _in_tasks(self, work: Callable[[Any], R], of_segments: Sequence[Any]) -> list[R]:
-        rows = count_rows([self.segments[number] for number in self.numbers])
-        return map_segments(self.spark, work, of_segments, rows, "judges")
+        return map_segments(self.spark, work, of_segments, self._rows, "judges")
+
+    @property
+    def _rows(self) -> int:
+        return count_rows([self.segments[number] for number in self.numbers])
 
 
 def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
     """In a task: the share's keys of a dirty segment."""
     keys = find_keys(unit)
-    return keys.filter(pa.array(share.holds(keys["key"])))
+    if share.shares == 1:
+        return keys
+    return keys.filter(pa.array(share.holds(keys["hash"].to_numpy())))
 
 
-def _of_segment(shared: Any, work: Callable[[OffsetMap, int, SegmentFiles], R], number: int) -> R:
+def _of_segment(
+    known: Shared[tuple[dict[int, OffsetMap], Sequence[SegmentFiles]]],
+    work: Callable[[OffsetMap, int, SegmentFiles], R],
+    number: int,
+) -> R:
     """In a task: `work` on one segment."""
-    maps, segments = shared.value
+    maps, segments = known.value
     return work(maps[segments[number].partition], number, segments[number])
 
 
@@ -159,9 +164,12 @@ def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: Segmen
 def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
     """Offsets of a segment's records that the share of the map supersedes."""
     rows = read_segment(unit, ("offset", "key")).table
-    rows = rows.filter(pa.array(share.holds(rows["key"])))
+    hashes = hash_keys(rows["key"].combine_chunks())
+    is_mine = share.holds(hashes)
+    rows, hashes = rows.filter(pa.array(is_mine)), hashes[is_mine]
     offsets = rows["offset"].to_numpy()
-    return BitMap64(offsets[offsets < offset_map.latest(rows["key"])].astype(np.uint64))
+    latest = offset_map.latest(rows["key"], hashes)
+    return BitMap64(offsets[offsets < latest].astype(np.uint64))
 
 
 def _clean_by_offsets(clean: Clean[R], of_segment: tuple[int, BitMap64]) -> R:

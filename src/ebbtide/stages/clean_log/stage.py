@@ -54,7 +54,7 @@ from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_prope
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
-from ebbtide.spark.tasks import is_little, map_segments, start_workers
+from ebbtide.spark.tasks import is_on_driver, map_segments, start_workers
 from ebbtide.stages.clean_log.cleaner import RoundEffect, effect_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.text import moment
@@ -99,7 +99,7 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     config = topic.config
     reasons = {p: _why_not(state, config, now_ms) for p, state in topic.partitions.items()}
     candidates = [p for p, reason in reasons.items() if reason is None]
-    if not is_little(topic.spark, sum(_offsets_held(topic.partitions[p]) for p in candidates)):
+    if not is_on_driver(topic.spark, sum(_offsets_held(topic.partitions[p]) for p in candidates)):
         start_workers(topic.spark, effect_of)
     pins = _pins(topic) if candidates else None
     if pins is None:
