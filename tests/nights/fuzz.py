@@ -59,7 +59,7 @@ def _session(spark: SparkSession) -> SparkSession:
     """A session of the thread's own, on the same lake."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
-        if name.startswith("spark.sql.catalog."):
+        if name.startswith(("spark.sql.catalog.", DRIVER_ROWS_SETTING)):
             session.conf.set(name, value)
     return session
 
