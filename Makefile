@@ -31,7 +31,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full clean distclean
+.PHONY: help docs setup setup-test machine archive run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -86,9 +86,10 @@ up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C
 sample: setup-test ## Produce the sample log again, on a real broker
 	@$(PY) -m sample.make_sample
 
-bench: setup-test ## Measure a cleaner round beside Kafka's and SQL's, and retention, in an hour
+bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retention, in an hour and a half
 	@$(PY) benchmarks/read_segments.py
 	@$(PY) -m benchmarks.expire_segments
+	@$(PY) -m benchmarks.ingest_segments
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
 
@@ -97,6 +98,10 @@ bench-full: setup-test ## The long measurements, taken up where they stopped
 	-@$(BENCH) --resume --drop --runs 3 --cells 8m-50 --runs-by-hand 1
 	@[ -e $(BENCH_RESULTS)/nights/nights.json ] || \
 		$(PY) -m benchmarks.clean_log.thirty_nights --results $(BENCH_RESULTS)/nights
+	@$(PY) -m benchmarks.clean_log.report --write
+
+bench-scale: setup-test ## Many partitions, segments and topics, and twice as many (CASES=, COUNTS=)
+	@$(PY) -m benchmarks.scale $(if $(CASES),--cases $(CASES)) $(if $(COUNTS),--counts $(COUNTS))
 	@$(PY) -m benchmarks.clean_log.report --write
 
 lock: | $(UV) ## Compile the requirements files again

@@ -1,5 +1,6 @@
 """Filter and offset map agree with a dict, whatever the hashes do."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.keys import KeyFilter, OffsetMap, hash_keys
+from ebbtide.columns.keys import KeyFilter, OffsetMap, hash_keys, last_of_each
 
 SCHEMA = pa.schema([("key", pa.binary()), ("offset", pa.int64())])
 KEYS = st.lists(st.binary(max_size=40), max_size=50)
@@ -49,9 +50,14 @@ def test_the_offset_map_is_a_dict(
     dirty: list[list[bytes]], others: list[bytes], all_collide: bool
 ) -> None:
     rows = [(key, i) for i, key in enumerate(key for keys in dirty for key in keys)]
-    table = pa.table({"key": binary([k for k, _ in rows]), "offset": [i for _, i in rows]})
+    ends = np.cumsum([0, *map(len, dirty)])
+    segments = [
+        pa.table(list(zip(*rows[a:b], strict=True)) or [[], []], schema=SCHEMA)
+        for a, b in pairwise(ends)
+    ]
     asked = [key for key, _ in rows] + others
     some_hash = (lambda keys: np.zeros(len(keys), np.uint64)) if all_collide else hash_keys
     with patch("ebbtide.columns.keys.hash_keys", some_hash):
-        found = OffsetMap.of([table.cast(SCHEMA)]).latest(pa.chunked_array([binary(asked)]))
-    assert found.tolist() == [dict(rows).get(key, -1) for key in asked]
+        found = OffsetMap.of([last_of_each(segment) for segment in segments])
+        latest = found.latest(pa.chunked_array([binary(asked)]))
+    assert latest.tolist() == [dict(rows).get(key, -1) for key in asked]

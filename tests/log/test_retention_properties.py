@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
+from ebbtide.log.retention import next_expiry_ms
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import NEVER
 from tests.log.decided_retention import config_of, decided
 from tests.log.retention_model import EVENT_MS, FUTURE_MS, GRANULARITY, NOW_MS, POLICY, Entry, Log
 
@@ -112,6 +114,33 @@ def test_waiting_removes_nothing(log: Log, limit_ms: int, granularity: str, year
     config = only_event_time(limit_ms, granularity)
     now_ms = NOW_MS + years * 365 * 24 * 3_600_000
     assert decided(log, config)[1] == decided(log, config, now_ms=now_ms)[1]
+
+
+LIMIT_SETTINGS = st.fixed_dictionaries(
+    {POLICY: st.sampled_from(["delete", "compact,delete", "compact"])},
+    optional={
+        "kafka.retention.ms": st.integers(-1, LONGEST_MS).map(str),
+        "kafka.retention.bytes": st.integers(-1, 5_000).map(str),
+        EVENT_MS: LIMITS.map(str),
+        GRANULARITY: GRANULARITIES,
+        "ebbtide.retention.combine": st.sampled_from(["any", "all"]),
+    },
+)
+
+
+@given(log=LOGS, settings=LIMIT_SETTINGS, wait=st.integers(0, 3 * LONGEST_MS))
+def test_before_the_next_expiry_nothing_goes_and_then_something_may(
+    log: Log, settings: dict[str, str], wait: int
+) -> None:
+    log, config = replace(log, high_watermark=log.end), config_of(settings)
+    expiry, left = decided(log, config)
+    next_ms = next_expiry_ms(expiry.kept[0], config)
+    event(f"next expiry {'never' if next_ms < 0 else 'unknown' if next_ms == 0 else 'known'}")
+    later_ms = NOW_MS + wait
+    if next_ms == NEVER or later_ms < next_ms:
+        assert decided(log, config, now_ms=later_ms)[1] == left
+    elif next_ms > 0 and expiry.kept[0].size_bytes and "all" not in settings.values():
+        assert decided(log, config, now_ms=max(next_ms, NOW_MS))[1].start > left.start
 
 
 @given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES)

@@ -34,7 +34,7 @@ JVM_OPTIONS = (
 
 def run_kafka(data: CellData) -> dict[str, Any]:
     """As a run in Spark; the Cleaner itself waits until what it wrote is on the disk."""
-    classpath = f"{_compiled()}{os.pathsep}{JARS}/*"
+    classpath = f"{compiled(SOURCE)}{os.pathsep}{JARS}/*"
     log = data.home / "log" / PARTITION
     arguments = [str(log), str(data.cell.clean_records), str(NOW_MS), str(SEGMENT_BYTES)]
     command = [java_tool("java"), *JVM_OPTIONS, "-cp", classpath, "CleanerBench", *arguments]
@@ -73,12 +73,13 @@ def _go(commands: IO[str]) -> None:
     commands.flush()
 
 
-def _compiled() -> Path:
+def compiled(source: Path) -> Path:
+    """The directory of the source's class, which uses Kafka's own."""
     classes = BENCH / "classes"
-    compiled = classes / "CleanerBench.class"
-    if not compiled.exists() or compiled.stat().st_mtime < SOURCE.stat().st_mtime:
+    compiled = classes / f"{source.stem}.class"
+    if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
         resolve = ["conf/ivy/resolve_jars.py", "kafka", str(JARS)]
         subprocess.run([sys.executable, *resolve], cwd=ROOT, check=True)
-        command = [java_tool("javac"), "-d", str(classes), "-cp", f"{JARS}/*", str(SOURCE)]
+        command = [java_tool("javac"), "-d", str(classes), "-cp", f"{JARS}/*", str(source)]
         subprocess.run(command, check=True)
     return classes

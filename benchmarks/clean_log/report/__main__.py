@@ -15,10 +15,15 @@ from benchmarks.clean_log.report.bounds import bounds_table
 from benchmarks.clean_log.report.kept import CellResults, cpu_s, load_all, wall_s
 from benchmarks.clean_log.report.lines import cell_table, ratios_table
 from benchmarks.clean_log.report.nights import KeptNights, nights_table
+from benchmarks.ingest_segments.kept import ingest_table
+from benchmarks.scale.kept import read_all, scale_tables
 
-KEPT = ROOT / "benchmarks" / "results" / "clean_log"
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT = RESULTS / "clean_log"
 PAGE = ROOT / "docs" / "performance.md"
 METHOD = Path(__file__).parent / "method.md"
+INGEST = (Path(__file__).parent / "ingest.md").read_text().strip()
+SCALE = (Path(__file__).parent / "scale.md").read_text().strip()
 
 
 def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
@@ -38,6 +43,10 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             "## Each cell",
             *map(cell_table, ordered),
             *(["## Thirty nights", nights_table(nights)] if nights else []),
+            INGEST,
+            ingest_table(RESULTS / "ingest_segments"),
+            SCALE,
+            scale_tables(read_all(RESULTS / "scale")),
         ]
     )
 

@@ -64,6 +64,7 @@ class Step(StrEnum):
     TRUNCATE_RECORDS = "truncate_records"
     TRUNCATE_BATCHES = "truncate_batches"
     EXPIRE_RECORDS = "expire_records"
+    NEXT_EXPIRY = "next_expiry"
     REPLICATE_STARTED = "replicate_started"
     REPLICATE_LEFTOVERS = "replicate_leftovers"
     REPLICATE_RECORDS = "replicate_records"

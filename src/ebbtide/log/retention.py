@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from hashlib import sha256
 from typing import NamedTuple
 
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import NEVER, PartitionState
 
 
 class Rule(StrEnum):
@@ -87,6 +89,40 @@ def expire(
     for rule, condition in _time_conditions(config, now_ms, max_event_time_ms):
         expiry = _apply(expiry, rule, condition, offsets, now_ms)
     return expiry
+
+
+def next_expiry_ms(first: Segment, config: TopicConfig) -> int:
+    """When retention may remove something if neither log nor settings change, ms since the epoch.
+
+    `first` is the first segment of those that it keeps now. NEVER where time removes nothing, 0
+    where that is not known.
+    """
+    limit_ms = _limit(config.retention_ms)
+    if not config.is_deleted or limit_ms is None:
+        return NEVER
+    event_limit_ms = _limit(config.retention_max_eventtime_ms)
+    if config.expires_records and event_limit_ms is not None and config.needs_all_time_limits:
+        return 0  # as single records go by when the log received them, too
+    newest_ms = (
+        first.max_append_time_ms if event_limit_ms is not None else first.largest_timestamp_ms
+    )
+    return newest_ms + limit_ms + 1
+
+
+def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
+    """A number that is another one when a partition's log or its topic's settings have changed.
+
+    A cleaner round may take the newest record of a segment, which then expires sooner.
+    """
+    of_log = (state.log_start_offset, state.log_end_offset, state.segments, state.cleaned_at_ms)
+    told = repr((of_log, state.max_event_time_ms, state.expired_end_offset, config))
+    return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
+
+
+def is_retained_at(state: PartitionState, config: TopicConfig, now_ms: int) -> bool:
+    """Whether retention at `now_ms` would find nothing to remove, as its last run has noted."""
+    is_same = state.expiry_basis == expiry_basis(state, config)
+    return is_same and (state.next_expiry_ms == NEVER or now_ms < state.next_expiry_ms)
 
 
 def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) -> RecordLimit | None:

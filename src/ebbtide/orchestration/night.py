@@ -14,8 +14,9 @@ from typing import TypedDict
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
+from ebbtide.log.retention import is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
-from ebbtide.log.state.topic_state import ROUND, PartitionState
+from ebbtide.log.state.topic_state import REMOVING, ROUND, PartitionState
 
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
@@ -39,7 +40,7 @@ def nothing_to_do(job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = N
     if job == "clean_log":
         return _nothing_to_clean(topic, now_ms)
     if job == "expire_segments":
-        return _nothing_to_expire(topic)
+        return _nothing_to_expire(topic, now_ms)
     if job == "delete_records":
         return _nothing_to_truncate(topic)
     if job == "replicate_log":
@@ -103,12 +104,16 @@ def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> str | None:
     return None
 
 
-def _nothing_to_expire(topic: LakeTopic) -> str | None:
-    config = topic.config
+def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> str | None:
+    config, states = topic.config, topic.partitions.values()
+    if REMOVING in topic.properties:
+        return None  # a killed run left it to be finished
+    if all(is_retained_at(state, config, now_ms) for state in states):
+        return "no segment has reached its limit since the last time"
     limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
     if any(limit is not None and limit >= 0 for limit in limits):
         return None
-    if any(s.log_start_offset > s.segments[0][0] for s in topic.partitions.values()):
+    if any(s.log_start_offset > s.segments[0][0] for s in states):
         return None
     return "no retention limit is set"
 

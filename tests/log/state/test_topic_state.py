@@ -34,6 +34,8 @@ STATE = PartitionState(
     expired_end_offset=30,
     first_appended_offset=35,
     horizon_ms=4_500,
+    next_expiry_ms=5_500,
+    expiry_basis=77,
 )
 PROPERTIES = {
     "ebbtide.state.3.log-start-offset": "5",
@@ -47,6 +49,8 @@ PROPERTIES = {
     "ebbtide.state.3.expired-end-offset": "30",
     "ebbtide.state.3.first-appended-offset": "35",
     "ebbtide.state.3.horizon-ms": "4500",
+    "ebbtide.state.3.next-expiry-ms": "5500",
+    "ebbtide.state.3.expiry-basis": "77",
     "ebbtide.state.3.segments": "[[0,1000],[20,2000]]",
 }
 
@@ -94,6 +98,8 @@ STATES = st.builds(
     next_clean_ms=NUMBERS,
     expired_end_offset=NUMBERS,
     horizon_ms=NUMBERS,
+    next_expiry_ms=NUMBERS,
+    expiry_basis=NUMBERS,
 )
 
 
@@ -114,6 +120,8 @@ ADDED = {
     "ebbtide.state.3.expired-end-offset": NEVER,
     "ebbtide.state.3.first-appended-offset": NEVER,
     "ebbtide.state.3.horizon-ms": NEVER,
+    "ebbtide.state.3.next-expiry-ms": 0,
+    "ebbtide.state.3.expiry-basis": NEVER,
 }
 
 

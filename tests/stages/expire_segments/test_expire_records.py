@@ -155,7 +155,7 @@ def record_at(offset: int, at_ms: int) -> bytes:
     "step",
     [
         *(Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS),
-        *(Step.TRUNCATE_BATCHES, Step.EXPIRE_RECORDS),
+        *(Step.TRUNCATE_BATCHES, Step.EXPIRE_RECORDS, Step.NEXT_EXPIRY),
     ],
 )
 def test_a_killed_expiry_is_finished_by_the_next(

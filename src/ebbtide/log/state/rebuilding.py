@@ -78,6 +78,8 @@ def _kept(told: PartitionState, found: Found | None) -> PartitionState:
         cleaned_end_offset=NEVER,
         next_clean_ms=0,
         horizon_ms=NEVER,
+        next_expiry_ms=0,
+        expiry_basis=NEVER,
     )
 
 

@@ -55,6 +55,7 @@ class PartitionState:
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
     something waits without a date. `horizon_ms` is then the first date of what else waits.
+    `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
     """
 
     log_start_offset: int
@@ -69,6 +70,8 @@ class PartitionState:
     expired_end_offset: int = NEVER
     first_appended_offset: int = NEVER
     horizon_ms: int = NEVER
+    next_expiry_ms: int = 0
+    expiry_basis: int = NEVER
     # Whose it is, where it was read from properties; errors say so.
     partition: int | None = field(default=None, compare=False)
 
@@ -122,6 +125,8 @@ _ADDED: dict[str, int | None] = {
     "expired_end_offset": NEVER,
     "first_appended_offset": NEVER,
     "horizon_ms": NEVER,
+    "next_expiry_ms": 0,
+    "expiry_basis": NEVER,
 }
 
 

@@ -19,7 +19,15 @@ from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
-from ebbtide.log.retention import Expiry, Offsets, Rule, expire, record_limit
+from ebbtide.log.retention import (
+    Expiry,
+    Offsets,
+    Rule,
+    expire,
+    expiry_basis,
+    next_expiry_ms,
+    record_limit,
+)
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
@@ -201,7 +209,30 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Jo
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
         snapshot = delete_expired_records(plan.topic, scopes)
         outcome.snapshot_ids += [] if snapshot is None else [snapshot]
+    _note_next_expiries(plan)
     return outcome
+
+
+def _note_next_expiries(plan: ExpirePlan) -> None:
+    """Write down until when this job would find nothing, so that nights do not start it before."""
+    config = plan.topic.config
+
+    def noted(current: Topic) -> Changes:
+        changes: dict[str, str | None] = {}
+        for partition, expiry in plan.expiries.items():
+            state, first = current.partitions[partition], expiry.kept[0]
+            is_as_planned = (
+                state.log_end_offset == plan.topic.partitions[partition].log_end_offset
+                and state.segments[0][0] == first.base_offset
+            )
+            basis = expiry_basis(state, config)
+            if is_as_planned and state.expiry_basis != basis:
+                next_ms = next_expiry_ms(first, config)
+                after = state.moved(next_expiry_ms=next_ms, expiry_basis=basis)
+                changes |= to_properties(partition, after)
+        return changes
+
+    compare_and_set(plan.topic, Step.NEXT_EXPIRY, noted)
 
 
 def _too_much(plan: ExpirePlan) -> SafetyError:
