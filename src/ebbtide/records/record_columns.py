@@ -7,7 +7,7 @@ Source: Kafka's `DefaultRecord`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ import pyarrow as pa
 from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.arrays import MAX_TIMESTAMP_MS, Bools, Int64s, to_timestamps
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_TIMESTAMP
-from ebbtide.records.batch import HEADERS_TYPE, RECORD_SCHEMA, BatchHeader, corrupt
+from ebbtide.records.batch import HEADER, HEADERS_TYPE, RECORD_SCHEMA, BatchHeader, corrupt
+from ebbtide.records.batch_runs import BatchRun
 from ebbtide.records.legacy import LegacyRecord
 from ebbtide.records.varint import (
     VARINT_BYTES,
@@ -33,6 +34,8 @@ TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 # Attributes, two deltas, two lengths and the header count take a byte each at least.
 MIN_RECORD_BYTES = 6
+# Batches of so many records on average are looked through side by side.
+FEW_RECORDS = 8
 PADDING = bytes(VARLONG_BYTES)
 
 
@@ -84,30 +87,51 @@ class Slices(NamedTuple):
     is_null: Bools
 
 
+class Headers(NamedTuple):
+    """What decoding needs of the headers of batches, a number each."""
+
+    position: Int64s
+    record_count: Int64s
+    base_offset: Int64s
+    last_offset_delta: Int64s
+    base_timestamp_ms: Int64s
+    max_timestamp_ms: Int64s
+    attributes: Int64s
+
+    @classmethod
+    def of(cls, batches: Sequence[V2Batch]) -> Headers:
+        """Those of batches."""
+        names = cls._fields[1:]
+        rows = [(b.position, *(getattr(b.header, name) for name in names)) for b in batches]
+        return cls(*np.array(rows, np.int64).T)
+
+    @classmethod
+    def of_run(cls, run: BatchRun) -> Headers:
+        """Those of a run of batches."""
+        return cls(run.position + run.starts, *(run.column(name) for name in cls._fields[1:]))
+
+
 class Chunk(NamedTuple):
     """The records of several batches in one buffer, and where each record's body lies."""
 
     path: str
-    batches: Sequence[V2Batch]
+    headers: Headers
     raw: bytes
     data: Bytes
     start: Int64s
     end: Int64s
 
-    def per_record(self, of_batch: Callable[[BatchHeader], int]) -> Int64s:
+    def per_record(self, of_batches: Int64s) -> Int64s:
         """Return a number of each record's batch."""
-        counts = [batch.record_count for batch in self.batches]
-        values = np.array([of_batch(batch.header) for batch in self.batches], dtype=np.int64)
-        return np.repeat(values, counts)
+        return np.repeat(of_batches, self.headers.record_count)
 
     def malformed(self, row: int, expected: str, found: str) -> CorruptSegmentError:
         """Return the error for a record of the chunk."""
-        for batch in self.batches:
-            if row < batch.record_count:
-                in_batch = f"{expected} in record {row} of the batch"
-                return corrupt(self.path, batch.position, in_batch, found)
-            row -= batch.record_count
-        raise IndexError(row)
+        after = np.cumsum(self.headers.record_count)
+        number = int(np.searchsorted(after, row, side="right"))
+        row -= int(after[number] - self.headers.record_count[number])
+        in_batch = f"{expected} in record {row} of the batch"
+        return corrupt(self.path, int(self.headers.position[number]), in_batch, found)
 
     def require(self, is_sound: Bools, expected: str, found: Int64s) -> None:
         """Raise for the first record that is not sound."""
@@ -137,25 +161,43 @@ def decode_records(path: str, batches: Sequence[V2Batch | LegacyBatch]) -> pa.Re
     legacy = [batch for batch in batches if isinstance(batch, LegacyBatch)]
     if legacy:
         return _decode_legacy(legacy)
-    return _decode_v2(path, [batch for batch in batches if isinstance(batch, V2Batch)])
+    v2 = [batch for batch in batches if isinstance(batch, V2Batch)]
+    after = np.cumsum([len(batch.records) for batch in v2])
+    begins = after - [len(batch.records) for batch in v2]
+    parts = [batch.records for batch in v2]
+    return _decode_v2(_find_records(path, Headers.of(v2), parts, _Bodies(begins, after)))
 
 
-def _decode_v2(path: str, batches: Sequence[V2Batch]) -> pa.RecordBatch:
-    chunk = _find_records(path, batches)
+def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
+    """Return the records of a run of uncompressed data batches, as RECORD_SCHEMA."""
+    first, ends = run.starts[0], run.starts + run.sizes
+    bodies = _Bodies(run.starts - first + HEADER.size, ends - first)
+    parts = [run.data[int(first) : int(ends[-1])]]
+    return _decode_v2(_find_records(path, Headers.of_run(run), parts, bodies))
+
+
+class _Bodies(NamedTuple):
+    """Where the records of each batch begin and end in a buffer."""
+
+    begin: Int64s
+    limit: Int64s
+
+
+def _decode_v2(chunk: Chunk) -> pa.RecordBatch:
     timestamp_delta, at = chunk.varints(chunk.start + 1, VARLONG_BYTES)
     offset_delta, payload = chunk.varints(at, VARINT_BYTES)
     key = chunk.slices(payload)
     value = chunk.slices(key.end)
     headers = _decode_headers(chunk, value.end)
-    base_timestamp_ms = chunk.per_record(lambda header: header.base_timestamp_ms)
+    base_timestamp_ms = chunk.per_record(chunk.headers.base_timestamp_ms)
     producer_ms = base_timestamp_ms + timestamp_delta
     timestamp_ms = np.where(
-        chunk.per_record(lambda header: header.attributes & LOG_APPEND_TIME) != 0,
-        chunk.per_record(lambda header: header.max_timestamp_ms),
+        chunk.per_record(chunk.headers.attributes & LOG_APPEND_TIME) != 0,
+        chunk.per_record(chunk.headers.max_timestamp_ms),
         producer_ms,
     )
     producer_ms[base_timestamp_ms == NO_TIMESTAMP] = NO_TIMESTAMP
-    base_offset = chunk.per_record(lambda header: header.base_offset)
+    base_offset = chunk.per_record(chunk.headers.base_offset)
     return _to_columns(
         offset=pa.array(_check_offsets(chunk, base_offset, offset_delta)),
         batch=pa.array(base_offset),
@@ -187,24 +229,61 @@ def _decode_legacy(batches: Sequence[LegacyBatch]) -> pa.RecordBatch:
     )
 
 
-def _find_records(path: str, batches: Sequence[V2Batch]) -> Chunk:
-    raw = b"".join([*(batch.records for batch in batches), PADDING])
+def _find_records(
+    path: str, headers: Headers, parts: Sequence[bytes | memoryview], bodies: _Bodies
+) -> Chunk:
+    raw = b"".join([*parts, PADDING])
     if len(raw) >= 2**31:
-        raise corrupt(path, batches[0].position, "less than 2 GiB of records", f"{len(raw)} bytes")
+        raise corrupt(
+            path, int(headers.position[0]), "less than 2 GiB of records", f"{len(raw)} bytes"
+        )
+    data = np.frombuffer(raw, dtype=np.uint8)
+    found = _scan_together(data, headers.record_count, bodies)
+    if found is None:
+        found = _scan_one_by_one(path, raw, headers, bodies)
+    return Chunk(path, headers, raw, data, *found)
+
+
+def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s, Int64s] | None:
+    """Where the bodies of all records lie, those of one number in all batches at a time.
+
+    None where batches hold many, so that one by one is faster, or where something is amiss.
+    """
+    total = int(counts.sum())
+    if total > FEW_RECORDS * len(counts):
+        return None
+    starts, ends = np.empty(total, np.int64), np.empty(total, np.int64)
+    firsts, at = np.cumsum(counts) - counts, bodies.begin.copy()
+    for number in range(int(counts.max(initial=0))):
+        batches = np.flatnonzero(counts > number)
+        try:
+            length, start = decode_varints(data, at[batches], VARINT_BYTES)
+        except MalformedVarintError:
+            return None
+        end = start + length
+        if np.any((length < MIN_RECORD_BYTES) | (end > bodies.limit[batches])):
+            return None
+        rows = firsts[batches] + number
+        starts[rows], ends[rows], at[batches] = start, end, end
+    return (starts, ends) if np.array_equal(at, bodies.limit) else None
+
+
+def _scan_one_by_one(
+    path: str, raw: bytes, headers: Headers, bodies: _Bodies
+) -> tuple[Int64s, Int64s]:
+    """The same batch by batch; CorruptSegmentError for one that does not hold its records."""
     starts: list[int] = []
     ends: list[int] = []
-    begin = 0
-    for batch in batches:
-        limit = begin + len(batch.records)
+    spans = zip(*(of.tolist() for of in (*bodies, headers.record_count)), strict=True)
+    for number, (begin, limit, count) in enumerate(spans):
         before = len(starts)
-        end = _scan(raw, range(begin, limit), batch.record_count, starts=starts, ends=ends)
+        end = _scan(raw, range(begin, limit), count, starts=starts, ends=ends)
         found = len(starts) - before
-        if found < batch.record_count or end != limit:
-            expected = f"{batch.record_count} records in {limit - begin} bytes"
-            raise corrupt(path, batch.position, expected, f"{found} in {end - begin}")
-        begin = limit
-    data = np.frombuffer(raw, dtype=np.uint8)
-    return Chunk(path, batches, raw, data, np.array(starts), np.array(ends))
+        if found < count or end != limit:
+            expected = f"{count} records in {limit - begin} bytes"
+            position = int(headers.position[number])
+            raise corrupt(path, position, expected, f"{found} in {end - begin}")
+    return np.array(starts), np.array(ends)
 
 
 def _scan(raw: bytes, span: range, count: int, *, starts: list[int], ends: list[int]) -> int:
@@ -321,7 +400,7 @@ def _gather(chunk: Chunk, slices: Slices) -> pa.Array:
 
 def _check_offsets(chunk: Chunk, base_offset: Int64s, offset_delta: Int64s) -> Int64s:
     offsets = base_offset + offset_delta
-    last_delta = chunk.per_record(lambda header: header.last_offset_delta)
+    last_delta = chunk.per_record(chunk.headers.last_offset_delta)
     chunk.require(offset_delta <= last_delta, "an offset of its batch", offsets)
     chunk.require(offset_delta >= 0, "an offset of its batch", offsets)
     ascends = np.ones(len(offsets), dtype=np.bool_)

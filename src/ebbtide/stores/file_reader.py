@@ -44,6 +44,12 @@ class FileReader:
             start = 0
         return self._window[start : start + length]
 
+    def rest(self, position: int) -> memoryview:
+        """Return what of the window lies behind a position within the file."""
+        if not 0 <= position - self._window_start < len(self._window):
+            self.read(position, 1)
+        return self._window[position - self._window_start :]
+
     def __enter__(self) -> Self:
         return self
 

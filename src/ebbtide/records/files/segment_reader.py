@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -17,6 +18,7 @@ from ebbtide.errors import SourceError
 from ebbtide.json_text import MAX_INT, MAX_LONG
 from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
 from ebbtide.records.batch import (
+    BATCH_SCHEMA,
     CRC_COVERS_FROM,
     HEADER,
     LOG_OVERHEAD_BYTES,
@@ -30,6 +32,7 @@ from ebbtide.records.batch import (
     to_record_batch,
     v2_row,
 )
+from ebbtide.records.batch_runs import BatchRun, find_run
 from ebbtide.records.compression import (
     Codec,
     DecompressionError,
@@ -47,6 +50,7 @@ from ebbtide.records.record_columns import (
     LegacyBatch,
     V2Batch,
     decode_records,
+    decode_run,
 )
 from ebbtide.stores.file_reader import FileReader
 from ebbtide.stores.store import AMBIENT, Store
@@ -117,15 +121,24 @@ def walk_segment(
 ) -> SegmentWalk:
     """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
     next_offset = segment_offset = segment_base_offset(path)
+    pieces: list[pa.RecordBatch] = []
     rows: list[BatchRow] = []
-    position = from_position
+    position, torn = from_position, None
     with FileReader(path, store) as reader:
         if position > reader.size_bytes:
             raise corrupt(path, position, "a batch or the end", f"{reader.size_bytes} bytes in all")
         while position < reader.size_bytes:
+            run = find_run(reader.rest(position), position, max_batch_bytes, CONTROL)
+            if run is not None and (sound := _count_sound(run, segment_offset, next_offset)):
+                pieces += [to_record_batch(rows), run.first(sound).rows()]
+                rows = []
+                next_offset = pieces[-1].column("last_offset")[-1].as_py() + 1
+                position = run.first(sound).end
+                continue
             frame = _read_frame(reader, path, position, max_batch_bytes)
             if isinstance(frame, TornBatch):
-                return SegmentWalk(to_record_batch(rows), position, frame)
+                torn = frame
+                break
             row = _check_frame(path, frame, max_decompressed_bytes)
             if row.base_offset < next_offset:
                 expected = f"a base offset of {next_offset} or more"
@@ -134,7 +147,37 @@ def walk_segment(
             rows.append(row)
             next_offset = row.last_offset + 1
             position += row.size_bytes
-    return SegmentWalk(to_record_batch(rows), position, None)
+    return SegmentWalk(_together([*pieces, to_record_batch(rows)]), position, torn)
+
+
+def _together(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = pa.Table.from_batches(pieces).combine_chunks().columns
+    return pa.record_batch([column.combine_chunks() for column in columns], schema=BATCH_SCHEMA)
+
+
+def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
+    """How many of the first batches are as they should be; the next one, by itself, tells why not.
+
+    It is what `_check_frame` and `_check_what_no_crc_covers` ask of one.
+    """
+    bases, deltas = run.column("base_offset"), run.column("last_offset_delta")
+    counts = run.column("record_count")
+    is_sound = (run.column("attributes") & COMPRESSION_MASK) <= Codec.ZSTD
+    is_sound &= (counts >= 0) & (counts <= deltas + 1)
+    is_sound &= bases <= MAX_LONG - np.maximum(deltas, 0)
+    lasts = bases + deltas
+    is_sound &= bases >= np.concatenate([[next_offset], lasts[:-1] + 1])
+    is_sound &= lasts <= min(segment_offset + MAX_INT, MAX_LONG)
+    is_sound &= run.column("leader_epoch") >= NO_LEADER_EPOCH
+    count = len(is_sound) if is_sound.all() else int(np.argmin(is_sound))
+    starts, ends = run.starts.tolist(), (run.starts + run.sizes).tolist()
+    crcs = run.column("crc").tolist()
+    for number in range(count):
+        if crc32c(run.data[starts[number] + CRC_COVERS_FROM : ends[number]]) != crcs[number]:
+            return number
+    return count
 
 
 def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> None:
@@ -261,6 +304,15 @@ def read_records(
     rows = size_bytes = 0
     batches = _data_batches(path, from_position, to_position, max_decompressed_bytes, store)
     for batch in batches:
+        if isinstance(batch, BatchRun):
+            if pending:
+                yield from _slices(decode_records(path, pending), rows_per_chunk)
+                pending, rows, size_bytes = [], 0, 0
+            wanted = batch.column("record_count") > 0
+            wanted &= batch.column("base_offset") >= first_offset
+            for chunk in batch.where(wanted).chunks(rows_per_chunk, CHUNK_BYTES):
+                yield from _slices(decode_run(path, chunk), rows_per_chunk)
+            continue
         if batch.base_offset < first_offset:
             continue
         is_full = rows >= rows_per_chunk or size_bytes >= CHUNK_BYTES
@@ -281,10 +333,18 @@ def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
 
 def _data_batches(
     path: str, from_position: int, to_position: int, max_bytes: int, store: Store
-) -> Iterator[V2Batch | LegacyBatch]:
+) -> Iterator[V2Batch | LegacyBatch | BatchRun]:
+    """Batches that have to be decompressed or are old one by one, the others in runs."""
     position = from_position
     with FileReader(path, store) as reader:
         while position < to_position:
+            left = to_position - position
+            data = reader.rest(position)[:left]
+            run = find_run(data, position, left, CONTROL | COMPRESSION_MASK)
+            if run is not None:
+                yield run
+                position = run.end
+                continue
             frame = _read_frame(reader, path, position, to_position - position)
             if isinstance(frame, TornBatch):
                 found = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
