@@ -134,12 +134,12 @@ def test_before_the_next_expiry_nothing_goes_and_then_something_may(
 ) -> None:
     log, config = replace(log, high_watermark=log.end), config_of(settings)
     expiry, left = decided(log, config)
-    next_ms = next_expiry_ms(expiry.kept[0], config)
+    next_ms = next_expiry_ms(expiry.kept, config)
     event(f"next expiry {'never' if next_ms < 0 else 'unknown' if next_ms == 0 else 'known'}")
     later_ms = NOW_MS + wait
     if next_ms == NEVER or later_ms < next_ms:
         assert decided(log, config, now_ms=later_ms)[1] == left
-    elif next_ms > 0 and expiry.kept[0].size_bytes and "all" not in settings.values():
+    elif next_ms > 0 and "all" not in settings.values():
         assert decided(log, config, now_ms=max(next_ms, NOW_MS))[1].start > left.start
 
 

@@ -91,14 +91,15 @@ def expire(
     return expiry
 
 
-def next_expiry_ms(first: Segment, config: TopicConfig) -> int:
+def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
     """When retention may remove something if neither log nor settings change, ms since the epoch.
 
-    `first` is the first segment of those that it keeps now. NEVER where time removes nothing, 0
-    where that is not known.
+    `kept` are the segments that it keeps now. NEVER where time removes nothing, 0 where that is not
+    known.
     """
-    limit_ms = _limit(config.retention_ms)
-    if not config.is_deleted or limit_ms is None:
+    limit_ms, first = _limit(config.retention_ms), kept[0]
+    is_empty = len(kept) == 1 and not first.size_bytes
+    if not config.is_deleted or limit_ms is None or is_empty:
         return NEVER
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if config.expires_records and event_limit_ms is not None and config.needs_all_time_limits:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
@@ -21,7 +22,7 @@ LIMITS = {
     "min.cleanable.dirty.ratio": "0.01",
     "retention.ms": str(10 * HOUR_MS),
 }
-LOG = [[Message("a", "1"), Message("b", "1")], [Message("c", "1")], []]
+LOG = [[Message("a", "1"), Message("b", "1")], [Message("c", "1", HOUR_MS)], []]
 
 
 @pytest.fixture
@@ -54,6 +55,8 @@ def test_until_a_segment_reaches_its_limit_no_night_starts_spark(
     assert expire(sandbox.session, str(name), due_ms - 1).rows_removed == 0
     assert expire(sandbox.session, str(name), due_ms).rows_removed == 2
     assert next_ms(sandbox, name) > due_ms
+    assert not is_idle(sandbox, name, due_ms)  # as if the job was killed before it counted rows
+    count_own(load(sandbox.session, name))
     assert is_idle(sandbox, name, due_ms)
 
 
@@ -76,7 +79,7 @@ def test_whatever_changes_the_log_or_its_limits_has_to_be_looked_at(
     assert not is_idle(sandbox, name, FIRST_MS)
     set_properties(spark, str(name), {"kafka.retention.bytes": "-1"})
     expire(spark, str(name), FIRST_MS)
-    write_log(tmp_path / "new", "t", [*LOG[:2], [Message("a", "2")], []], LIMITS)
+    write_log(tmp_path / "new", "t", [*LOG[:2], [Message("a", "2", HOUR_MS)], []], LIMITS)
     ingest(spark, str(name), tmp_path / "new", FIRST_MS)
     assert not is_idle(sandbox, name, FIRST_MS)
     expire(spark, str(name), FIRST_MS)

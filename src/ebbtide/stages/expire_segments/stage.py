@@ -227,7 +227,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
             )
             basis = expiry_basis(state, config)
             if is_as_planned and state.expiry_basis != basis:
-                next_ms = next_expiry_ms(first, config)
+                next_ms = next_expiry_ms(expiry.kept, config)
                 after = state.moved(next_expiry_ms=next_ms, expiry_basis=basis)
                 changes |= to_properties(partition, after)
         return changes
