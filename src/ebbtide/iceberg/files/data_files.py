@@ -113,13 +113,20 @@ def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
 
 
 def plan_segments(
-    spark: SparkSession, table: str, snapshot: int, ends: Mapping[int, int]
+    spark: SparkSession,
+    table: str,
+    snapshot: int,
+    ends: Mapping[int, int],
+    starts: Mapping[int, int] | None = None,
 ) -> list[SegmentFiles]:
-    """Segments below each partition's end offset, in offset order, as of a snapshot."""
+    """Segments below each partition's end offset, in offset order, as of a snapshot.
+
+    With `starts`, only files of records that may hold an offset from there on.
+    """
     parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
     columns, store = columns_of(spark, loaded), store_of(spark, loaded)
     found: dict[tuple[int, int], list[DataFile]] = {}
-    for task in scan_tasks(spark, loaded, snapshot, ends):
+    for task in scan_tasks(spark, loaded, snapshot, ends, starts):
         described = json.loads(parser.toJson(task))
         found.setdefault(segment_of_task(described, columns), []).append(data_file(described))
     return [
@@ -129,16 +136,27 @@ def plan_segments(
 
 
 def scan_tasks(
-    spark: SparkSession, table: JavaObject, snapshot: int, ends: Mapping[int, int]
+    spark: SparkSession,
+    table: JavaObject,
+    snapshot: int,
+    ends: Mapping[int, int],
+    starts: Mapping[int, int] | None = None,
 ) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
     expressions = iceberg_class(spark, "expressions.Expressions")
     both = getattr(expressions, "and")  # a word of Python, so it is asked for by name
-    below = (
-        both(expressions.equal("partition", partition), expressions.lessThan("segment", end))
-        for partition, end in ends.items()
-    )
-    return planned_tasks(table, snapshot, any_expression(spark, below))
+
+    def wanted(partition: int, end: int) -> JavaObject:
+        of_partition = both(
+            expressions.equal("partition", partition), expressions.lessThan("segment", end)
+        )
+        if starts is None or partition not in starts:
+            return of_partition
+        start = expressions.greaterThanOrEqual("offset", starts[partition])
+        return both(of_partition, start)
+
+    found = (wanted(partition, end) for partition, end in ends.items())
+    return planned_tasks(table, snapshot, any_expression(spark, found))
 
 
 def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:

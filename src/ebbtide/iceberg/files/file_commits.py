@@ -26,7 +26,7 @@ from ebbtide.iceberg.files.data_files import (
     scan_tasks,
 )
 from ebbtide.iceberg.files.deletes import segments_filter
-from ebbtide.iceberg.files.file_metrics import describe_file
+from ebbtide.iceberg.files.file_metrics import Place, read_description
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import own_spec
@@ -46,14 +46,13 @@ class Replacement(NamedTuple):
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
     """Where a new file of each segment belongs; no two calls give the same."""
     provider = java_table(spark, table).locationProvider()
-    return [
-        str(provider.newDataLocation(f"{_folder(unit)}/{uuid.uuid4().hex}.parquet"))
-        for unit in units
-    ]
+    return [new_path(provider, unit.partition, unit.segment) for unit in units]
 
 
-def _folder(unit: SegmentFiles) -> str:
-    return f"partition={unit.partition}/segment={unit.segment}"
+def new_path(provider: Any, partition: int, segment: int) -> str:
+    """Where one more file of a segment belongs, by Iceberg's location provider."""
+    name = f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
+    return str(provider.newDataLocation(name))
 
 
 class RowDelta(NamedTuple):
@@ -183,12 +182,8 @@ class _Tasks(NamedTuple):
     def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
         """The file written to `path` for the segment, as Iceberg lists it."""
         task = self._described(self.by_path[unit.files[0].path])
-        place = {
-            "spec-id": self.spec["spec-id"],
-            "content": task["data-file"]["content"],
-            "partition": [unit.partition, unit.segment],
-        }
-        task["data-file"] = describe_file(unit.store, place, path)
+        place = Place(self.spec["spec-id"], unit.partition, unit.segment, path)
+        task["data-file"] = read_description(unit.store, place)
         task["spec"] = self.spec
         task["delete-files"] = []
         return self.parser.fromJson(json.dumps(task), True).file()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,17 +20,31 @@ from ebbtide.stores.store import Store
 _BOUND_BYTES = {"INT32": 4, "INT64": 8}
 
 
-def describe_file(store: Store, place: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The Parquet file at `path` as JSON, of the spec and partition of another one.
+class Place(NamedTuple):
+    """Where a data file belongs in its table."""
+
+    spec_id: int
+    partition: int
+    segment: int
+    path: str
+
+
+def read_description(store: Store, place: Place) -> dict[str, Any]:
+    """The Parquet file at a place as `describe` says it."""
+    with store.reading(place.path) as handle:
+        return describe(place, pq.ParquetFile(handle).metadata, handle.size())
+
+
+def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
+    """A data file as JSON.
 
     It has the counts of columns outside lists, and the bounds of those that are integers or times.
     """
-    with store.reading(path) as handle:
-        footer = pq.ParquetFile(handle).metadata
-        size_bytes = handle.size()
     return {
-        **{name: place[name] for name in ("spec-id", "content", "partition")},
-        "file-path": path,
+        "spec-id": place.spec_id,
+        "content": "data",
+        "partition": [place.partition, place.segment],
+        "file-path": place.path,
         "file-format": "parquet",
         "file-size-in-bytes": size_bytes,
         "record-count": footer.num_rows,

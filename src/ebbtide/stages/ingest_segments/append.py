@@ -7,16 +7,20 @@ a hole.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.files.appends import Appending, NewFile, Target, write_new_file
+from ebbtide.iceberg.files.data_files import in_segments
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
 from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
@@ -26,8 +30,9 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE, to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import watched
-from ebbtide.spark.tasks import errors_of_tasks
+from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
 from ebbtide.stages.ingest_segments.event_time import failing_clearly
+from ebbtide.stages.ingest_segments.segment_source import RecordsToRead
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
 from ebbtide.stages.ingest_segments.table_ends import Ingested
 
@@ -137,14 +142,39 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
     unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
     if not unwritten.num_rows:
         return []
-    in_order = [(column, "ascending") for column in ("partition", "segment", "base_offset")]
-    rows = spark.createDataFrame(unwritten.select(BATCH_NAMES).sort_by(in_order)).coalesce(1)
-    # One task and in order: no writer is held open for another segment, and there may be thousands.
-    append = _unsorted(topic, rows, name.batches_table).append
-    committed = commit(
-        Step.INGEST_BATCHES, partial(snapshot_after, spark, name.batches_table, append)
-    )
-    return [committed or -1]
+    by_segment = in_segments(unwritten.select(BATCH_NAMES), "base_offset")
+    appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
+    work = list(zip(appending.targets(by_segment), by_segment.values(), strict=True))
+    files = in_threads(spark, _write_batches, work, "writes headers of")
+    return [commit(Step.INGEST_BATCHES, partial(appending.append, filter(None, files)))]
+
+
+def _write_batches(work: tuple[Target, pa.Table]) -> NewFile | None:
+    target, rows = work
+    return write_new_file(target, [rows])
+
+
+def append_read(
+    topic: Topic,
+    ranges: Sequence[RecordsToRead],
+    read: Callable[[RecordsToRead], Iterable[pa.Table]],
+    rows: int,
+) -> int:
+    """Append what `read` gives of the ranges, a file each; the id of the snapshot."""
+    appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
+    targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
+    work = list(zip(targets, ranges, strict=True))
+    write = partial(_write_records, read)
+    files = map_segments(topic.spark, write, work, rows, "reads and writes records of")
+    return commit(Step.INGEST_RECORDS, partial(appending.append, filter(None, files)))
+
+
+def _write_records(
+    read: Callable[[RecordsToRead], Iterable[pa.Table]], work: tuple[Target, RecordsToRead]
+) -> NewFile | None:
+    """In a task: one range of a source file becomes a data file."""
+    target, wanted = work
+    return write_new_file(target, read(wanted))
 
 
 def state_changes(

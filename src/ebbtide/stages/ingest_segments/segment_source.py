@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from heapq import heapify, heapreplace
 from typing import NamedTuple, TypeVar
 
@@ -22,8 +23,7 @@ from ebbtide.records.files.segment_reader import (
     require_whole,
     walk_segment,
 )
-from ebbtide.spark.job_log import watched
-from ebbtide.spark.tasks import errors_of_tasks
+from ebbtide.spark.tasks import map_segments
 from ebbtide.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ MIB = 1024 * 1024
 LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
+# Of a file nothing is known but its size: as if records took this much.
+RECORD_BYTES = 100
 
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
 # One row a batch; a file that is not what it should be is one row with an error instead, and a
@@ -71,15 +73,15 @@ def walk_files(
     spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits, store: Store
 ) -> pa.Table:
     """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
+    walk = partial(_walked, limits, store)
+    rows = sum(file.size_bytes for file in files) // RECORD_BYTES
+    tables = map_segments(spark, walk, files, rows, "walks")
+    return pa.concat_tables([WALK_SCHEMA.empty_table(), *tables])
 
-    def walk(file: FileToWalk) -> Batches:
-        return walk_file(file, limits, store)
 
-    if not files:
-        return WALK_SCHEMA.empty_table()
-    frame = _in_tasks(spark, files, [file.size_bytes for file in files], walk, WALK_SCHEMA)
-    with errors_of_tasks(), watched(spark, log, f"walks {len(files)} segment files"):
-        return frame.toArrow()
+def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
+    """In a task: the rows of one file."""
+    return pa.Table.from_batches(walk_file(file, limits, store), WALK_SCHEMA)
 
 
 def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
@@ -146,31 +148,37 @@ def _walk_rows(
     return pa.record_batch(columns, schema=WALK_SCHEMA)
 
 
+def records_of(
+    append_time: pa.Scalar, limits: BatchLimits, store: Store, wanted: RecordsToRead
+) -> Iterator[pa.Table]:
+    """In a task: the records of a byte range as rows of a records table, some at a time."""
+    with _reading(wanted.path):
+        for chunk in read_records(
+            wanted.path,
+            wanted.from_position,
+            wanted.to_position,
+            max_decompressed_bytes=limits.decompressed_bytes,
+            store=store,
+        ):
+            yield pa.Table.from_batches([_to_rows(wanted, chunk, append_time)])
+
+
 def records_frame(
     spark: SparkSession,
     ranges: Sequence[RecordsToRead],
-    append_time: pa.Scalar,
-    limits: BatchLimits,
-    store: Store,
+    read: Callable[[RecordsToRead], Iterator[pa.Table]],
 ) -> DataFrame:
     """The records of the byte ranges, as rows of a records table.
 
     A task's rows come segment by segment, so that one data file is open at a time.
     """
 
-    def read(wanted: RecordsToRead) -> Batches:
-        with _reading(wanted.path):
-            for chunk in read_records(
-                wanted.path,
-                wanted.from_position,
-                wanted.to_position,
-                max_decompressed_bytes=limits.decompressed_bytes,
-                store=store,
-            ):
-                yield _to_rows(wanted, chunk, append_time)
+    def batches_of(wanted: RecordsToRead) -> Batches:
+        for rows in read(wanted):
+            yield from rows.to_batches()
 
     sizes = [wanted.to_position - wanted.from_position for wanted in ranges]
-    return _in_tasks(spark, ranges, sizes, read, INGESTED_SCHEMA)
+    return _in_tasks(spark, ranges, sizes, batches_of, INGESTED_SCHEMA)
 
 
 def _to_rows(

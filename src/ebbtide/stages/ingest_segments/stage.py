@@ -11,6 +11,7 @@ import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
@@ -46,6 +47,7 @@ from ebbtide.stages.ingest_segments.append import (
     add_ingested,
     add_slice,
     append_batches,
+    append_read,
     append_records,
     check_no_live_slice,
     check_topic_id,
@@ -62,6 +64,7 @@ from ebbtide.stages.ingest_segments.segment_source import (
     RecordsToRead,
     log_append_batches,
     records_frame,
+    records_of,
     walk_files,
 )
 from ebbtide.stages.ingest_segments.source_log import GapRule, SourceLog, read_back, take_log
@@ -72,8 +75,8 @@ from ebbtide.text import number, size
 log = logging.getLogger(__name__)
 
 # New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
-MAX_BATCHES = 1_000_000
-FIRST_WALK_BYTES = 256 * 1024 * 1024
+MAX_BATCHES = 500_000
+FIRST_WALK_BYTES = 128 * 1024 * 1024
 # A broker that removes files while they are read is listed again this often.
 LISTINGS = 3
 
@@ -293,10 +296,7 @@ def execute_ingest(plan: IngestPlan) -> JobOutcome:
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
     log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
     if ranges:
-        append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
-        limits = batch_limits(topic.config)
-        rows = records_frame(topic.spark, ranges, append_time, limits, plan.source.store)
-        outcome.snapshot_ids.append(append_records(topic, rows, plan.event_time))
+        outcome.snapshot_ids.append(_append(plan, ranges))
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
     outcome.snapshot_ids += append_batches(topic, ingested)
@@ -309,6 +309,17 @@ def execute_ingest(plan: IngestPlan) -> JobOutcome:
     )
     add_ingested(outcome, ingested)
     return outcome
+
+
+def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead]) -> int:
+    """Append the records; an event time that Spark has to work out takes them through its rows."""
+    topic, store = plan.topic, plan.source.store
+    append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
+    read = partial(records_of, append_time, batch_limits(topic.config), store)
+    if plan.event_time is not None:
+        return append_records(topic, records_frame(topic.spark, ranges, read), plan.event_time)
+    rows = sum(of.records for of in plan.logs.values())
+    return append_read(topic, ranges, read, rows)
 
 
 def _to_take(numbers: Mapping[str, Any]) -> str:

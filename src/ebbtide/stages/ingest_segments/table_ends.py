@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,14 +13,23 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.batch_headers import open_transactions
+from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.topics import Topic, exists
+from ebbtide.iceberg.files.data_files import (
+    MAX_OFFSET,
+    SegmentFiles,
+    count_rows,
+    plan_segments,
+    read_segment,
+)
+from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.spark.conditions import any_of
+from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
 
 # What a batch's header no longer says once a cleaner round has written it anew.
@@ -92,7 +102,11 @@ def read_ingested(
         f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
     )
     keys = ["partition", "base_offset"]
-    record_totals = _record_totals(topic, is_planned, event_time)
+    record_totals = (
+        _record_totals(topic, logs)
+        if event_time is None
+        else _record_totals_by(topic, is_planned, event_time)
+    )
     batches = pa.concat_tables(planned).join(record_totals, keys)
     batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
     for name in SET_BY_ROUNDS:
@@ -131,9 +145,29 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     }
 
 
-def _record_totals(topic: Topic, condition: str, event_time: Column | None) -> pa.Table:
+def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
     """One row a batch: how many records the table has of it, and their largest times in ms."""
-    is_missing = F.lit(False) if event_time is None else event_time.isNull()
+    spark, table = topic.spark, topic.name.records_table
+    snapshot = current_snapshot(spark, table)
+    firsts = {partition: log.first_offset for partition, log in logs.items()}
+    units = []
+    if snapshot is not None:
+        units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
+    count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
+    counted = map_segments(spark, count, units, count_rows(units), "counts records of")
+    # A killed ingest may have left records of one batch in another file than those of this one.
+    return together_by_batch(counted)
+
+
+def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: SegmentFiles) -> pa.Table:
+    """In a task: those of one segment from the partition's first planned offset on."""
+    rows = read_segment(unit, TIMES).table
+    rows = rows.filter(pc.greater_equal(rows["offset"], firsts[unit.partition]))
+    return batch_totals(unit.partition, rows, future_limit_ms)
+
+
+def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
+    """The same, and how many have no such event time, which Spark works out."""
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
     return (
@@ -143,7 +177,7 @@ def _record_totals(topic: Topic, condition: str, event_time: Column | None) -> p
         .agg(
             F.count("*").alias("records"),
             F.count_if(F.col("timestamp").isNull()).alias("untimed"),
-            F.count_if(is_missing).alias("event_times_missing"),
+            F.count_if(event_time.isNull()).alias("event_times_missing"),
             F.max(F.when(is_future, append_ms).otherwise(event_ms)).alias("event_ms"),
             F.max(append_ms).alias("append_ms"),
         )

@@ -1,0 +1,181 @@
+"""Rows appended to a topic's tables in files that Python writes: none passes through the JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.file_commits import new_path
+from ebbtide.iceberg.files.file_metrics import Place, describe
+from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.topics import own_spec
+from ebbtide.spark.jvm import as_dict, iceberg_class
+from ebbtide.stores.store import Store
+
+# Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
+GROUP_BYTES = 64 * 1024 * 1024
+_FIELD_ID = "PARQUET:field_id"
+_CODEC = "write.parquet.compression-codec"
+_LEVEL = "write.parquet.compression-level"
+_CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+
+# A data file as JSON, as Iceberg's parser takes it.
+NewFile = Mapping[str, Any]
+
+
+class Target(NamedTuple):
+    """A file to be written, in whatever process."""
+
+    store: Store
+    schema: pa.Schema  # with Iceberg's field ids
+    codec: str
+    level: int | None
+    place: Place
+
+
+class Appending(NamedTuple):
+    """A table that rows of some columns are to be appended to."""
+
+    spark: SparkSession
+    table: Any
+    target: Target  # but for its place
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
+        """The table as it is now; ConfigurationError where it lacks one of the columns."""
+        loaded = java_table(spark, table)
+        properties = as_dict(spark, loaded.properties())
+        codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
+        place = Place(int(own_spec(loaded).specId()), 0, 0, "")
+        target = Target(
+            store_of(spark, loaded),
+            _schema(spark, loaded, names),
+            _CODECS.get(codec, codec),
+            None if level is None else int(level),
+            place,
+        )
+        return cls(spark, loaded, target)
+
+    def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
+        """A new file for each (partition, segment)."""
+        provider = self.table.locationProvider()
+        return [
+            self.target._replace(
+                place=self.target.place._replace(
+                    partition=partition,
+                    segment=segment,
+                    path=new_path(provider, partition, segment),
+                )
+            )
+            for partition, segment in segments
+        ]
+
+    def append(self, files: Iterable[NewFile]) -> int:
+        """Commit what was written; the id of the snapshot."""
+        parser = iceberg_class(self.spark, "ScanTaskParser")
+        schema = iceberg_class(self.spark, "SchemaParser").toJson(self.table.schema())
+        spec = iceberg_class(self.spark, "PartitionSpecParser").toJson(own_spec(self.table))
+        task = {
+            "task-type": "file-scan-task",
+            "schema": json.loads(schema),
+            "spec": json.loads(spec),
+            "delete-files": [],
+            "residual-filter": True,
+        }
+        update = self.table.newAppend()
+        for name, value in own_summary({}).items():
+            update = update.set(name, value)
+        for file in files:
+            whole = {"start": 0, "length": file["file-size-in-bytes"]}
+            described = json.dumps({**task, **whole, "data-file": file})
+            update = update.appendFile(parser.fromJson(described, True).file())
+        update.commit()
+        return int(self.table.currentSnapshot().snapshotId())
+
+
+def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
+    """In a task: write the rows, in row groups of GROUP_BYTES; None where there are none."""
+    groups = _groups(rows)
+    first = next(groups, None)
+    if first is None:
+        return None
+    footers: list[pq.FileMetaData] = []
+    with target.store.writing(target.place.path) as stream:
+        with pq.ParquetWriter(
+            stream,
+            target.schema,
+            compression=target.codec,
+            compression_level=target.level,
+            metadata_collector=footers,
+        ) as writer:
+            _write_group(writer, first)
+            for group in groups:
+                _write_group(writer, group)
+        size_bytes = stream.tell()
+    return describe(target.place, footers[0], size_bytes)
+
+
+def _write_group(writer: pq.ParquetWriter, group: pa.Table) -> None:
+    writer.write_table(group.cast(writer.schema), row_group_size=group.num_rows)
+
+
+def _groups(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    held: list[pa.Table] = []
+    size_bytes = 0
+    for some in rows:
+        if not some.num_rows:
+            continue
+        held.append(some)
+        size_bytes += some.nbytes
+        if size_bytes >= GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size_bytes = [], 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _schema(spark: SparkSession, table: Any, names: Sequence[str]) -> pa.Schema:
+    schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
+    fields = {field["name"]: field for field in schema["fields"]}
+    if missing := [name for name in names if name not in fields]:
+        raise ConfigurationError(
+            f"expected the columns {', '.join(names)} in {table.name()}, found it without "
+            f"{', '.join(missing)}; rename or add them again"
+        )
+    return pa.schema([_field(fields[name]) for name in names])
+
+
+def _field(field: Mapping[str, Any]) -> pa.Field:
+    return _with_id(field["name"], field["id"], field["type"], is_required=field["required"])
+
+
+def _with_id(name: str, field_id: int, of: Any, *, is_required: bool) -> pa.Field:
+    metadata = {_FIELD_ID: str(field_id)}
+    return pa.field(name, _type(of), nullable=not is_required, metadata=metadata)
+
+
+def _type(of: Any) -> pa.DataType:
+    """Arrow's type of one of Iceberg's, as its schema says it in JSON."""
+    if isinstance(of, str):
+        return _TYPES[of]
+    if of["type"] == "list":
+        is_required = of["element-required"]
+        element = _with_id("element", of["element-id"], of["element"], is_required=is_required)
+        return pa.list_(element)
+    return pa.struct([_field(field) for field in of["fields"]])

@@ -1,0 +1,63 @@
+"""What an ingest reads of its records, batch by batch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
+
+T0 = datetime(2026, 11, 1, tzinfo=UTC)
+LIMIT_MS = 1_000
+
+
+def row(offset: int, batch: int, event_s: float | None, append_s: float | None = 0) -> Any:
+    times = [None if s is None else T0 + timedelta(seconds=s) for s in (event_s, append_s)]
+    return dict(zip(TIMES, (offset, batch, times[0], *times), strict=True))
+
+
+def totals(*rows: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    types = [pa.int64(), pa.int64(), *(3 * [pa.timestamp("us", tz="UTC")])]
+    schema = pa.schema(list(zip(TIMES, types, strict=True)))
+    found = batch_totals(7, pa.Table.from_pylist(list(rows), schema), LIMIT_MS)
+    return [dict(of, ms=of.pop("event_ms")) for of in found.to_pylist()]
+
+
+def ms(seconds: float) -> int:
+    return int((T0.timestamp() + seconds) * 1000)
+
+
+def test_each_batch_is_counted_with_its_largest_times() -> None:
+    first, second = totals(row(0, 0, -5), row(2, 0, -9), row(5, 5, None))
+    assert (first["base_offset"], first["records"], first["untimed"]) == (0, 2, 0)
+    assert (first["partition"], first["ms"], first["append_ms"]) == (7, ms(-5), ms(0))
+    assert (second["base_offset"], second["records"], second["untimed"]) == (5, 1, 1)
+    assert second["ms"] is None
+
+
+def test_an_event_time_too_far_ahead_counts_as_the_append_time() -> None:
+    (at_limit,), (beyond,) = totals(row(0, 0, 1)), totals(row(0, 0, 1.001))
+    assert (at_limit["ms"], beyond["ms"]) == (ms(1), ms(0))
+    (unknown,) = totals(row(0, 0, 99, None))
+    assert (unknown["ms"], unknown["append_ms"]) == (ms(99), None)
+
+
+def test_times_before_1970_are_times() -> None:
+    (found,) = totals(row(0, 0, -T0.timestamp() - 1))
+    assert found["ms"] == -1000
+
+
+def test_a_batch_in_two_files_is_one_row() -> None:
+    import pyarrow as pa
+
+    types = [pa.int64(), pa.int64(), *(3 * [pa.timestamp("us", tz="UTC")])]
+    schema = pa.schema(list(zip(TIMES, types, strict=True)))
+    parts = [
+        batch_totals(0, pa.Table.from_pylist([row(at, 0, at)], schema), LIMIT_MS) for at in (0, 1)
+    ]
+    (found,) = together_by_batch(parts).to_pylist()
+    assert (found["records"], found["event_ms"]) == (2, ms(1))
+    assert totals() == []
+    assert together_by_batch([]).num_rows == 0
