@@ -25,11 +25,13 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.field_ids import TableColumn, columns_of, read_file, together
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.spark.jvm import iceberg_class, java_class
 from ebbtide.stores.store import Store
 
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
+# Iceberg asks each part of a condition of each file: with more, it is told them as a set.
+MANY_PARTITIONS = 50
 _MAGIC = bytes.fromhex("d1d33964")
 
 
@@ -128,7 +130,9 @@ def plan_segments(
     found: dict[tuple[int, int], list[DataFile]] = {}
     for task in scan_tasks(spark, loaded, snapshot, ends, starts):
         described = json.loads(parser.toJson(task))
-        found.setdefault(segment_of_task(described, columns), []).append(data_file(described))
+        partition, segment = segment_of_task(described, columns)
+        if segment < ends[partition]:
+            found.setdefault((partition, segment), []).append(data_file(described))
     return [
         SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns, store)
         for partition, segment in sorted(found)
@@ -142,9 +146,13 @@ def scan_tasks(
     ends: Mapping[int, int],
     starts: Mapping[int, int] | None = None,
 ) -> list[JavaObject]:
-    """Iceberg's scan tasks, one a file, of the segments below each partition's end offset."""
+    """Iceberg's scan tasks, one a file, of the segments below each partition's end offset.
+
+    Of very many partitions, also some files of segments that begin at the end or behind it.
+    """
     expressions = iceberg_class(spark, "expressions.Expressions")
-    both = getattr(expressions, "and")  # a word of Python, so it is asked for by name
+    # `and` and `in` are words of Python, so these Java methods are asked for by name.
+    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
 
     def wanted(partition: int, end: int) -> JavaObject:
         of_partition = both(
@@ -155,6 +163,11 @@ def scan_tasks(
         start = expressions.greaterThanOrEqual("offset", starts[partition])
         return both(of_partition, start)
 
+    if starts is None and len(ends) > MANY_PARTITIONS:
+        to_integer = java_class(spark, "java.lang.Integer")
+        of_any = one_of("partition", [to_integer(partition) for partition in ends])
+        below = expressions.lessThan("segment", max(ends.values()))
+        return planned_tasks(table, snapshot, both(of_any, below))
     found = (wanted(partition, end) for partition, end in ends.items())
     return planned_tasks(table, snapshot, any_expression(spark, found))
 

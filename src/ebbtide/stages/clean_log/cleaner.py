@@ -157,8 +157,11 @@ def effect_of(
     units = _clean_units(topic, cleaning, judged)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     tables = []
+    by_partition: dict[int, list[_UnitEffect]] = {partition: [] for partition in judged}
+    for unit in units:
+        by_partition[unit.partition].append(unit)
     for partition, of_partition in judged.items():
-        mine = [unit for unit in units if unit.partition == partition]
+        mine = by_partition[partition]
         after = list(_after(of_partition, {unit.first_base_offset for unit in mine}))
         notable = headers[partition].notable
         changes = _changes(partition, notable, after, mine)
@@ -246,11 +249,13 @@ def _clean_units(
 
 def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[_Unit]:
     """Segments that hold dirty records; none in an idle round."""
+    by_partition: dict[int, list[_Unit]] = {}
+    for unit in units:
+        by_partition.setdefault(unit.records.partition, []).append(unit)
     dirty = []
-    for partition, of_partition in judged.items():
-        mine = [unit for unit in units if unit.records.partition == partition]
-        first, end = of_partition.part.dirty
-        if mine and first < end:
+    for partition, mine in by_partition.items():
+        first, end = judged[partition].part.dirty
+        if first < end:
             start = segment_of([unit.records.segment for unit in mine], first)
             dirty += [unit for unit in mine if unit.records.segment >= start]
     return dirty

@@ -226,15 +226,23 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     held = find_ends(topic, directories)
     check_no_live_slice(topic, held)
     rule = GapRule(config.is_compacted, source.accept_gap)
-    logs = {}
+    logs, all_waiting = {}, _paths(left)
     for partition, directory in directories.items():
         first_read = unread[partition][0].base_offset if unread[partition] else 0
-        waiting = {file.path for file in left if file.partition == partition}
+        waiting = all_waiting.get(partition, set())
         if waiting and len(waiting) == len(unread[partition]):
             continue
         mine = read_back(_without_files(directory, waiting), first_read, walked, refused)
         logs[partition] = take_log(mine, held[partition], rule)
     return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
+
+
+def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
+    """The files' paths by partition."""
+    found: dict[int, set[str]] = {}
+    for file in files:
+        found.setdefault(file.partition, set()).add(file.path)
+    return found
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
