@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.scale.lake import NIGHT, TOPICS_PER_APPLICATION, ScaleLake, names
+from benchmarks.scale.lake import NIGHT, NOW, TOPICS_PER_APPLICATION, ScaleLake, names
 from benchmarks.scale.logs import Shape, write_logs
 from benchmarks.scale.processes import Taken
 
@@ -60,12 +60,12 @@ def _topics(directory: Path, count: int) -> Iterator[Step]:
     shape = Shape(topics=count, partitions=3, segments=2)
     write_logs(lake.log, shape)
     yield _step("ingest_segments", lake, lake.ingest())
-    yield from _night(lake, {job: names(count) for job in NIGHT}, "")
+    yield from _night(lake, {job: names(count) for job in NIGHT}, NOW, "")
     yield from _few_have_work(lake, shape, f"{WITH_WORK} of them have work")
     few = ScaleLake(directory / "few")
     write_logs(few.log, shape._replace(topics=WITH_WORK))
     few.ingest()
-    for _ in _night(few, {job: names(WITH_WORK) for job in NIGHT}, ""):
+    for _ in _night(few, {job: names(WITH_WORK) for job in NIGHT}, NOW, ""):
         pass
     yield from _few_have_work(few, shape, f"{WITH_WORK} alone")
 
@@ -76,18 +76,18 @@ def _few_have_work(lake: ScaleLake, shape: Shape, says: str) -> Iterator[Step]:
     write_logs(lake.log, more, first_segment=shape.segments)
     lake.ingest(names(WITH_WORK))
     for job in NIGHT:
-        taken, due = lake.script("benchmarks.scale.due")
+        taken, due = lake.script("benchmarks.scale.due", LATER)
         found = due[job]
         assert isinstance(found, list)
         yield Step(f"{job} due, {says}", taken, {"topics": len(found)})
-        yield from _night(lake, {job: found}, f", {says}")
+        yield from _night(lake, {job: found}, LATER, f", {says}")
 
 
-def _night(lake: ScaleLake, topics: Mapping[str, list[str]], says: str) -> Iterator[Step]:
+def _night(lake: ScaleLake, topics: Mapping[str, list[str]], now: str, says: str) -> Iterator[Step]:
     """Each job on its topics, as many of them in one application as the DAGs have it."""
     for job, of_job in topics.items():
         groups = range(0, len(of_job), TOPICS_PER_APPLICATION)
-        done = [lake.job(job, of_job[at : at + TOPICS_PER_APPLICATION], now=LATER) for at in groups]
+        done = [lake.job(job, of_job[at : at + TOPICS_PER_APPLICATION], now=now) for at in groups]
         if done:
             together = Taken(
                 sum(taken.wall_s for taken in done),
