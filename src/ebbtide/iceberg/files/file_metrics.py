@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ebbtide.stores.store import Store
 
 # How many bytes a bound of a Parquet type takes; other types get none.
-_BOUND_BYTES = {"INT32": 4, "INT64": 8}
+_BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
 
 
 class Place(NamedTuple):
@@ -38,7 +38,8 @@ def read_description(store: Store, place: Place) -> dict[str, Any]:
 def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
     """A data file as JSON.
 
-    It has the counts of columns outside lists, and the bounds of those that are integers or times.
+    It has the counts of columns outside lists, and the bounds of those that are integers, times
+    or truth values.
     """
     return {
         "spec-id": place.spec_id,
