@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ebbtide.log.retention import next_expiry_ms
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import NEVER
+from ebbtide.log.retention import expiry_basis, next_expiry_ms
+from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.log.state.topic_state import NEVER, PartitionState
 from tests.log.decided_retention import config_of, decided
 from tests.log.retention_model import EVENT_MS, FUTURE_MS, GRANULARITY, NOW_MS, POLICY, Entry, Log
 
@@ -141,6 +143,52 @@ def test_before_the_next_expiry_nothing_goes_and_then_something_may(
         assert decided(log, config, now_ms=later_ms)[1] == left
     elif next_ms > 0 and "all" not in settings.values():
         assert decided(log, config, now_ms=max(next_ms, NOW_MS))[1].start > left.start
+
+
+BASIS = {
+    POLICY: ("delete", "compact"),
+    "kafka.retention.ms": ("1", "2"),
+    "kafka.retention.bytes": ("1", "2"),
+    EVENT_MS: ("1", "2"),
+    GRANULARITY: ("segment", "record"),
+    "ebbtide.retention.combine": ("any", "all"),
+    "kafka.message.timestamp.after.max.ms": ("1", "2"),
+}
+STATE = PartitionState(
+    log_start_offset=0,
+    log_end_offset=9,
+    first_dirty_offset=0,
+    first_unmarked_offset=0,
+    segments=((0, 1), (5, 2)),
+)
+
+
+def test_the_basis_changes_with_each_setting_that_retention_goes_by() -> None:
+    plain = {name: values[0] for name, values in BASIS.items()}
+    bases = {expiry_basis(STATE, parse_config(plain))}
+    for name, (_, other) in BASIS.items():
+        bases.add(expiry_basis(STATE, parse_config({**plain, name: other})))
+    assert len(bases) == 1 + len(BASIS)
+    elsewhere = {**plain, "ebbtide.source": "segments:s3://logs", "ebbtide.enabled": "false"}
+    assert expiry_basis(STATE, parse_config(elsewhere)) in bases
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log_start_offset": 1},
+        {"log_end_offset": 10},
+        {"segments": ((5, 2),)},
+        {"segments": ((0, 1), (5, 3))},
+        {"cleaned_at_ms": 7},
+        {"max_event_time_ms": 7},
+        {"expired_end_offset": 7},
+    ],
+    ids=str,
+)
+def test_the_basis_changes_with_the_log(changes: dict[str, Any]) -> None:
+    config = config_of({POLICY: "delete"})
+    assert expiry_basis(STATE, config) != expiry_basis(replace(STATE, **changes), config)
 
 
 @given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES)

@@ -14,6 +14,12 @@ from ebbtide.log.logical_segments import Segment
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
+# The settings that retention goes by.
+_LIMITS = (
+    *("is_deleted", "retention_bytes", "retention_ms", "retention_max_eventtime_ms"),
+    *("needs_all_time_limits", "expires_records", "message_timestamp_after_max_ms"),
+)
+
 
 class Rule(StrEnum):
     """Why a segment goes, in the order in which the rules are asked."""
@@ -116,7 +122,8 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
     A cleaner round may take the newest record of a segment, which then expires sooner.
     """
     of_log = (state.log_start_offset, state.log_end_offset, state.segments, state.cleaned_at_ms)
-    told = repr((of_log, state.max_event_time_ms, state.expired_end_offset, config))
+    limits = [getattr(config, name) for name in _LIMITS]
+    told = repr((of_log, state.max_event_time_ms, state.expired_end_offset, limits))
     return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
 
 
