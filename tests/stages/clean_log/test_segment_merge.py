@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pyspark.sql import Row
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
@@ -54,12 +55,22 @@ def view_of(sandbox: LakeSandbox, name: TopicName) -> View:
     return view_of_table(sandbox.session, name, 0)
 
 
+def ids_of_rows(sandbox: LakeSandbox, name: TopicName) -> list[list[Row]]:
+    """By which others follow the rows of records and batches."""
+    ids = "_row_id, _last_updated_sequence_number"
+    return [
+        sandbox.session.sql(f"SELECT {by}, {ids} FROM {table} ORDER BY 1").collect()
+        for table, by in ((name.records_table, "offset"), (name.batches_table, "base_offset"))
+    ]
+
+
 def test_small_neighbours_become_one_file_and_nothing_else_changes(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
-    before = view_of(sandbox, name)
+    before, ids = view_of(sandbox, name), ids_of_rows(sandbox, name)
     assert merge_segments(load(sandbox.session, name)) == 8
     assert view_of(sandbox, name) == before
+    assert ids_of_rows(sandbox, name) == ids
     assert segments_of_files(sandbox, name) == [[0, 18], [0, 18]]
     for table in (name.records_table, name.batches_table):
         assert sandbox.session.sql(f"SELECT * FROM {table}.delete_files").collect() == []

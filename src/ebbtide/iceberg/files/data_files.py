@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.field_ids import TableColumn, columns_of, read_file, together
+from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class, java_class
@@ -50,6 +52,7 @@ class DataFile(NamedTuple):
     path: str
     record_count: int
     vector: Vector | None
+    lineage: Lineage | None = None  # where its rows are to keep their ids
 
 
 class SegmentFiles(NamedTuple):
@@ -172,6 +175,43 @@ def scan_tasks(
     return planned_tasks(table, snapshot, any_expression(spark, found))
 
 
+def plan_with_lineage(
+    spark: SparkSession, table: str, segments: Collection[tuple[int, int]]
+) -> list[SegmentFiles]:
+    """What these segments, (partition, segment), hold now, whose rows are to keep their ids."""
+    parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
+    columns, store = columns_of(spark, loaded), store_of(spark, loaded)
+    found: dict[tuple[int, int], list[DataFile]] = {}
+    for task in tasks_of_segments(spark, loaded, segments):
+        described = json.loads(parser.toJson(task))
+        place = segment_of_task(described, columns)
+        if place in segments:
+            first_row_id = described["data-file"].get("first-row-id")
+            lineage = Lineage(first_row_id, int(task.file().dataSequenceNumber()))
+            file = data_file(described)._replace(lineage=lineage)
+            found.setdefault(place, []).append(file)
+    return [
+        SegmentFiles(*place, tuple(sorted(found[place])), columns, store) for place in sorted(found)
+    ]
+
+
+def tasks_of_segments(
+    spark: SparkSession, table: JavaObject, segments: Collection[tuple[int, int]]
+) -> list[JavaObject]:
+    """Scan tasks of the current files of segments, (partition, segment); of some others as well."""
+    if not segments:
+        return []
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
+    to_integer, to_long = (java_class(spark, f"java.lang.{name}") for name in ("Integer", "Long"))
+    partitions, bases = map(set, zip(*segments, strict=True))
+    matches = both(
+        one_of("partition", [to_integer(partition) for partition in partitions]),
+        one_of("segment", [to_long(base) for base in bases]),
+    )
+    return planned_tasks(table, table.currentSnapshot().snapshotId(), matches)
+
+
 def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches."""
     if table.snapshot(snapshot) is None:
@@ -265,16 +305,33 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
     return together(tables, unit.columns)
 
 
+def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
+    """The file's live rows in its order, a row group each, with all columns and their lineage."""
+    dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
+    columns, start = (*unit.columns, *LINEAGE), 0
+    with _reading(unit.store, file.path) as handle:
+        opened = pq.ParquetFile(handle, pre_buffer=True)
+        for group in range(opened.num_row_groups):
+            end = start + opened.metadata.row_group(group).num_rows
+            live = np.ones(end - start, np.bool_)
+            live[dead[(dead >= start) & (dead < end)] - start] = False
+            rows = read_file(opened, columns, group).filter(pa.array(live))
+            yield with_lineage(rows, start + np.flatnonzero(live), file.lineage)
+            start = end
+
+
 def _read_file(
     store: Store, file: DataFile, columns: Sequence[TableColumn]
 ) -> tuple[pa.Table, Offsets]:
+    wanted = [*columns, *LINEAGE] if file.lineage else columns
     with _reading(store, file.path) as handle:
-        table = read_file(pq.ParquetFile(handle, pre_buffer=True), columns)
-    live = np.ones(table.num_rows, np.bool_)
-    if file.vector is None:
-        return table, np.arange(table.num_rows, dtype=np.int64)
-    live[read_vector(store, file.vector)] = False
-    return table.filter(pa.array(live)), np.flatnonzero(live)
+        table = read_file(pq.ParquetFile(handle, pre_buffer=True), wanted)
+    positions = np.arange(table.num_rows, dtype=np.int64)
+    if file.vector is not None:
+        live = np.ones(table.num_rows, np.bool_)
+        live[read_vector(store, file.vector)] = False
+        table, positions = table.filter(pa.array(live)), np.flatnonzero(live)
+    return with_lineage(table, positions, file.lineage), positions
 
 
 @contextmanager
@@ -316,3 +373,18 @@ def write_rows(store: Store, path: str, rows: pa.Table) -> None:
     """Write rows that `read_segment` has read to a new file; their field ids are kept."""
     with store.writing(path) as stream:
         pq.write_table(rows, stream, compression="zstd")
+
+
+def write_groups(store: Store, path: str, groups: Iterable[pa.Table]) -> bool:
+    """The same, a row group at a time; False and no file where there is no row."""
+    filled = (group for group in groups if group.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return False
+    with (
+        store.writing(path) as stream,
+        pq.ParquetWriter(stream, first.schema, compression="zstd") as writer,
+    ):
+        for group in chain((first,), filled):
+            writer.write_table(group, row_group_size=group.num_rows)
+    return True

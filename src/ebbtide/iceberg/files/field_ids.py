@@ -77,6 +77,11 @@ def _with_defaults(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
     return table
 
 
+def field_of(column: TableColumn, kind: pa.DataType) -> pa.Field:
+    """The column as a file that is to be written has it."""
+    return pa.field(column.name, kind, metadata={_FIELD_ID: str(column.field_id)})
+
+
 def _id_of(field: pa.Field) -> int | None:
     found = (field.metadata or {}).get(_FIELD_ID)
     return None if found is None else int(found)

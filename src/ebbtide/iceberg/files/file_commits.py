@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from ebbtide.iceberg.files.data_files import (
     data_file,
     read_blob,
     scan_tasks,
+    tasks_of_segments,
 )
 from ebbtide.iceberg.files.deletes import segments_filter
 from ebbtide.iceberg.files.file_metrics import Place, read_description
@@ -83,11 +84,12 @@ def prepare_row_delta(
     `hold` it is tagged, and so is the snapshot `before`, on which it was planned.
     """
     loaded = java_table(spark, table)
-    tasks = _Tasks.of(spark, loaded, ends)
+    snapshot = loaded.currentSnapshot().snapshotId()
+    tasks = _Tasks.of(spark, loaded, scan_tasks(spark, loaded, snapshot, ends))
     vectors = _write_vectors(spark, loaded, tasks, delta.deletions)
     begun = _Begun.of(loaded, hold, before)
     update = begun.updates.newRowDelta()
-    update = update.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    update = update.validateFromSnapshot(snapshot)
     update = update.validateDataFilesExist(vectors.referencedDataFiles())
     for file in items(vectors.deleteFiles()):
         update = update.addDeletes(file)
@@ -106,30 +108,49 @@ def prepare_row_delta(
     return begun.commit_of(update, properties)
 
 
-def prepare_merge(
+def prepare_rewrite(
     spark: SparkSession,
     table: str,
-    ends: Mapping[int, int],
-    replacements: Sequence[Replacement],
+    segments: Collection[tuple[int, int]],
+    replacements: Iterable[Replacement],
     properties: Mapping[str, str],
-    hold: Hold,
+    hold: Hold | None = None,
+    dangling: Collection[str] = (),
 ) -> Commit:
-    """What puts one file in place of several that hold the same rows, and their vectors away.
+    """What puts files in place of others that hold the same rows, and their vectors away.
 
-    All lie below each partition's end offset; CommitConflictError where one changed meanwhile.
+    All replaced lie in `segments`, (partition, segment); vectors for the files `dangling`, which
+    the table has no more, go as well. CommitConflictError where a file changed meanwhile.
     """
     loaded = java_table(spark, table)
-    tasks = _Tasks.of(spark, loaded, ends)
-    begun = _Begun.of(loaded, hold, loaded.currentSnapshot().snapshotId())
-    rewrite = begun.updates.newRewrite()
-    rewrite = rewrite.validateFromSnapshot(loaded.currentSnapshot().snapshotId())
+    tasks = _Tasks.of(spark, loaded, tasks_of_segments(spark, loaded, segments))
+    snapshot = loaded.currentSnapshot().snapshotId()
+    begun = _Begun.of(loaded, hold, snapshot)
+    rewrite = begun.updates.newRewrite().validateFromSnapshot(snapshot)
     for unit, path in replacements:
         for task in map(tasks.unchanged, unit.files):
             for file in (task.file(), *items(task.deletes())):
                 rewrite = rewrite.deleteFile(file)
         if path is not None:
             rewrite = rewrite.addFile(tasks.with_new_file(unit, path))
+    for vector in _vectors_for(spark, loaded, dangling) if dangling else ():
+        rewrite = rewrite.deleteFile(vector)
     return begun.commit_of(rewrite, properties)
+
+
+def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Iterator[Any]:
+    """The deletion vectors for data files, as Iceberg lists them."""
+    manifests = iceberg_class(spark, "ManifestFiles")
+    for manifest in items(table.currentSnapshot().deleteManifests(table.io())):
+        reader = manifests.readDeleteManifest(manifest, table.io(), table.specs())
+        try:
+            iterator = reader.iterator()
+            while iterator.hasNext():
+                vector = iterator.next()
+                if vector.referencedDataFile() in paths:
+                    yield vector.copy()
+        finally:
+            reader.close()
 
 
 class _Begun(NamedTuple):
@@ -156,15 +177,14 @@ class _Begun(NamedTuple):
 
 
 class _Tasks(NamedTuple):
-    """Iceberg's scan tasks of a table's current files by path."""
+    """Iceberg's scan tasks of files that a table has now, by path."""
 
     parser: Any
     by_path: dict[str, Any]
     spec: dict[str, Any]  # of new files
 
     @classmethod
-    def of(cls, spark: SparkSession, table: Any, ends: Mapping[int, int]) -> _Tasks:
-        tasks = scan_tasks(spark, table, table.currentSnapshot().snapshotId(), ends)
+    def of(cls, spark: SparkSession, table: Any, tasks: Iterable[Any]) -> _Tasks:
         by_path = {str(task.file().location()): task for task in tasks}
         spec = json.loads(iceberg_class(spark, "PartitionSpecParser").toJson(own_spec(table)))
         return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)

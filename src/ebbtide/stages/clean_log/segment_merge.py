@@ -19,11 +19,11 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
     count_rows,
-    plan_segments,
+    plan_with_lineage,
     read_segment,
     write_rows,
 )
-from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_merge
+from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
@@ -122,19 +122,18 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
 
 def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
     """Write the merged files of one table; None where nothing is left to be merged."""
-    spark, snapshot = topic.spark, current_snapshot(topic.spark, table)
-    if snapshot is None:
+    spark = topic.spark
+    if current_snapshot(spark, table) is None:
         return None
-    ends = {p: max(map(max, groups)) + 1 for p, groups in merge.groups.items()}
-    found = {
-        (unit.partition, unit.segment): unit for unit in plan_segments(spark, table, snapshot, ends)
-    }
+    segments = {(p, base) for p, groups in merge.groups.items() for of in groups for base in of}
+    planned = plan_with_lineage(spark, table, segments)
+    found = {(unit.partition, unit.segment): unit for unit in planned}
     units = list(filter(None, (_as_one(found, p, g) for p, of in merge.groups.items() for g in of)))
     if not units:
         return None
     work = list(zip(units, new_paths(spark, table, units), strict=True))
     written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
-    return prepare_merge(spark, table, ends, list(written), {MERGE: merge.id}, _hold(merge))
+    return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _hold(merge))
 
 
 def _as_one(

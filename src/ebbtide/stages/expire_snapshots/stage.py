@@ -19,21 +19,18 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.manifests import all_sizes, current_files
+from ebbtide.iceberg.files.manifests import all_sizes
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic, compare_and_set
-from ebbtide.log.settings.names import quoted
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
-from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import iceberg_class
 from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
-
-FILES_A_RUN = 1000
 
 
 class Disk(NamedTuple):
@@ -41,13 +38,6 @@ class Disk(NamedTuple):
 
     files: int
     bytes: int
-
-
-class Deletions(NamedTuple):
-    """Rows that are deleted and lie in the records table's files still."""
-
-    rows: int
-    are_due: bool  # whether a file has so many that it is to be rewritten, or is gone itself
 
 
 def plan_expire_snapshots(topic: Topic) -> JobOutcome:
@@ -70,15 +60,15 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
         return outcome
-    before, deletions = _disk(topic), _deletions(topic)
+    before, deletions = _disk(topic), find_deletions(topic)
     found = "%d files of %s, with %s deleted rows still in them"
     log.info(found, before.files, size(before.bytes), number(deletions.rows))
-    rewritten, rewrite_error = _tried(_rewrite, topic) if deletions.are_due else (0, None)
+    rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
     # Nothing is freed before snapshots expire, so what came by then was written.
     full = _disk(topic) if rewritten else before
     expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
     left = _disk(topic) if expired else full
-    merged, merge_error = _tried(merge_segments, topic)
+    merged, merge_error = _tried(lambda: merge_segments(topic))
     after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
     outcome.files_removed = max(0, full.files - left.files)
@@ -94,7 +84,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
-        "deleted_rows_in_files": _deletions(topic).rows if rewritten else deletions.rows,
+        "deleted_rows_in_files": find_deletions(topic).rows if rewritten else deletions.rows,
     }
     if not (rewritten or merged or outcome.error):
         _note_tidied(topic)
@@ -142,10 +132,10 @@ def _clock_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _tried(work: Callable[[Topic], int], topic: Topic) -> tuple[int, Exception | None]:
+def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
     """What the work on files counts, and why it failed if it did; a lost race is tried again."""
     try:
-        return work(topic), None
+        return work(), None
     except CommitConflictError:
         raise
     except (EbbtideError, Py4JJavaError, OSError, ValueError) as error:
@@ -166,58 +156,6 @@ def _disk(topic: Topic) -> Disk:
     return Disk(len(sizes), sum(sizes.values()))
 
 
-def _deletions(topic: Topic) -> Deletions:
-    files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
-    share, rows = _rewritten_share(topic), {file.path: file.rows for file in files if file.is_data}
-    deleted = [(file.rows, rows.get(file.referenced or "")) for file in files if not file.is_data]
-    return Deletions(
-        sum(count for count, _ in deleted),
-        any(held is None or count >= share * held for count, held in deleted),
-    )
-
-
-def _rewritten_share(topic: Topic) -> float:
-    """0 means any deleted row, and Iceberg's own 0 any file."""
-    return max(topic.config.rewrite_deleted_share, 1e-9)
-
-
-def _rewrite(topic: Topic) -> int:
-    """Rewrite closed segments' files whose deleted share is too large; how many."""
-    closed = " or ".join(
-        f"(partition = {partition} and segment < {state.active_segment})"
-        for partition, state in topic.partitions.items()
-        if _has_closed(state)
-    )
-    if not closed:
-        return 0
-    options = {
-        "delete-ratio-threshold": _rewritten_share(topic),
-        "delete-file-threshold": 2**31 - 1,
-        "min-file-size-bytes": 0,
-        "max-file-size-bytes": 2**62,
-        "min-input-files": 2**31 - 1,
-        "max-files-to-rewrite": FILES_A_RUN,
-        "remove-dangling-deletes": "true",
-    }
-    listed = ", ".join(f"'{name}', '{value}'" for name, value in options.items())
-    log.info("rewrites files of which %g or more is deleted", _rewritten_share(topic))
-    result = commit(
-        Step.REWRITE_FILES,
-        lambda: _call(
-            topic.spark,
-            topic.name.catalog,
-            f"rewrite_data_files(table => '{_escaped(topic.name.records_table)}', "
-            f"where => '{closed}', "
-            f"options => map({listed}))",
-        ),
-    )
-    return int(result["rewritten_data_files_count"])
-
-
-def _has_closed(state: PartitionState) -> bool:
-    return len(state.segments) > 1
-
-
 def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
     """Expire the snapshots past their age and delete their files; how many snapshots."""
     loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
@@ -232,12 +170,3 @@ def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
         expiry = expiry.expireSnapshotId(snapshot)
     commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)
     return len(due)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def _call(spark: SparkSession, catalog: str, procedure: str) -> dict[str, Any]:
-    row = spark.sql(f"CALL {quoted(catalog)}.system.{procedure}").first()
-    return {} if row is None else row.asDict()

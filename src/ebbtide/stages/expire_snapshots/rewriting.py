@@ -1,0 +1,98 @@
+"""Files too full of deletions are written anew without them: a deleted row lies in its file still.
+
+Iceberg's procedure rewrite_data_files does the same with a Spark job for each segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    count_rows,
+    live_groups,
+    plan_with_lineage,
+    write_groups,
+)
+from ebbtide.iceberg.files.file_commits import Replacement, new_paths, prepare_rewrite
+from ebbtide.iceberg.files.manifests import ListedFile, current_files
+from ebbtide.iceberg.topics import Topic
+from ebbtide.spark.tasks import map_segments
+
+log = logging.getLogger(__name__)
+
+FILES_A_RUN = 1000
+
+
+class Deletions(NamedTuple):
+    """Rows that are deleted and lie in the records table's files still."""
+
+    rows: int
+    due: list[ListedFile]  # files that have so many that they are to be rewritten, the worst first
+    dangling: list[str]  # files that are gone themselves, while a deletion vector names them
+
+    @property
+    def are_due(self) -> bool:
+        """Whether there is anything to write or to put away."""
+        return bool(self.due or self.dangling)
+
+
+def find_deletions(topic: Topic) -> Deletions:
+    """What is deleted, and which files of closed segments are due, from manifests alone."""
+    files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
+    data = {file.path: file for file in files if file.is_data}
+    deleted = {file.referenced: file.rows for file in files if file.referenced is not None}
+    share = _rewritten_share(topic)
+    due = [
+        data[path]
+        for path, rows in sorted(deleted.items(), key=lambda of: -of[1])
+        if path in data and rows >= share * data[path].rows and _is_closed(topic, data[path])
+    ]
+    return Deletions(sum(deleted.values()), due, [path for path in deleted if path not in data])
+
+
+def _rewritten_share(topic: Topic) -> float:
+    """0 means any deleted row."""
+    return max(topic.config.rewrite_deleted_share, 1e-9)
+
+
+def _is_closed(topic: Topic, file: ListedFile) -> bool:
+    partition, segment = _place(file)
+    state = topic.partitions.get(partition)
+    return state is not None and segment < state.active_segment
+
+
+def _place(file: ListedFile) -> tuple[int, int]:
+    return file.partition["partition"], file.partition["segment"]
+
+
+def rewrite_files(topic: Topic, deletions: Deletions) -> int:
+    """Write what is due without the deleted rows; how many files."""
+    if not deletions.are_due:
+        return 0
+    spark, table = topic.spark, topic.name.records_table
+    due = {file.path: _place(file) for file in deletions.due[:FILES_A_RUN]}
+    segments = set(due.values())
+    log.info("rewrites files of which %g or more is deleted", _rewritten_share(topic))
+    units = [
+        unit._replace(files=(file,))
+        for unit in plan_with_lineage(spark, table, segments)
+        for file in unit.files
+        if file.path in due
+    ]
+    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    written = map_segments(spark, _write_anew, work, count_rows(units), "rewrites files of")
+    rewrite = prepare_rewrite(spark, table, segments, written, {}, dangling=deletions.dangling)
+    commit(Step.REWRITE_FILES, rewrite)
+    return len(written)
+
+
+def _write_anew(work: tuple[SegmentFiles, str]) -> Replacement:
+    """In a task: write the live rows of the unit's one file to another."""
+    unit, path = work
+    (file,) = unit.files
+    is_written = write_groups(unit.store, path, live_groups(unit, file))
+    return Replacement(unit, path if is_written else None)

@@ -1,0 +1,164 @@
+"""Files that are written anew: Iceberg and its readers find in them what they found before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.spark.jvm import iceberg_class
+from ebbtide.stages.expire_snapshots import rewriting
+from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
+from tests.tables.other_tools import rewrite_files as rewrite_by_iceberg
+
+KEYS = [Message(f"k{i}", "1") for i in range(40)]
+LOG = [KEYS, KEYS[:30], [Message("k1", None), *KEYS[:12]], KEYS[:3]]
+ANY = {"ebbtide.rewrite.deleted.share": "0"}
+LINEAGE = "_row_id, _last_updated_sequence_number"
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """A topic whose closed segments have deleted rows."""
+    write_log(tmp_path, "t", LOG, {"cleanup.policy": "compact"})
+    topic = f"{cluster}.t"
+    ingest(sandbox.session, topic, tmp_path, FIRST_MS)
+    mark(sandbox.session, topic)
+    clean(sandbox.session, topic, FIRST_MS + DAY_MS)
+    set_properties(sandbox.session, topic, ANY)
+    return TopicName(cluster, "t")
+
+
+def rows_of(sandbox: LakeSandbox, name: TopicName) -> list[Row]:
+    columns = f"SELECT *, {LINEAGE} FROM {name.records_table} ORDER BY offset"
+    return sandbox.session.sql(columns).collect()
+
+
+def rewrite(sandbox: LakeSandbox, name: TopicName) -> int:
+    topic = load(sandbox.session, name)
+    return rewrite_files(topic, find_deletions(topic))
+
+
+def delete(sandbox: LakeSandbox, name: TopicName, where: str) -> None:
+    """As another tool does, in deletion vectors."""
+    by_rows = "bit_count(segment) >= 0"  # or Spark would drop whole files
+    sandbox.session.sql(f"DELETE FROM {name.records_table} WHERE {where} AND {by_rows}")
+
+
+def test_rows_stay_with_their_ids_and_no_deletion_is_left(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    before = rows_of(sandbox, name)
+    assert find_deletions(load(sandbox.session, name)).rows > 0
+    assert rewrite(sandbox, name) > 1
+    assert rows_of(sandbox, name) == before
+    assert find_deletions(load(sandbox.session, name)) == (0, [], [])
+
+
+def test_ids_stay_where_a_file_says_them_itself(sandbox: LakeSandbox, name: TopicName) -> None:
+    before = rows_of(sandbox, name)
+    rewrite_by_iceberg(sandbox.session, [name.records_table])
+    assert rows_of(sandbox, name) == before
+    delete(sandbox, name, "offset % 7 = 3")
+    before = rows_of(sandbox, name)
+    assert rewrite(sandbox, name) > 0
+    assert rows_of(sandbox, name) == before
+
+
+def test_columns_of_others_stay(sandbox: LakeSandbox, name: TopicName) -> None:
+    spark, table = sandbox.session, name.records_table
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN note map<string, decimal(9, 2)>")
+    before = rows_of(sandbox, name)
+    assert rewrite(sandbox, name) > 1
+    assert rows_of(sandbox, name) == before
+
+
+def test_a_file_without_a_live_row_leaves(sandbox: LakeSandbox, name: TopicName) -> None:
+    spark, table = sandbox.session, name.records_table
+    delete(sandbox, name, "segment = 40")
+    before = rows_of(sandbox, name)
+    rewrite(sandbox, name)
+    assert rows_of(sandbox, name) == before
+    files = current_files(spark, java_table(spark, table))
+    assert 40 not in {file.partition["segment"] for file in files}
+
+
+def test_the_active_segment_is_left_alone(sandbox: LakeSandbox, name: TopicName) -> None:
+    active = load(sandbox.session, name).partitions[0].active_segment
+    rewrite(sandbox, name)
+    delete(sandbox, name, f"offset = {active}")
+    assert find_deletions(load(sandbox.session, name)) == (1, [], [])
+
+
+def test_what_another_deletes_meanwhile_is_not_undone(
+    sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = rewriting.prepare_rewrite
+
+    def prepared_before_a_delete(*args: Any, **named: Any) -> Any:
+        commit = prepare(*args, **named)
+        delete(sandbox, name, "offset = 39")
+        return commit
+
+    monkeypatch.setattr(rewriting, "prepare_rewrite", prepared_before_a_delete)
+    with pytest.raises(CommitConflictError):
+        rewrite(sandbox, name)
+    assert 39 not in {row["offset"] for row in rows_of(sandbox, name)}
+
+
+def test_only_so_many_files_a_run_the_worst_first(
+    sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_count = (
+        f"SELECT referenced_data_file FROM {name.records_table}.delete_files "
+        "ORDER BY record_count DESC"
+    )
+    due = find_deletions(load(sandbox.session, name)).due
+    assert [file.path for file in due] == [
+        row["referenced_data_file"] for row in sandbox.session.sql(by_count).collect()
+    ]
+    monkeypatch.setattr(rewriting, "FILES_A_RUN", 1)
+    assert rewrite(sandbox, name) == 1
+    assert find_deletions(load(sandbox.session, name)).due == due[1:]
+
+
+def test_a_deletion_vector_for_a_file_that_is_gone_is_put_away(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    spark = sandbox.session
+    rewrite(sandbox, name)
+    _add_vector_for(sandbox, name, "gone.parquet")
+    before = rows_of(sandbox, name)
+    assert find_deletions(load(spark, name)).dangling == ["gone.parquet"]
+    rewrite(sandbox, name)
+    assert find_deletions(load(spark, name)) == (0, [], [])
+    assert rows_of(sandbox, name) == before
+
+
+def _add_vector_for(sandbox: LakeSandbox, name: TopicName, path: str) -> None:
+    """As an engine leaves it that replaces a data file and does not look for its vector."""
+    spark = sandbox.session
+    table = java_table(spark, name.records_table)
+    task = table.newScan().planFiles().iterator().next()
+    builder = iceberg_class(spark, "FileMetadata").deleteFileBuilder(task.spec())
+    vector = (
+        builder.ofPositionDeletes()
+        .withFormat("puffin")
+        .withPath(f"{table.location()}/data/vectors.puffin")
+        .withPartition(task.file().partition())
+        .withFileSizeInBytes(50)
+        .withRecordCount(1)
+        .withReferencedDataFile(path)
+        .withContentOffset(4)
+        .withContentSizeInBytes(40)
+        .build()
+    )
+    table.newRowDelta().addDeletes(vector).commit()
