@@ -6,6 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3.11
+WORKER_PYTHON ?= $(PYTHON)
 PORT ?= 8080
 LOGS ?= 100000
 TOPICS ?= 20
@@ -31,7 +32,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -43,6 +44,8 @@ setup-test: setup $(DONE)/requirements-dev $(DONE)/services
 
 run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the report
 	@$(WITH_ENV) exec $(PY) -m ebbtide.local.quickstart
+
+environment.tar.gz: $(HOME_DIR)/environment.tar.gz ## What executors import, for a cluster's spark.archives (WORKER_PYTHON=)
 
 test: check ## Set up everything and run all checks and tests
 	@$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
@@ -108,6 +111,7 @@ lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements.in -o requirements.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements-dev.in -o requirements-dev.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-services.in -o requirements-services.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 -c requirements.txt requirements-executors.in -o requirements-executors.txt
 
 clean: ## Remove the lake, Airflow's database and logs; environment and jars stay
 	rm -rf $(addprefix $(HOME_DIR)/,airflow lake logs spark-warehouse conf ebbtide.zip classes.jsa classes.jsa.stamp) $(DONE)/airflow
@@ -147,6 +151,14 @@ $(DONE)/jars: $(wildcard conf/ivy/*) $(DONE)/requirements
 # No template: its dollar signs are the shell's.
 $(HOME_DIR)/conf/spark-env.sh: conf/spark-env.sh $(DONE)/jars
 	@install -D -m 644 $< $@
+
+# Packages without an interpreter: workers have one at the same path.
+$(HOME_DIR)/environment.tar.gz: requirements-executors.txt $(UV)
+	@echo "environment.tar.gz: installing and packing what executors import"
+	@mkdir -p $(HOME_DIR)
+	@$(UV) venv -q --clear --python $(WORKER_PYTHON) $(HOME_DIR)/executors
+	@$(UV) pip install -q --python $(HOME_DIR)/executors --require-hashes -r $< || $(OFFLINE)
+	@$(HOME_DIR)/executors/bin/venv-pack --quiet --force --prefix $(HOME_DIR)/executors --output $@
 
 # Asked each time: no file of ours shows that the JVM changed.
 archive: $(RENDERED)

@@ -1,4 +1,4 @@
-"""Servers that tests start and end: real ones, on loopback ports of their own."""
+"""Servers that tests start and end: real ones, on ports of their own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ class ServiceError(Exception):
     """A server that did not start; the message ends with the tail of its output."""
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port of the host that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -39,8 +42,10 @@ class Server:
         port: int,
         output: Path,
         environment: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
     ) -> None:
         self.name = name
+        self.host = host
         self.command = list(command)
         self.port = port
         self.output = output
@@ -82,7 +87,7 @@ class Server:
         """Whether somebody listens on its port."""
         with socket.socket() as probe:
             probe.settimeout(1)
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            return probe.connect_ex((self.host, self.port)) == 0
 
     def kill(self) -> None:
         """End it and its children at once, as a crash would."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow.fs
 
 from tests.lake_sandbox import EBBTIDE_HOME
-from tests.services.process import Server, free_port
+from tests.services.process import LOOPBACK, Server, free_port
 
 MOTO = EBBTIDE_HOME / "services" / "bin" / "moto_server"
 BUCKET = "archive"
@@ -32,10 +32,10 @@ class Request(NamedTuple):
 class S3Api(Server):
     """A server with one empty bucket."""
 
-    def __init__(self, directory: Path) -> None:
-        port = free_port()
-        command = [str(MOTO), "-H", "127.0.0.1", "-p", str(port)]
-        super().__init__("the S3 API", command, port, directory / "s3.log")
+    def __init__(self, directory: Path, host: str = LOOPBACK) -> None:
+        port = free_port(host)
+        command = [str(MOTO), "-H", host, "-p", str(port)]
+        super().__init__("the S3 API", command, port, directory / "s3.log", host=host)
 
     def start(self) -> None:
         """Start it, with its bucket."""
@@ -46,7 +46,7 @@ class S3Api(Server):
     @property
     def endpoint(self) -> str:
         """Where it answers."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def file_system(self, **more: bool) -> pyarrow.fs.S3FileSystem:
         """What looks into it beside ebbtide."""
@@ -55,7 +55,7 @@ class S3Api(Server):
             secret_key=SECRET,
             region=REGION,
             scheme="http",
-            endpoint_override=f"127.0.0.1:{self.port}",
+            endpoint_override=f"{self.host}:{self.port}",
             **more,
         )
 

@@ -4,43 +4,62 @@ from __future__ import annotations
 
 import sys
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.services.process import Server, free_port
+import pyspark
+
+from tests.services.process import LOOPBACK, Server, free_port
 
 SPARK_CLASS = Path(sys.executable).parent / "spark-class"
+SPARK = Path(pyspark.__file__).parent
+DAEMON = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
-class SparkCluster:
-    """The cluster between `start` and `stop`."""
+class Host(NamedTuple):
+    """Where a worker runs: this machine, unless `enter` is a command that leads elsewhere."""
 
-    def __init__(self, directory: Path, workers: int = 2) -> None:
-        port, web_port = free_port(), free_port()
-        self.uri = f"spark://127.0.0.1:{port}"
-        at = ("--host", "127.0.0.1", "--webui-port")
-        options = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
+    address: str = LOOPBACK
+    driver_address: str = LOOPBACK  # of the master and the driver, as the host reaches them
+    enter: tuple[str, ...] = ()
+    spark: Path = SPARK
+    directory: Path | None = None  # that the worker may write to
+
+
+class SparkCluster:
+    """The cluster between `start` and `stop`; where and as whom a worker runs is its host's."""
+
+    def __init__(self, directory: Path, hosts: Sequence[Host] = (Host(), Host())) -> None:
+        self.hosts = hosts
+        of_master = hosts[0].driver_address
+        port, web_port = free_port(of_master), free_port(of_master)
+        self.uri = f"spark://{of_master}:{port}"
         self.master = Server(
             "Spark's master",
-            [str(SPARK_CLASS), MASTER, *at, str(web_port), "--port", str(port)],
+            [
+                *(str(SPARK_CLASS), MASTER, "--host", of_master, "--port", str(port)),
+                *("--webui-port", str(web_port)),
+            ],
             web_port,
             directory / "master.log",
-            options,
+            {**DAEMON, "SPARK_LOCAL_IP": of_master},
+            of_master,
         )
-        self.workers = []
-        for number in range(workers):
-            own = free_port()
-            work = directory / f"worker-{number}"
-            command = [str(SPARK_CLASS), WORKER, *at, str(own), "--cores", "1", "--memory", "1g"]
-            command += ["--work-dir", str(work), self.uri]
-            self.workers.append(
-                Server(
-                    f"Spark's worker {number}", command, own, directory / f"w{number}.log", options
-                )
-            )
+        self.workers = [self._worker(number, host, directory) for number, host in enumerate(hosts)]
         self._running = ExitStack()
+
+    def _worker(self, number: int, host: Host, directory: Path) -> Server:
+        port = free_port() if host.address == LOOPBACK else 8081
+        command = [str(host.spark / "bin" / "spark-class"), WORKER, "--host", host.address]
+        command += ["--webui-port", str(port), "--cores", "1", "--memory", "1g"]
+        command += ["--work-dir", str((host.directory or directory) / f"worker-{number}"), self.uri]
+        log, name = directory / f"w{number}.log", f"Spark's worker {number}"
+        options = {**DAEMON, "SPARK_LOCAL_IP": host.address}
+        return Server(name, [*host.enter, *command], port, log, options, host.address)
 
     def __enter__(self) -> SparkCluster:
         for server in (self.master, *self.workers):
@@ -52,7 +71,9 @@ class SparkCluster:
         self._running.close()
 
     def _has_workers(self) -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.master.port}/json/") as answer:
+        with urllib.request.urlopen(
+            f"http://{self.master.host}:{self.master.port}/json/"
+        ) as answer:
             text = answer.read().decode()
         return f'"aliveworkers" : {len(self.workers)}' in text
 

@@ -6,7 +6,7 @@ Only those rows are written anew, into one more file of their segment; the other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,11 +80,16 @@ def no_changes() -> pa.Table:
     return _CHANGES.empty_table()
 
 
-def counts_of(changes: pa.Table, partition: int) -> Counts:
-    """The numbers of one partition."""
-    mine = changes.filter(pc.equal(changes["partition"], partition))
-    codes, counts = np.unique(mine["becomes"].to_numpy(), return_counts=True)
-    found = dict(zip(codes.tolist(), counts.tolist(), strict=True))
+def count_changes(changes: pa.Table, partitions: Iterable[int]) -> dict[int, Counts]:
+    """The numbers of each of the partitions."""
+    found: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
+    grouped = changes.group_by(["partition", "becomes"]).aggregate([([], "count_all")])
+    for row in grouped.to_pylist():
+        found[row["partition"]][row["becomes"]] = row["count_all"]
+    return {partition: _counts(of) for partition, of in found.items()}
+
+
+def _counts(found: Mapping[int, int]) -> Counts:
     by = {reason: found[n] for n, reason in enumerate(REASONS, 1) if n in found}
     return Counts(sum(by.values()), by, found.get(NO_TOMBSTONE, 0), found.get(TO_QUARANTINE, 0))
 

@@ -24,7 +24,7 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
     Counts,
-    counts_of,
+    count_changes,
     find_changes,
     no_changes,
     prepare_marks,
@@ -50,7 +50,7 @@ class MarkPlan:
     @property
     def counts(self) -> dict[int, Counts]:
         """How many records change, by partition."""
-        return {p: counts_of(self.changes, p) for p in self.topic.partitions}
+        return count_changes(self.changes, self.topic.partitions)
 
     def outcome(self) -> JobOutcome:
         """The numbers of the plan."""
@@ -91,7 +91,8 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
 
 def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     """Mark what the plan found, then move the first unmarked offsets past it."""
-    log_partitions(log, {p: _to_mark(plan, p) for p in plan.ranges})
+    counts = plan.counts
+    log_partitions(log, {p: _to_mark(of, counts[p]) for p, of in plan.ranges.items()})
     outcome, topic = plan.outcome(), plan.topic
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
@@ -107,8 +108,8 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     return outcome
 
 
-def _to_mark(plan: MarkPlan, partition: int) -> str:
-    (first, end), counts = plan.ranges[partition], plan.counts[partition]
+def _to_mark(offsets: tuple[int, int], counts: Counts) -> str:
+    first, end = offsets
     return (
         f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
         f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"
