@@ -62,9 +62,11 @@ class SparkCluster:
         return Server(name, [*host.enter, *command], port, log, options, host.address)
 
     def __enter__(self) -> SparkCluster:
-        for server in (self.master, *self.workers):
-            self._running.enter_context(server)
-        self.master._wait_until(self._has_workers, 60)
+        with ExitStack() as started:  # ends those before one that does not start
+            for server in (self.master, *self.workers):
+                started.enter_context(server)
+            self.master._wait_until(self._has_workers, 60)
+            self._running = started.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
