@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -128,18 +128,9 @@ def plan_segments(
 
     With `starts`, only files of records that may hold an offset from there on.
     """
-    parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
-    columns, store = columns_of(spark, loaded), store_of(spark, loaded)
-    found: dict[tuple[int, int], list[DataFile]] = {}
-    for task in scan_tasks(spark, loaded, snapshot, ends, starts):
-        described = json.loads(parser.toJson(task))
-        partition, segment = segment_of_task(described, columns)
-        if segment < ends[partition]:
-            found.setdefault((partition, segment), []).append(data_file(described))
-    return [
-        SegmentFiles(partition, segment, tuple(sorted(found[partition, segment])), columns, store)
-        for partition, segment in sorted(found)
-    ]
+    loaded = java_table(spark, table)
+    tasks = scan_tasks(spark, loaded, snapshot, ends, starts)
+    return _units(spark, loaded, tasks, lambda partition, segment: segment < ends[partition])
 
 
 def scan_tasks(
@@ -179,16 +170,32 @@ def plan_with_lineage(
     spark: SparkSession, table: str, segments: Collection[tuple[int, int]]
 ) -> list[SegmentFiles]:
     """What these segments, (partition, segment), hold now, whose rows are to keep their ids."""
-    parser, loaded = iceberg_class(spark, "ScanTaskParser"), java_table(spark, table)
-    columns, store = columns_of(spark, loaded), store_of(spark, loaded)
+    loaded = java_table(spark, table)
+    tasks = tasks_of_segments(spark, loaded, segments)
+    return _units(spark, loaded, tasks, lambda *place: place in segments, has_lineage=True)
+
+
+def _units(
+    spark: SparkSession,
+    table: JavaObject,
+    tasks: Iterable[JavaObject],
+    is_wanted: Callable[[int, int], bool],
+    *,
+    has_lineage: bool = False,
+) -> list[SegmentFiles]:
+    """The files of scan tasks by segment; `is_wanted` is asked with (partition, segment)."""
+    parser = iceberg_class(spark, "ScanTaskParser")
+    columns, store = columns_of(spark, table), store_of(spark, table)
     found: dict[tuple[int, int], list[DataFile]] = {}
-    for task in tasks_of_segments(spark, loaded, segments):
+    for task in tasks:
         described = json.loads(parser.toJson(task))
         place = segment_of_task(described, columns)
-        if place in segments:
-            first_row_id = described["data-file"].get("first-row-id")
-            lineage = Lineage(first_row_id, int(task.file().dataSequenceNumber()))
-            file = data_file(described)._replace(lineage=lineage)
+        if is_wanted(*place):
+            file = data_file(described)
+            if has_lineage:
+                first_row_id = described["data-file"].get("first-row-id")
+                lineage = Lineage(first_row_id, int(task.file().dataSequenceNumber()))
+                file = file._replace(lineage=lineage)
             found.setdefault(place, []).append(file)
     return [
         SegmentFiles(*place, tuple(sorted(found[place])), columns, store) for place in sorted(found)
