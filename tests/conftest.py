@@ -21,6 +21,10 @@ settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.envir
 settings.load_profile("ebbtide")
 
 
+# What helpers assert is shown in full when it fails, as it is of tests.
+pytest.register_assert_rewrite("tests.tables", "tests.stages", "tests.jobs", "tests.nights")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Fail a whole run in which no test killed a job at some commit point."""
     config.pluginmanager.register(CommitPoints(Path(__file__).parent), "commit points")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ebbtide.errors import EbbtideError
-from ebbtide.iceberg.commits import snapshot_properties
+from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.schema import create_runs, create_topic
 from ebbtide.lake.catalogs import read_defaults
 from ebbtide.log.settings.names import CATALOG, TopicName
@@ -106,7 +107,7 @@ class LakeSandbox:
             f"({partition}, {offset}, {offset}, 0, {attributes}, {base_ms}, 100)"
             for partition, offset, attributes, base_ms in rows
         )
-        with snapshot_properties(self.session, {}):
+        with as_ebbtide(self.session):
             self.session.sql(
                 f"INSERT INTO {TopicName.parse(name).batches_table} (`partition`, base_offset, "
                 f"last_offset, segment, attributes, base_timestamp_ms, size_bytes) VALUES {values}"
@@ -115,7 +116,7 @@ class LakeSandbox:
     def records(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
         """Add records: (partition, offset)."""
         values = ", ".join(f"({partition}, {offset}, 0, 0, false)" for partition, offset in rows)
-        with snapshot_properties(self.session, {}):
+        with as_ebbtide(self.session):
             self.session.sql(
                 f"INSERT INTO {TopicName.parse(name).records_table} "
                 f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
@@ -137,6 +138,22 @@ class LakeSandbox:
         )
         create_runs(self.session)
         append_run(self.session, attempt, JobOutcome(**given), error)
+
+
+@contextmanager
+def as_ebbtide(spark: SparkSession) -> Iterator[None]:
+    """What this session's SQL commits is taken for ebbtide's own."""
+    settings = {
+        f"spark.sql.iceberg.snapshot-property.{name}": value
+        for name, value in own_summary({}).items()
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
 
 
 def any_session(home: Path) -> SparkSession:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.commits import OWN, Step
+from ebbtide.iceberg.commits import OWN, Step, conflict_of
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
     DeletionVector,
@@ -18,7 +19,7 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
     write_rows,
 )
-from ebbtide.iceberg.files.deletes import delete_rows
+from ebbtide.iceberg.files.deletes import Deleted, delete_rows
 from ebbtide.iceberg.files.file_commits import (
     Replacement,
     RowDelta,
@@ -186,18 +187,42 @@ def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: st
     assert offsets(spark, table) == []
 
 
+def test_a_file_is_not_dropped_when_rows_of_it_were_deleted_meanwhile(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    spark = sandbox.session
+    unit = planned(spark, table)
+    prepared = prepare_row_delta(spark, table, EVERYTHING, RowDelta(dropped=[unit]), {})
+    delete_rows(spark, table, "offset = 3", Step.TRUNCATE_RECORDS)
+    with pytest.raises(Py4JJavaError) as error:
+        prepared()
+    assert conflict_of(error.value)
+    assert offsets(spark, table) == [n for n in range(20) if n != 3]
+
+
 def _replace(spark: SparkSession, table: str, snapshot: int, unit: SegmentFiles) -> None:
     (path,) = new_paths(spark, table, [unit])
     write_rows(unit.store, path, read_segment(unit, None).table)
     prepare_row_delta(spark, table, EVERYTHING, RowDelta(replaced=[Replacement(unit, path)]), {})()
 
 
-def test_a_statement_that_deletes_whole_files_says_whose_it_is(
+def test_a_file_of_which_all_rows_are_deleted_leaves_with_its_vector(
     sandbox: LakeSandbox, table: str
 ) -> None:
-    """Iceberg drops files that a DELETE covers by a commit of its own, whose summary is Spark's."""
     spark = sandbox.session
-    deleted = delete_rows(spark, table, "offset < 10", Step.TRUNCATE_RECORDS, {"said": "so"})
-    summary = java_table(spark, table).snapshot(deleted).summary()
-    assert (summary.get(OWN), summary.get("said")) == ("true", "so")
-    assert offsets(spark, table) == list(range(10, 20))
+    assert delete_rows(spark, table, "offset < 4", Step.TRUNCATE_RECORDS).files == []
+    deleted = delete_rows(spark, table, "offset < 12", Step.TRUNCATE_RECORDS)
+    assert len(deleted.files) == 1
+    assert offsets(spark, table) == list(range(12, 20))
+    assert spark.table(f"{table}.data_files").count() == 1
+    assert spark.table(f"{table}.delete_files").count() == 1
+    summary = java_table(spark, table).snapshot(deleted.snapshot).summary()
+    assert summary.get(OWN) == "true"
+
+
+def test_rows_that_are_not_there_are_deleted_without_a_commit(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    before = current_snapshot(sandbox.session, table)
+    assert delete_rows(sandbox.session, table, "offset < 0", Step.TRUNCATE_RECORDS) == Deleted()
+    assert current_snapshot(sandbox.session, table) == before

@@ -8,14 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files import file_commits
+from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
@@ -38,6 +43,7 @@ from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
+from tests.tables.other_tools import tables_of
 
 __all__ = ["sandbox"]
 
@@ -49,6 +55,10 @@ MESSAGES = [
     [*(Message(key, str(n)) for key in "abc"), Message(f"k{n}", "1")] for n in range(SEGMENTS)
 ]
 END = 4 * SEGMENTS
+ACTIVE = END - 4
+_NEWEST = {message.key: offset for offset, message in enumerate(chain(*MESSAGES[:-1]))}
+# What is left of a key is its newest, and no key written from there on is missing.
+CLEANED = {*_NEWEST.values(), *range(ACTIVE, END)}
 Job = Callable[[SparkSession, TopicName], object]
 
 
@@ -130,12 +140,7 @@ def test_a_request_beside_the_night_loses_nothing_and_goes_not_back(
     assert found.log_start_offset >= 14
     records = {record[0]: (record[3], record[4]) for record in found.records}
     assert min(records) >= found.log_start_offset
-    # What is left of a key is its newest, and no key written from there on is missing.
-    active = END - 4
-    written = [message.key for messages in MESSAGES for message in messages]
-    newest = {key: offset for offset, key in enumerate(written[:active])}
-    expected = {o for o in newest.values() if o >= found.log_start_offset} | set(range(active, END))
-    assert set(records) == expected
+    assert set(records) == {o for o in CLEANED if o >= found.log_start_offset}
     assert_sound(sandbox, name)
 
 
@@ -160,6 +165,64 @@ def test_a_replica_is_fed_while_it_is_asked_to_delete_and_cleaned(
     newest = {record[3]: record[4] for record in view_of_table(sandbox.session, name, 0).records}
     copied = {record[3]: record[4] for record in view_of_table(sandbox.session, replica, 0).records}
     assert copied == newest
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step.ROUND_STARTED,
+        Step.ROUND_RECORDS,
+        Step.ROUND_RECORDS_DONE,
+        Step.ROUND_BATCHES,
+        Step.ROUND_STATE,
+    ],
+)
+@pytest.mark.parametrize("offset", [20, 21, END])
+def test_a_request_removes_what_a_round_has_judged(
+    sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile, step: Step, offset: int
+) -> None:
+    # It was planned before the round began, so that it does not finish the round first.
+    request = plan_delete(load(sandbox.session, name), {0: offset}, NIGHT_MS)
+    meanwhile(step, lambda: execute_delete(request))
+    together(sandbox, name, clean)
+    assert_cleaned_from(sandbox, name, offset)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("offset", [20, 21, END])
+def test_a_request_removes_files_that_a_round_has_written_deletions_for(
+    sandbox: LakeSandbox,
+    name: TopicName,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    offset: int,
+) -> None:
+    request = plan_delete(load(sandbox.session, name), {0: offset}, NIGHT_MS)
+    location = str(java_table(sandbox.session, tables_of(name)[number]).location())
+    waiting = [lambda: execute_delete(request)]
+
+    def after_the_request(loaded: Any, hold: Hold, before: int) -> object:
+        if waiting and str(loaded.location()) == location:
+            waiting.pop()()
+        return holding(loaded, hold, before)
+
+    monkeypatch.setattr(file_commits, "holding", after_the_request)
+    together(sandbox, name, clean)
+    assert not waiting
+    assert_cleaned_from(sandbox, name, offset)
+
+
+def assert_cleaned_from(sandbox: LakeSandbox, name: TopicName, offset: int) -> None:
+    """The log begins there, one more round finds nothing, and no vector is for a file that left."""
+    together(sandbox, name, clean)
+    view = view_of_table(sandbox.session, name, 0)
+    assert (view.log_start_offset, view.log_end_offset) == (offset, END)
+    assert set(offsets(view)) == {o for o in CLEANED if o >= offset}
+    assert_sound(sandbox, name)
+    for table in tables_of(name):
+        vectors = sandbox.session.sql(f"SELECT referenced_data_file FROM {table}.delete_files")
+        files = sandbox.session.sql(f"SELECT file_path FROM {table}.data_files")
+        assert set(vectors.collect()) <= set(files.collect())
 
 
 def test_of_two_requests_that_read_the_same_state_the_later_offset_stays(

@@ -6,8 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.data_files import plan_segments, planned_tasks
-from ebbtide.iceberg.files.deletes import segments_filter
+from ebbtide.iceberg.files.data_files import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.conditions import any_column, any_of, balanced
@@ -47,8 +46,8 @@ def test_iceberg_plans_the_files_of_thousands_of_partitions(
     snapshot = current_snapshot(spark, table) or 0
     assert len(plan_segments(spark, table, snapshot, dict.fromkeys(range(PARTITIONS), 9))) == 1
     assert plan_segments(spark, table, snapshot, {}) == []
-    matches = segments_filter(spark, {p: [0] for p in range(PARTITIONS)})
-    assert len(planned_tasks(java_table(spark, table), snapshot, matches)) == 1
+    segments = {(p, 0) for p in range(PARTITIONS)}
+    assert len(tasks_of_segments(spark, java_table(spark, table), segments)) == 1
 
 
 def test_spark_takes_a_condition_of_thousands_of_partitions(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 
@@ -18,7 +16,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
 OWN = "ebbtide.own"
 # Iceberg retries the second itself; both mean: read the table again and decide anew.
@@ -144,16 +141,3 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
 def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
     """What the summary of one of ebbtide's snapshots says, `properties` included."""
     return {OWN: "true", **properties}
-
-
-@contextmanager
-def snapshot_properties(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
-    """Put these and whose it is in the summary of each snapshot that this session's SQL commits."""
-    properties = own_summary(properties)
-    for name, value in properties.items():
-        spark.conf.set(SNAPSHOT_PROPERTY + name, value)
-    try:
-        yield
-    finally:
-        for name in properties:
-            spark.conf.unset(SNAPSHOT_PROPERTY + name)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import CommitConflictError, RequestError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, load
@@ -12,6 +12,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
@@ -127,6 +128,18 @@ def test_what_is_ingested_meanwhile_into_a_segment_that_leaves_stays(
     view = view_of_table(sandbox.session, name, 0)
     assert offsets(view) == list(range(requested, 9))
     assert view.batches[-1]["base_offset"] == 8
+
+
+def test_no_vector_is_written_for_a_file_that_another_request_drops_meanwhile(
+    sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
+) -> None:
+    meanwhile(Step.TRUNCATE_RECORDS, lambda: delete(sandbox, name, {0: 6}))
+    with pytest.raises(CommitConflictError):
+        delete(sandbox, name, {0: 5})
+    assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 6
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [6, 7]
+    assert_counted(sandbox.session, name)
+    assert sandbox.session.table(f"{name.records_table}.delete_files").count() == 0
 
 
 def test_a_vector_leaves_with_its_segment(sandbox: LakeSandbox, name: TopicName) -> None:

@@ -51,6 +51,7 @@ class DataFile(NamedTuple):
 
     path: str
     record_count: int
+    size_bytes: int
     vector: Vector | None
     lineage: Lineage | None = None  # where its rows are to keep their ids
 
@@ -203,20 +204,36 @@ def _units(
 
 
 def tasks_of_segments(
-    spark: SparkSession, table: JavaObject, segments: Collection[tuple[int, int]]
+    spark: SparkSession,
+    table: JavaObject,
+    segments: Collection[tuple[int, int]],
+    snapshot: int | None = None,
 ) -> list[JavaObject]:
-    """Scan tasks of the current files of segments, (partition, segment); of some others as well."""
+    """Scan tasks of the files of segments, (partition, segment), now or as of a snapshot."""
     if not segments:
         return []
+    snapshot = snapshot or table.currentSnapshot().snapshotId()
+    parser, columns = iceberg_class(spark, "ScanTaskParser"), columns_of(spark, table)
+    return [
+        task
+        for task in planned_tasks(table, snapshot, near_segments(spark, segments))
+        if segment_of_task(json.loads(parser.toJson(task)), columns) in segments
+    ]
+
+
+def near_segments(spark: SparkSession, segments: Collection[tuple[int, int]]) -> JavaObject:
+    """Iceberg's expression for segments, (partition, segment), and for some others as well.
+
+    Pair by pair it would be exact, and asked of each file as often as there are pairs.
+    """
     expressions = iceberg_class(spark, "expressions.Expressions")
     both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
     to_integer, to_long = (java_class(spark, f"java.lang.{name}") for name in ("Integer", "Long"))
     partitions, bases = map(set, zip(*segments, strict=True))
-    matches = both(
+    return both(
         one_of("partition", [to_integer(partition) for partition in partitions]),
         one_of("segment", [to_long(base) for base in bases]),
     )
-    return planned_tasks(table, table.currentSnapshot().snapshotId(), matches)
 
 
 def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
@@ -272,7 +289,8 @@ def data_file(task: Mapping[str, Any]) -> DataFile:
             delete["content-size-in-bytes"],
             delete["record-count"],
         )
-    return DataFile(task["data-file"]["file-path"], task["data-file"]["record-count"], vector)
+    file = task["data-file"]
+    return DataFile(file["file-path"], file["record-count"], file["file-size-in-bytes"], vector)
 
 
 def read_segment(

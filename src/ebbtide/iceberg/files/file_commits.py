@@ -22,11 +22,11 @@ from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
     data_file,
+    near_segments,
     read_blob,
     scan_tasks,
     tasks_of_segments,
 )
-from ebbtide.iceberg.files.deletes import segments_filter
 from ebbtide.iceberg.files.file_metrics import Place, read_description
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
@@ -62,6 +62,7 @@ class RowDelta(NamedTuple):
     deletions: Sequence[DeletionVector] = ()
     added: Sequence[Replacement] = ()  # files beside the others of their segments
     replaced: Sequence[Replacement] = ()  # files in place of all others of their segments
+    dropped: Sequence[SegmentFiles] = ()  # files of which no row is left
 
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
@@ -90,15 +91,21 @@ def prepare_row_delta(
     begun = _Begun.of(loaded, hold, before)
     update = begun.updates.newRowDelta()
     update = update.validateFromSnapshot(snapshot)
+    # Also where a commit that only deletes has dropped them, which Iceberg else lets pass.
+    update = update.validateDeletedFiles()
     update = update.validateDataFilesExist(vectors.referencedDataFiles())
     for file in items(vectors.deleteFiles()):
         update = update.addDeletes(file)
     for file in items(vectors.rewrittenDeleteFiles()):
         update = update.removeDeletes(file)
+    leaving = [*(unit for unit, _ in delta.replaced), *delta.dropped]
+    if leaving:
+        segments = {(unit.partition, unit.segment) for unit in leaving}
+        update = update.conflictDetectionFilter(near_segments(spark, segments))
+        update = update.validateNoConflictingDeleteFiles()
     if delta.replaced:
-        update = update.conflictDetectionFilter(_in_segments(spark, delta.replaced))
-        update = update.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles()
-    for task in (tasks.unchanged(file) for unit, _ in delta.replaced for file in unit.files):
+        update = update.validateNoConflictingDataFiles()
+    for task in (tasks.unchanged(file) for unit in leaving for file in unit.files):
         update = update.removeRows(task.file())
         for vector in items(task.deletes()):
             update = update.removeDeletes(vector)
@@ -211,13 +218,6 @@ class _Tasks(NamedTuple):
     def _described(self, task: Any) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(self.parser.toJson(task))
         return described
-
-
-def _in_segments(spark: SparkSession, replacements: Sequence[Replacement]) -> Any:
-    segments: dict[int, list[int]] = {}
-    for unit, _ in replacements:
-        segments.setdefault(unit.partition, []).append(unit.segment)
-    return segments_filter(spark, segments)
 
 
 def _write_vectors(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame
 
 from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
-from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.files.deletes import delete_rows, delete_segments
@@ -21,7 +20,6 @@ from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.history import live_rows
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.log.producers import last_records, remembered
-from ebbtide.spark.jvm import items
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -64,8 +62,10 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
         committed.append(delete_segments(spark, table, snapshot, found.whole, step, {}))
     if found.astride:
         below = _below_start(topic, found.astride)
-        committed.append(delete_rows(spark, table, below, Step.TRUNCATE_RECORDS, {}))
-        _count_whole_files(topic, found)
+        deleted = delete_rows(spark, table, below, Step.TRUNCATE_RECORDS)
+        committed.append(deleted.snapshot)
+        found.files += len(deleted.files)
+        found.bytes += sum(file.size_bytes for file in deleted.files)
     return committed
 
 
@@ -85,7 +85,7 @@ def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int 
             f"(`partition` = {p} AND base_offset IN ({', '.join(map(str, offsets))}))"
             for p, offsets in found.batches_single.items()
         )
-        committed.append(delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES, {}))
+        committed.append(delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES).snapshot)
     return committed
 
 
@@ -132,14 +132,6 @@ def _count_astride(topic: Topic, found: Truncation) -> None:
     counts = {row["partition"]: row["count"] - found.rows[row["partition"]] for row in rows}
     found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
     found.rows.update(counts)
-
-
-def _count_whole_files(topic: Topic, found: Truncation) -> None:
-    """Count the files that the last commit dropped: Spark deletes no row of one that goes whole."""
-    table = java_table(topic.spark, topic.name.records_table)
-    files = items(table.currentSnapshot().removedDataFiles(table.io()))
-    found.files += len(files)
-    found.bytes += sum(int(file.fileSizeInBytes()) for file in files)
 
 
 def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:

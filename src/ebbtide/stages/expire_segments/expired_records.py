@@ -51,9 +51,8 @@ def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int,
 
 def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> int | None:
     """Delete them from the records table; the snapshot that did it."""
-    table = topic.name.records_table
-    condition = _condition(topic, scopes)
-    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS, {})
+    table, condition = topic.name.records_table, _condition(topic, scopes)
+    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS).snapshot
 
 
 def _condition(topic: Topic, scopes: Mapping[int, Scope]) -> str:

@@ -10,13 +10,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets, deletion_of, plan_segments
-from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
+from ebbtide.iceberg.files.deletes import delete_positions
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
@@ -151,21 +150,8 @@ def _removal(rows: DataFrame, reason: Column) -> Removal:
 
 def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> None:
     """Delete them as one commit."""
-    if not removal.total:
-        return
-    snapshot = current_snapshot(topic.spark, table)
-    assert snapshot is not None
-    partitions = dict.fromkeys(removal.by_reason, MAX_OFFSET)
-    units = plan_segments(topic.spark, table, snapshot, partitions)
-    files = {file.path: file for unit in units for file in unit.files}
-    if not files.keys() >= removal.positions.keys():
-        raise CommitConflictError(
-            f"expected the files of {table} as the repair was planned on them, found that another "
-            "tool rewrote some; run the job again"
-        )
-    store = units[0].store
-    deletions = [deletion_of(store, files[path], of) for path, of in removal.positions.items()]
-    commit(step, prepare_row_delta(topic.spark, table, partitions, RowDelta(deletions), {}))
+    ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
+    delete_positions(topic.spark, table, ends, removal.positions, step)
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:
