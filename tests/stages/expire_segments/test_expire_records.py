@@ -97,7 +97,7 @@ def test_only_the_files_that_hold_such_records_are_read(
     outcome = expire(sandbox.session, str(name), NIGHT_MS)
     for path in hidden:
         path.with_suffix(".away").rename(path)
-    assert outcome.rows_removed == 1
+    assert (outcome.rows_removed, outcome.files_removed) == (1, 1)
     assert offsets(view_of_table(sandbox.session, name, 0)) == [0, 2, 3]
 
 

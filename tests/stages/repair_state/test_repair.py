@@ -141,6 +141,27 @@ def test_rows_that_are_gone_for_good_are_told_of_no_more(
     assert_counted(spark, topic)
 
 
+def test_a_repair_tells_what_it_removes(sandbox: LakeSandbox, topic: TopicName) -> None:
+    """A copy lies in a file of its own, which leaves as a whole."""
+    spark = sandbox.session
+    for table in tables_of(topic):
+        spark.sql(f"INSERT INTO {table} SELECT * FROM {table} WHERE segment = 9")
+    files_before = [files(spark, table) for table in tables_of(topic)]
+    plan = plan_repair(spark, topic, NIGHT_MS, NOBODY_KNOWS, keeps=True)
+    outcome = execute_repair(plan)
+    files_gone = [
+        before - files(spark, table)
+        for before, table in zip(files_before, tables_of(topic), strict=True)
+    ]
+    assert [len(gone) for gone in files_gone] == [1, 1]
+    assert (outcome.rows_removed, outcome.files_removed) == (3, 2)
+    assert outcome.snapshot_ids == snapshots(spark, topic)
+
+
+def files(spark: SparkSession, table: str) -> set[str]:
+    return {row["file_path"] for row in spark.table(f"{table}.data_files").collect()}
+
+
 def test_superseded_records_that_came_back_are_cleaned_again(
     sandbox: LakeSandbox, topic: TopicName
 ) -> None:

@@ -30,6 +30,11 @@ class Deleted(NamedTuple):
     snapshot: int | None = None
     files: Sequence[DataFile] = ()
 
+    @property
+    def snapshots(self) -> list[int]:
+        """The snapshot, or none."""
+        return [] if self.snapshot is None else [self.snapshot]
+
 
 def delete_segments(
     spark: SparkSession,

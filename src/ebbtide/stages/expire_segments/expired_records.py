@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.deletes import delete_rows
+from ebbtide.iceberg.files.deletes import Deleted, delete_rows
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.retention import RecordLimit
 
@@ -49,10 +49,10 @@ def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int,
     return {partition: ExpiredRecords(count, size_bytes) for partition, count, size_bytes in rows}
 
 
-def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> int | None:
-    """Delete them from the records table; the snapshot that did it."""
+def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted:
+    """Delete them from the records table."""
     table, condition = topic.name.records_table, _condition(topic, scopes)
-    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS).snapshot
+    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS)
 
 
 def _condition(topic: Topic, scopes: Mapping[int, Scope]) -> str:

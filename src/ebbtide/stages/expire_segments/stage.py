@@ -207,8 +207,9 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Jo
     if plan.records:
         outcome.rows_removed += sum(found.rows for found in plan.records.values())
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
-        snapshot = delete_expired_records(plan.topic, scopes)
-        outcome.snapshot_ids += [] if snapshot is None else [snapshot]
+        deleted = delete_expired_records(plan.topic, scopes)
+        outcome.files_removed += len(deleted.files)
+        outcome.snapshot_ids += deleted.snapshots
     _note_next_expiries(plan)
     return outcome
 

@@ -15,7 +15,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
-from ebbtide.iceberg.files.deletes import delete_positions
+from ebbtide.iceberg.files.deletes import Deleted, delete_positions
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
@@ -148,10 +148,10 @@ def _removal(rows: DataFrame, reason: Column) -> Removal:
     )
 
 
-def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> None:
+def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> Deleted:
     """Delete them as one commit."""
     ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
-    delete_positions(topic.spark, table, ends, removal.positions, step)
+    return delete_positions(topic.spark, table, ends, removal.positions, step)
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:

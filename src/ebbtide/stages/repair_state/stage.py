@@ -177,7 +177,9 @@ def _keep(plan: RepairPlan) -> JobOutcome:
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):
         if table.what in plan.removals:
-            remove_rows(topic, table.table, plan.removals[table.what], step)
+            deleted = remove_rows(topic, table.table, plan.removals[table.what], step)
+            outcome.files_removed += len(deleted.files)
+            outcome.snapshot_ids += deleted.snapshots
     repaired = Topic(topic.spark, topic.name, _properties(plan))
     outcome.topic["headers_rebuilt"] = rebuild_headers(repaired, plan.now_ms)
     state = {**state_of(_properties(plan)), **counted_anew(repaired)}
