@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
@@ -161,12 +162,7 @@ def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
     step = np.diff(partitions)
     if np.any((step < 0) | ((step == 0) & (np.diff(bases) < 0))):  # else sorting only costs
         rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-        partitions = rows["partition"].to_numpy()
-    found = np.unique(partitions, return_index=True, return_counts=True)
-    return {
-        int(partition): BatchHeaders(rows.slice(start, count))
-        for partition, start, count in zip(*found, strict=True)
-    }
+    return {partition: BatchHeaders(of) for partition, of in slices_by_value(rows, "partition")}
 
 
 def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -> list[Segment]:

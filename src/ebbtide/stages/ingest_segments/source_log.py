@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import CorruptSegmentError, EbbtideError
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.continuation import (
@@ -141,8 +142,7 @@ class SourceLog:
         visible = self.visible
         is_new = pc.greater_equal(visible.column("last_offset"), self.held.records_end)
         new = visible.filter(is_new)
-        for path in pc.unique(new.column("path")).to_pylist():
-            yield path, new.filter(pc.equal(new.column("path"), path))
+        yield from slices_by_value(new, "path")
 
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
@@ -181,11 +181,16 @@ class SourceLog:
         return (*state.segments[:-1], (base, modified_ms), *added)
 
 
+def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
+    """What was walked of each partition, in offset order."""
+    order = [(name, "ascending") for name in ("partition", "segment", "base_offset")]
+    return dict(slices_by_value(walked.combine_chunks().sort_by(order), "partition"))
+
+
 def read_back(
-    directory: PartitionDirectory, first_read: int, walked: pa.Table, refused: Mapping[str, str]
+    directory: PartitionDirectory, first_read: int, rows: pa.Table, refused: Mapping[str, str]
 ) -> Walked:
-    """One partition's part of what was walked; `refused` says why, by path, of more bad files."""
-    rows = walked.filter(pc.equal(walked.column("partition"), directory.partition))
+    """What was walked of one partition; `refused` says why, by path, of more bad files."""
     bad = {
         row["segment"]: row["error"]
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
@@ -198,7 +203,7 @@ def read_back(
     return Walked(
         directory,
         first_read,
-        good.sort_by([("segment", "ascending"), ("base_offset", "ascending")]),
+        good,
         first_bad,
         None if first_bad is None else CorruptSegmentError(bad[first_bad]),
         rows.column("torn").drop_null().to_pylist(),

@@ -67,7 +67,13 @@ from ebbtide.stages.ingest_segments.segment_source import (
     records_of,
     walk_files,
 )
-from ebbtide.stages.ingest_segments.source_log import GapRule, SourceLog, read_back, take_log
+from ebbtide.stages.ingest_segments.source_log import (
+    GapRule,
+    SourceLog,
+    by_partition,
+    read_back,
+    take_log,
+)
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
 from ebbtide.stores.store import AMBIENT, Store
 from ebbtide.text import number, size
@@ -226,13 +232,14 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
     held = find_ends(topic, directories)
     check_no_live_slice(topic, held)
     rule = GapRule(config.is_compacted, source.accept_gap)
-    logs, all_waiting = {}, _paths(left)
+    logs, all_waiting, walked_of = {}, _paths(left), by_partition(walked)
     for partition, directory in directories.items():
         first_read = unread[partition][0].base_offset if unread[partition] else 0
         waiting = all_waiting.get(partition, set())
         if waiting and len(waiting) == len(unread[partition]):
             continue
-        mine = read_back(_without_files(directory, waiting), first_read, walked, refused)
+        rows = walked_of.get(partition, walked.slice(0, 0))
+        mine = read_back(_without_files(directory, waiting), first_read, rows, refused)
         logs[partition] = take_log(mine, held[partition], rule)
     return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
 

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from ebbtide.columns.batch_headers import open_transactions
 from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
 from ebbtide.columns.log_headers import LogOutline
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import (
@@ -111,8 +112,8 @@ def read_ingested(
     batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
     for name in SET_BY_ROUNDS:
         batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
-    for partition, log in logs.items():
-        _check_counts(topic, log, batches.filter(pc.equal(batches.column("partition"), partition)))
+    for partition, rows in slices_by_value(batches, "partition"):
+        _check_counts(topic, logs[partition], rows)
     totals = batches.group_by("partition").aggregate(
         [
             *((name, "sum") for name in ("records", "untimed", "event_times_missing")),

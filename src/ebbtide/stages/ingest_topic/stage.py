@@ -23,6 +23,7 @@ from ebbtide.brokers.java_client_settings import java_options
 from ebbtide.brokers.kafka_source import live_records, reading, source_frame
 from ebbtide.brokers.live_topic import LiveTopic, list_topics
 from ebbtide.columns.live_records import ActiveSegment, to_headers
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import (
     CommitConflictError,
     EbbtideError,
@@ -320,8 +321,14 @@ def _finish_slice(
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
     headers = _headers(topic, piece)
+    headers_of = dict(slices_by_value(headers, "partition"))
     logs = {
-        partition: _log(headers, partition, found, held[partition], to_ms(piece.now))
+        partition: _log(
+            headers_of.get(partition, headers.slice(0, 0)),
+            found,
+            held[partition],
+            to_ms(piece.now),
+        )
         for partition, found in piece.ranges.items()
     }
     with failing_clearly(topic.config.event_time):
@@ -354,9 +361,8 @@ def _headers(topic: Topic, piece: Slice) -> pa.Table:
     return to_headers(records, is_stamped)
 
 
-def _log(headers: pa.Table, partition: int, found: Range, held: HeldLog, now_ms: int) -> SourceLog:
+def _log(batches: pa.Table, found: Range, held: HeldLog, now_ms: int) -> SourceLog:
     """The slice's part of one partition, as every ingest takes it."""
-    batches = headers.filter(pc.equal(headers["partition"], partition))
     begun = {found.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
     begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
     return SourceLog(
