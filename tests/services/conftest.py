@@ -12,6 +12,7 @@ from tests.services.cells import CellSandbox, contents, run_nights
 from tests.services.postgresql import PostgreSql
 from tests.services.rest_catalog import RestCatalog
 from tests.services.s3_api import BUCKET, S3Api
+from tests.services.scheduled_nights import described
 from tests.services.spark_cluster import SparkCluster
 
 
@@ -44,19 +45,36 @@ def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two nights leave on the embedded default."""
+def embedded_lake(tmp_path_factory: pytest.TempPathFactory) -> LakeSandbox:
+    """The embedded default after two nights."""
     lake = LakeSandbox(tmp_path_factory.mktemp("embedded") / "home")
     run_nights(lake)
-    return contents(lake)
+    return lake
+
+
+@pytest.fixture(scope="session")
+def embedded(embedded_lake: LakeSandbox) -> dict[str, Any]:
+    """What its tables and states hold, and what its runs said."""
+    return contents(embedded_lake)
+
+
+@pytest.fixture(scope="session")
+def embedded_topics(embedded_lake: LakeSandbox) -> dict[str, Any]:
+    """Its topics, as Airflow's side reads them."""
+    return described(embedded_lake)
 
 
 @contextmanager
-def lake_on(request: pytest.FixtureRequest, home: Path, *, cell: str) -> Iterator[CellSandbox]:
-    """The lake of a cell, `CATALOG x FILES x SPARK`; its services start when they are needed."""
+def lake_on(
+    request: pytest.FixtureRequest, home: Path, *, cell: str, of: str = "nights"
+) -> Iterator[CellSandbox]:
+    """The lake of a cell, `CATALOG x FILES x SPARK`; its services start when they are needed.
+
+    Each test says whose lake it is, and so has one of its own.
+    """
     catalog, files, spark = cell.split(" x ")
     store = request.getfixturevalue("s3").settings() if files == "S3" else {}
-    name = cell.replace(" x ", "_").lower()
+    name = f"{of}_{cell.replace(' x ', '_')}".lower()
     warehouse = f"s3://{BUCKET}/{name}" if files == "S3" else f"file://{home}/warehouse"
     cluster = request.getfixturevalue("spark_cluster").settings() if spark == "standalone" else {}
     if catalog == "SQLite":

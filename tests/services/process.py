@@ -78,6 +78,11 @@ class Server:
         self._wait_until(self.answers, START_SECONDS)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """Of the process that runs."""
         assert self._process is not None, f"{self.name} does not run"

@@ -1,0 +1,77 @@
+"""Two nights as Airflow's scheduler runs them, and what topics hold afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.lake_sandbox import LakeSandbox
+from tests.services.airflow_api import AirflowApi
+from tests.services.cells import CLUSTER, FIRST_NIGHT, REQUEST, SECOND_NIGHT, TOPICS, without_ids
+
+DESCRIBE = Path(__file__).with_name("describe_lake.py")
+NAMES = [f"{CLUSTER}.{topic}" for topic in TOPICS]
+RUN_SECONDS = 600.0
+
+
+def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
+    """All jobs by their DAGs; `disturb` is called while the second night cleans."""
+    api.must_succeed("ingest_segments", {"now": FIRST_NIGHT}, RUN_SECONDS)
+    for name in NAMES:
+        settings = {"topic": name, "set": ["ebbtide.max.delete.ratio=1"], "plan_only": False}
+        api.must_succeed("configure_topic", settings, RUN_SECONDS)
+
+    night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT), RUN_SECONDS)
+    report = api.log("nightly_retention", night, "verdict")
+    assert all(name in report for name in NAMES)
+    page = json.loads(api.read("GET", "/ebbtide/api/topics"))
+    assert [topic["name"] for topic in page["topics"]] == NAMES
+    assert all(topic["last_night"] for topic in page["topics"])
+
+    night = api.trigger("nightly_retention", _night_at(SECOND_NIGHT))
+    api.wait_until_running("nightly_retention", night, "clean_log", RUN_SECONDS)
+    disturb()
+    state = api.wait("nightly_retention", night, RUN_SECONDS)
+    assert state == "success", api.states("nightly_retention", night)
+
+    (asked,) = REQUEST["topics"]
+    offsets = {str(part["partition"]): part["offset"] for part in asked["partitions"]}
+    conf = {"topic": asked["topic"], "offsets": offsets, "plan_only": False}
+    api.must_succeed("delete_records", conf, RUN_SECONDS)
+
+
+def _night_at(now: str) -> dict[str, Any]:
+    return {"now": now, "topics": NAMES, "allow_future_now": True}
+
+
+def described(lake: LakeSandbox) -> dict[str, Any]:
+    """Each topic's settings, state and live rows."""
+    environment = {**os.environ, **lake.environment()}
+    command = [sys.executable, str(DESCRIBE)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    topics: dict[str, Any] = json.loads(said.stdout)
+    return topics
+
+
+def assert_same_topics(there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Compare two lakes' topics as `described`; here the jobs ran without a scheduler."""
+    assert sorted(there) == sorted(here) == NAMES
+    for name in NAMES:
+        assert there[name]["live rows"] == here[name]["live rows"], name
+        assert _comparable(there[name]["properties"]) == _comparable(here[name]["properties"]), name
+
+
+def _comparable(properties: dict[str, str]) -> dict[str, str]:
+    """Without what each lake has of its own, and what only the jobs' own lake was given.
+
+    Nor how many rows each segment's files hold: by a scheduler snapshots expire, and segments
+    merge, in both nights, without one in the second alone.
+    """
+    kept = without_ids(properties)
+    not_of_both = ("owner", "history.expire.max-snapshot-age-ms", "ebbtide.rows.")
+    return {name: value for name, value in kept.items() if not name.startswith(not_of_both)}
