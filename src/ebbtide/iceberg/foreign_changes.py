@@ -58,12 +58,16 @@ class Counted(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A data table: the snapshot it was counted at, what is to be told anew, what others did."""
+    """A data table: the snapshot it was counted at, what is to be told anew, what others did.
+
+    `is_rolled_back` says that commits which ebbtide has made are not in the table any more.
+    """
 
     table: Counted
     seen: Seen | None
     counted: dict[str, str | None]
     foreign: list[str]
+    is_rolled_back: bool = False
 
 
 def look_at(topic: Topic) -> list[Look]:
@@ -97,15 +101,20 @@ def announce_removal(topic: Topic) -> None:
 def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
     """`compare_and_set`, and by the same commit count the rows that work has added or removed.
 
-    What others did to them meanwhile is left for the next look.
+    ForeignChangeError where the work's commits were rolled back meanwhile: the state must not say
+    that they are there. Whatever else others did to the rows is left for the next look.
     """
 
     def counting(current: Topic) -> Changes | None:
         changes = change(current)
-        try:
-            return {**changes, **_counted(current)} if changes else changes
-        except ForeignChangeError:
+        if not changes:
             return changes
+        looks = look_at(current)
+        if any(look.is_rolled_back for look in looks):
+            raise foreign_change(topic.name, looks)
+        if any(look.foreign for look in looks):
+            return changes
+        return {**changes, **_properties_of(current, looks)}
 
     return compare_and_set(topic, step, counting)
 
@@ -114,6 +123,11 @@ def _counted(topic: Topic) -> Changes:
     looks = look_at(topic)
     if any(look.foreign for look in looks):
         raise foreign_change(topic.name, looks)
+    return _properties_of(topic, looks)
+
+
+def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]:
+    """The properties that tell what the looks have counted."""
     counted = {name: text for look in looks for name, text in look.counted.items()}
     if REMOVING in topic.properties:
         counted[REMOVING] = None
@@ -154,13 +168,12 @@ def _look_at(topic: Topic, table: Counted) -> Look:
     loaded = java_table(spark, table.table)
     _check_columns(spark, loaded, table)
     seen = seen_of(topic.properties, table.what)
-    current = loaded.currentSnapshot()
     if seen is None:
         return Look(table, None, _told(table, loaded, _all_rows(spark, table, loaded), {}), [])
-    if current is not None and int(current.snapshotId()) == seen.snapshot:
-        return Look(table, seen, {}, [])
     since = history_since(spark, loaded, seen.snapshot)
     foreign = [str(commit) for commit in reversed(since.commits) if commit.is_foreign]
+    if lines := _rolled_back(spark, loaded, seen, since):
+        return Look(table, seen, {}, [*lines, *foreign], is_rolled_back=True)
     if since.is_reached:
         if not since.commits:
             return Look(table, seen, {}, [])
@@ -168,13 +181,9 @@ def _look_at(topic: Topic, table: Counted) -> Look:
         changed = rows_changed(spark, loaded, own)
         before = told_rows(topic.properties, table.what, partitions_of(changed))
         return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
-    # Who commits after `seen` gets a larger number, so an older one has been brought back.
-    is_older = current is None or int(current.sequenceNumber()) < seen.sequence_number
-    if is_older or not since.is_cut:
-        return Look(table, seen, {}, [_rolled_back(seen, since), *foreign])
     found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
     if not foreign:
-        own = _own_after(spark, loaded, seen)
+        own = [commit.id for commit in _own_after(spark, loaded, seen)]
         expected = added(told, rows_changed(spark, loaded, own))
         foreign = _unexplained(topic, table, expected, found)
     return Look(table, seen, _told(table, loaded, found, told), foreign)
@@ -185,7 +194,7 @@ def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, st
     current = loaded.currentSnapshot()
     seen = NOTHING_SEEN
     if current is not None:
-        seen = Seen(int(current.snapshotId()), int(current.sequenceNumber()))
+        seen = Seen(int(current.snapshotId()), _last_sequence_number(loaded))
     partitions = partitions_of(rows, before)
     return {**seen_property(table.what, seen), **rows_properties(table.what, rows, partitions)}
 
@@ -203,19 +212,39 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
         )
 
 
-def _rolled_back(seen: Seen, since: Since) -> str:
-    now = f"snapshot {since.commits[0].id}" if since.commits else "none"
-    return f"rolled back from snapshot {seen.snapshot} to another history, whose newest is {now}"
-
-
-def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[int]:
-    """Snapshots of ebbtide's own that are not counted yet and that others have not expired."""
+def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> list[str]:
+    """How the table was rolled back since it was seen, a line each; none where it was not."""
+    # Every commit gets a larger number than all before it, so an older one was brought back.
+    is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
+    if is_older or not (since.is_reached or since.is_cut):
+        newest = f"snapshot {since.commits[0].id}" if since.commits else "none"
+        return [
+            f"rolled back from snapshot {seen.snapshot} to another history, whose newest is "
+            f"{newest}"
+        ]
+    if since.is_cut or _last_sequence_number(loaded) == seen.sequence_number + len(since.commits):
+        return []  # by their numbers, no commit since then is missing from the main branch
+    kept = {commit.id for commit in since.commits}
     return [
-        int(snapshot.snapshotId())
+        f"rolled back to before {commit}, which ebbtide has made"
+        for commit in _own_after(spark, loaded, seen)
+        if commit.id not in kept
+    ]
+
+
+def _last_sequence_number(loaded: Any) -> int:
+    """The number of the newest commit of any branch."""
+    return int(loaded.operations().current().lastSequenceNumber())
+
+
+def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
+    """Commits of ebbtide's own that are not counted yet and that others have not expired."""
+    later = (
+        Committed.of(spark, snapshot)
         for snapshot in items(loaded.snapshots())
         if int(snapshot.sequenceNumber()) > seen.sequence_number
-        and Committed.of(spark, snapshot).is_own
-    ]
+    )
+    return [commit for commit in later if commit.is_own]
 
 
 def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> list[str]:

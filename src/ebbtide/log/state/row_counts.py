@@ -21,7 +21,10 @@ Changes = dict[str, str | None]
 
 
 class Seen(NamedTuple):
-    """The snapshot that rows were counted at, None before there is one; a later one has more."""
+    """The snapshot that rows were counted at, None before there is one.
+
+    `sequence_number` is that of the table's newest commit then; every later commit has a larger.
+    """
 
     snapshot: int | None = None
     sequence_number: int = 0
