@@ -186,6 +186,7 @@ def test_the_templates_differ_from_the_local_one_only_where_they_must() -> None:
         "spark.driver.bindAddress",
         "spark.executor.memory",
         "spark.cores.max",
+        "spark.ebbtide.driver.rows",
         "spark.sql.warehouse.dir",
         "spark.sql.catalog.lake.uri",
         "spark.sql.catalog.lake.jdbc.user",
