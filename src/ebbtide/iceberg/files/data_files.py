@@ -23,7 +23,13 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.field_ids import TableColumn, columns_of, read_file, together
+from ebbtide.iceberg.files.field_ids import (
+    TableColumn,
+    bytes_of_column,
+    columns_of,
+    read_file,
+    together,
+)
 from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
@@ -328,6 +334,19 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
                 tables.append(rows.filter(pa.array(wanted)))
             start = end
     return together(tables, unit.columns)
+
+
+def column_bytes(unit: SegmentFiles, name: str) -> int:
+    """How many bytes a column takes without compression, by the footers of its files alone.
+
+    A value that a file holds often counts once where the file has a dictionary of them.
+    """
+    (column,) = (column for column in unit.columns if column.name == name)
+    total = 0
+    for file in unit.files:
+        with _reading(unit.store, file.path) as handle:
+            total += bytes_of_column(pq.ParquetFile(handle), column)
+    return total
 
 
 def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:

@@ -60,6 +60,17 @@ def read_file(
     return pa.table(arrays, schema=pa.schema(fields))
 
 
+def bytes_of_column(opened: pq.ParquetFile, column: TableColumn) -> int:
+    """How many bytes a column of plain values takes without compression; 0 if it is missing."""
+    names = {_id_of(field): field.name for field in opened.schema_arrow}
+    if column.field_id not in names:
+        return 0
+    footer, path = opened.metadata, names[column.field_id]
+    (at,) = (n for n in range(footer.num_columns) if footer.schema.column(n).path == path)
+    groups = range(footer.num_row_groups)
+    return sum(int(footer.row_group(n).column(at).total_uncompressed_size) for n in groups)
+
+
 def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.Table:
     """The rows of several files as one table; what some lack has its default there."""
     names = {name for table in tables for name in table.column_names}

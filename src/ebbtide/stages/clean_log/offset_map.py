@@ -1,14 +1,15 @@
 """Which records a later one supersedes, for each segment: Kafka's offset map, of any size.
 
 Kafka bounds its map by memory and cleans less; here a round is never partial. Partitions whose
-maps together fit go through at once, and their maps are sent to every task. A map that does not fit
-is made a share of the keys at a time, and marks what each share supersedes before the next.
+maps together fit into `spark.ebbtide.offset.map.bytes` go through at once, and their maps are sent
+to every task. A map that does not fit is made a share of the keys at a time, and marks what each
+share supersedes before the next.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,15 +20,26 @@ from pyspark.sql import SparkSession
 
 from ebbtide.columns.compaction import IsSuperseded
 from ebbtide.columns.keys import Hashes, OffsetMap, hash_keys
-from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    column_bytes,
+    count_rows,
+    read_segment,
+)
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.tasks import Shared, map_segments, shared
+from ebbtide.spark.tasks import Shared, in_threads, map_segments, shared
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
-# Dirty records whose map is sent to every task: some 200 bytes each there.
-MAX_SENT_RECORDS = 4_000_000
+MAP_BYTES_SETTING = "spark.ebbtide.offset.map.bytes"
+MAP_BYTES = 768 * 1024 * 1024
+# What a dirty record takes while its map is made: hash, offset, filter and order, and its key,
+# which is copied twice.
+RECORD_BYTES = 150
+KEY_COPIES = 3
+# No key column that is larger than this many times its file is looked for.
+MOST_COMPRESSED = 20
 
 R = TypeVar("R")
 FindKeys = Callable[[SegmentFiles], pa.Table]
@@ -66,7 +78,8 @@ def map_with_superseded(
     `find_keys` gives a dirty segment's `hash, key, offset`; both run in tasks.
     """
     done: dict[int, R] = {}
-    for turn in _turns(segments, dirty):
+    limit = int(spark.conf.get(MAP_BYTES_SETTING, str(MAP_BYTES)) or MAP_BYTES)
+    for turn in _turns(_bytes_by_partition(spark, segments, dirty, limit), limit):
         numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
         mine = [unit for unit in dirty if unit.partition in turn.partitions]
         of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
@@ -75,21 +88,38 @@ def map_with_superseded(
     return [done[number] for number in range(len(segments))]
 
 
-def _turns(segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles]) -> Iterator[_Turn]:
-    """All partitions, as many of them together as their dirty records allow."""
-    counts = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+def _bytes_by_partition(
+    spark: SparkSession, segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles], limit: int
+) -> dict[int, int]:
+    """The memory that each partition's map takes, 0 for one that is not dirty."""
+    sizes = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+    most = sum(file.size_bytes for unit in dirty for file in unit.files) * MOST_COMPRESSED
     for unit in dirty:
-        counts[unit.partition] += unit.record_count
+        sizes[unit.partition] += unit.record_count * RECORD_BYTES
+    if KEY_COPIES * most > limit:  # else their footers need not be opened
+        key_sizes = in_threads(spark, _key_bytes, dirty, "looks at keys of")
+        for unit, key_bytes in zip(dirty, key_sizes, strict=True):
+            sizes[unit.partition] += KEY_COPIES * key_bytes
+    return sizes
+
+
+def _key_bytes(unit: SegmentFiles) -> int:
+    """The bytes of a segment's keys, each counted about as often as the segment has it."""
+    return column_bytes(unit, "key")
+
+
+def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
+    """All partitions, as many of them together as fit into `limit` bytes."""
     together, held = set[int](), 0
-    for partition, count in counts.items():
-        if count > MAX_SENT_RECORDS:
-            yield _Turn(frozenset({partition}), -(-count // max(MAX_SENT_RECORDS, 1)))
+    for partition, size_bytes in sizes.items():
+        if size_bytes > limit:
+            yield _Turn(frozenset({partition}), -(-size_bytes // limit))
             continue
-        if held + count > MAX_SENT_RECORDS:
+        if held + size_bytes > limit:
             yield _Turn(frozenset(together), 1)
             together, held = set(), 0
         together.add(partition)
-        held += count
+        held += size_bytes
     if together:
         yield _Turn(frozenset(together), 1)
 
