@@ -97,7 +97,12 @@ def words(runs: list[Run], days: float = 1, properties: dict[str, str] | None = 
             f"{OUT}; {OVERDUE}.",
             id="past its date a snapshot is still there",
         ),
-        pytest.param([CLEANED, report(1)], 1, f"{OUT} and the disk by 2026-01-03 00:00 UTC."),
+        pytest.param(
+            [CLEANED, report(1)],
+            1,
+            f"{OUT} and the disk by 2026-01-03 00:00 UTC.",
+            id="no snapshot needs an old file",
+        ),
         pytest.param(
             [CLEANED, report(1, **YOUNG), report(6, oldest_snapshot_ms=ms(3))],
             6,
