@@ -71,7 +71,7 @@ Airflow names them, `job`, `topic`, `started` and `ended`, `now` (the run's cloc
 `bytes_removed` and `snapshot_ids`. What else the job has to say is in `result`, as JSON:
 
 ```json
-{"version": 1, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
+{"version": 2, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
 ```
 
 Times are milliseconds since the epoch and sizes are bytes, unless the name says otherwise. A reader

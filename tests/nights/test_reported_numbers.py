@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
@@ -198,9 +198,9 @@ def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
         run_id="erase", now_ms=now_ms, requested_by="a", reason="b", keys=tuple(keys), appends=True
     )
     outcome, change = nights.run("erase_keys", lambda: erase_keys(spark, name, erasure))
-    clock = table_clock(spark, name)
+    dates = disk_dates(spark, name)
     held = {p: tombstones(change, p, keys) for p in change.after.states}
-    wanted = {p: expected.of_erased_keys(change, p, of, clock) for p, of in held.items()}
+    wanted = {p: expected.of_erased_keys(change, p, of, dates) for p, of in held.items()}
     before, after = (sum(size_bytes(truth.retained(p)) for p in held) for truth in change)
     went = before + appended_bytes(spark, name, change) - after
     check(outcome, change, wanted, bytes_removed=went)
@@ -222,10 +222,29 @@ def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[by
     return found
 
 
-def table_clock(spark: SparkSession, name: TopicName) -> tuple[int, int]:
-    """When the records table changed last, and how old its snapshots get."""
-    changed_ms = int(java_table(spark, name.records_table).currentSnapshot().timestampMillis())
-    return changed_ms, max_snapshot_age_ms(load(spark, name).properties)
+def disk_dates(spark: SparkSession, name: TopicName) -> expected.DiskDates:
+    """As Iceberg's metadata tables say; no date while a current file has deleted rows."""
+    table = name.records_table
+    snapshots = spark.table(f"{table}.snapshots").orderBy("committed_at").collect()
+    made_ms = {row["snapshot_id"]: ms_of(row["committed_at"]) for row in snapshots}
+    current = snapshots[-1]["snapshot_id"]
+    changed_ms = made_ms[current]
+    if spark.table(f"{table}.delete_files").count():
+        return expected.DiskDates(changed_ms, None)
+    files = {of: files_of(spark, table, of) for of in made_ms}
+    old_ms = [made_ms[of] for of, paths in files.items() if paths - files[current]]
+    age_ms = max_snapshot_age_ms(load(spark, name).properties)
+    off_from_ms = max([changed_ms, *(at_ms + age_ms for at_ms in old_ms)])
+    return expected.DiskDates(changed_ms, off_from_ms)
+
+
+def files_of(spark: SparkSession, table: str, snapshot: int) -> set[str]:
+    rows = spark.sql(f"SELECT file_path FROM {table}.data_files VERSION AS OF {snapshot}").collect()
+    return {row["file_path"] for row in rows}
+
+
+def ms_of(when: datetime) -> int:
+    return round(when.timestamp() * 1000)
 
 
 def appended_bytes(spark: SparkSession, name: TopicName, change: Change) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
 from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
@@ -31,7 +32,8 @@ EXPIRED = partition_result(
     bytes_after=500_000,
     log_start_offset=7,
 )
-FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500}
+LEFT = LeftOnDisk(oldest_snapshot_ms=1_767_312_000_000, old_files_ms=1_767_312_120_000)
+FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500, **LEFT.result()}
 NIGHT = Path(__file__).parent / "night.txt"
 
 

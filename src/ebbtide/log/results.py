@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
-# Rises when a field goes or means something else.
-VERSION = 1
+# Rises when a field goes or means something else. Since 2, off_disk_from_ms takes into account the
+# files that wait to be rewritten.
+VERSION = 2
 
 
 class OfPartition(TypedDict):
@@ -159,7 +160,23 @@ class SnapshotsTopic(OfTopic):
     files_removed: NotRequired[Annotated[int, "files that left the disk"]]
     files_rewritten: NotRequired[Annotated[int, "files rewritten without their deleted rows"]]
     segments_merged: NotRequired[Annotated[int, "physical segments fewer than before"]]
-    deleted_rows_in_files: NotRequired[Annotated[int, "rows deleted and in a file still"]]
+    deleted_rows_in_files: NotRequired[
+        Annotated[int, "deleted rows that a file of the records table holds still, the sum of:"]
+    ]
+    deleted_rows_below_share: NotRequired[
+        Annotated[int, "those in files of which too few rows are deleted to rewrite them"]
+    ]
+    deleted_rows_in_active_segments: NotRequired[Annotated[int, "those in active segments"]]
+    deleted_rows_due: NotRequired[Annotated[int, "those in files that the next run rewrites"]]
+    oldest_snapshot_ms: NotRequired[
+        Annotated[int | None, "the oldest snapshot of the records table that may expire"]
+    ]
+    old_files_ms: NotRequired[
+        Annotated[int | None, "the newest that needs a file which the current one does not"]
+    ]
+    old_files_refs: NotRequired[
+        Annotated[dict[str, str], "tags and branches that need one, each with its kind"]
+    ]
 
 
 class ErasedPartition(OfPartition):
@@ -172,7 +189,12 @@ class ErasedPartition(OfPartition):
     left: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
-    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+    off_disk_from_ms: NotRequired[
+        Annotated[
+            int | None,
+            "from when on an expire_snapshots takes all off the disk; null without such a date",
+        ]
+    ]
 
 
 class ErasedTopic(OfTopic):
@@ -187,7 +209,12 @@ class ErasedTopic(OfTopic):
     left: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
-    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+    off_disk_from_ms: NotRequired[
+        Annotated[
+            int | None,
+            "from when on an expire_snapshots takes all off the disk; null without such a date",
+        ]
+    ]
 
 
 class ExportedPartition(OfPartition):

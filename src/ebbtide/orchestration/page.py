@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic, Run, newest, open_lake
 from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
-from ebbtide.orchestration.deletions import HISTORY, newest_deletion
+from ebbtide.orchestration.deletions import HISTORY, NIGHTLY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
 
-NIGHTLY = "nightly_retention"
 TOPICS_A_PAGE = 25
 
 
@@ -59,20 +58,23 @@ def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[st
     """Some of the topics as the page shows them; one that cannot be read says why instead."""
     names = lake.topic_names()
     shown = names[offset : offset + limit]
-    runs = lake.runs(datetime.now(UTC) - HISTORY, topic=shown) if shown else []
+    clock = datetime.now(UTC)
+    runs = lake.runs(clock - HISTORY, topic=shown) if shown else []
     described = []
     for name in shown:
         of_topic = [run for run in runs if run.topic == name]
         try:
-            described.append(describe_topic(lake, lake.topic(name), of_topic))
+            described.append(describe_topic(lake, lake.topic(name), of_topic, clock))
         except EbbtideError as error:
             described.append({"name": name, "problem": str(error)})
     return {"topics": described, "total": len(names)}
 
 
-def describe_topic(lake: Lake, topic: LakeTopic, runs: Sequence[Run]) -> dict[str, Any]:
+def describe_topic(
+    lake: Lake, topic: LakeTopic, runs: Sequence[Run], clock: datetime
+) -> dict[str, Any]:
     """One topic; `runs` are its own, oldest first."""
-    deletion = newest_deletion(topic, runs)
+    deletion = newest_deletion(topic, runs, clock)
     sizes = lake.file_bytes(topic.name)
     watermarks = low_watermarks(runs)
     night = last_night(runs)

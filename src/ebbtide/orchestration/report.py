@@ -175,7 +175,7 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         described = lake.topic(topic)
         horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
         cleans_idle = described.config.cleans_idle
-        deletion = newest_deletion(described, history)
+        deletion = newest_deletion(described, history, datetime.now(UTC))
     except EbbtideError:
         return TopicNow(topic)
     return TopicNow(topic, horizons, deletion, cleans_idle)

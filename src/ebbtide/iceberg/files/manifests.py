@@ -44,6 +44,25 @@ def all_sizes(spark: SparkSession, table: Any) -> dict[str, int]:
     return {file.path: file.size_bytes for file in files}
 
 
+def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
+    """Ids of the snapshots that need a data file which the current one does not."""
+    current = {file.path for file in current_files(spark, table) if file.is_data}
+    store = store_of(spark, table)
+    is_old: dict[str, bool] = {}
+    holding = set()
+    for snapshot in items(table.snapshots()):
+        manifests = [
+            row["manifest_path"] for row in _rows(store, str(snapshot.manifestListLocation()))
+        ]
+        for path in manifests:
+            if path not in is_old:
+                files = _files_of_manifest(store, path)
+                is_old[path] = any(file.is_data and file.path not in current for file in files)
+        if any(is_old[path] for path in manifests):
+            holding.add(int(snapshot.snapshotId()))
+    return holding
+
+
 def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterator[ListedFile]:
     """The files of snapshots; each manifest is read once."""
     store = store_of(spark, table)
@@ -53,9 +72,13 @@ def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterato
         for manifest in _rows(store, str(snapshot.manifestListLocation()))
     }
     for path in manifests:
-        for entry in _rows(store, path):
-            if entry["status"] != _DELETED:
-                yield _listed(entry["data_file"])
+        yield from _files_of_manifest(store, path)
+
+
+def _files_of_manifest(store: Store, path: str) -> Iterator[ListedFile]:
+    for entry in _rows(store, path):
+        if entry["status"] != _DELETED:
+            yield _listed(entry["data_file"])
 
 
 def _listed(file: dict[str, Any]) -> ListedFile:

@@ -14,6 +14,9 @@ from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.properties import max_snapshot_age_ms, parse_property
 from ebbtide.log.state.topic_state import MERGE, ROUND, TIDIED
 
+# Rises when expire_snapshots reports more, so that each topic is looked at once more.
+_REPORTED = 2
+
 
 class TableSnapshots(NamedTuple):
     """A table's current snapshot, and when the oldest one was made that may expire; None for none.
@@ -29,7 +32,8 @@ def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[st
     """The property that notes what was left tidy."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
     settings = [config.rewrite_deleted_share, config.merge_target_bytes]
-    return {TIDIED: json.dumps({"snapshots": snapshots, "settings": settings})}
+    note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
+    return {TIDIED: json.dumps(note)}
 
 
 def is_tidy(

@@ -51,6 +51,7 @@ from ebbtide.stages.erase_keys.keys import (
     find_left,
     keys_of_file,
 )
+from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk
 from ebbtide.stages.ingest_segments.append import check_topic_id
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
@@ -288,40 +289,49 @@ def _report(plan: ErasePlan, rows: Rows, cleaned: JobOutcome) -> JobOutcome:
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}
     left = find_left(topic, tombstones)
-    clock = _Clock.of(topic)
-    reported = [_reported(row, left.get(place, LeftOfKey()), clock) for place, row in rows.items()]
+    disk = _Disk.of(topic)
+    reported = [_reported(row, left.get(place, LeftOfKey()), disk) for place, row in rows.items()]
     missing = [KeyRow(hash_of(key)) for key in plan.not_found]
     append_erasures(topic.spark, topic.name, plan.erasure, REPORTED, [*reported, *missing])
     outcome = plan.outcome()
     for partition, numbers in outcome.partitions.items():
         mine = [row for row in reported if row.partition == partition]
         numbers |= _numbers(mine) | _delay(mine, cleaned.partitions[partition])
-    outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported)}
+    outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported, disk)}
     return outcome
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
-    """When the table last changed, by the clock that ages its snapshots, and how old those get."""
+class _Disk:
+    """When the table last changed, by the clock that ages its snapshots, and when the disk follows.
+
+    From `off_from_ms` on an expire_snapshots takes all deleted rows off it; None while there is
+    something else to `wait` for.
+    """
 
     changed_ms: int
-    max_age_ms: int
+    off_from_ms: int | None
+    wait: str
 
     @classmethod
-    def of(cls, topic: Topic) -> _Clock:
+    def of(cls, topic: Topic) -> _Disk:
         snapshot = java_table(topic.spark, topic.name.records_table).currentSnapshot()
         changed_ms = 0 if snapshot is None else int(snapshot.timestampMillis())
-        return cls(changed_ms, max_snapshot_age_ms(topic.properties))
+        left = find_left_on_disk(topic)
+        if not left.has_date:
+            return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_share))
+        expires_ms = (left.old_files_ms or 0) + max_snapshot_age_ms(topic.properties)
+        return cls(changed_ms, max(changed_ms, expires_ms), "")
 
 
-def _reported(row: KeyRow, left: LeftOfKey, clock: _Clock) -> KeyRow:
+def _reported(row: KeyRow, left: LeftOfKey, disk: _Disk) -> KeyRow:
     is_out = not left.records
     return row._replace(
         superseded=max(0, row.found - left.records),
         left=left.records,
         horizon=left.horizon_ms,
-        out_of_table_at=clock.changed_ms if is_out else None,
-        off_disk_from=clock.changed_ms + clock.max_age_ms if is_out else None,
+        out_of_table_at=disk.changed_ms if is_out else None,
+        off_disk_from=disk.off_from_ms if is_out else None,
     )
 
 
@@ -342,7 +352,7 @@ def _latest(times_ms: list[int | None]) -> int | None:
     return max(known) if known and len(known) == len(times_ms) else None
 
 
-def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow]) -> str:
+def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> str:
     """What the run says aloud, without a key."""
     said = _numbers(rows)
     text = (
@@ -350,13 +360,18 @@ def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow]) -> str:
         f"{said['superseded']} superseded records have left the table, {said['left']} have not"
     )
     if said["off_disk_from_ms"] is not None:
-        text += f"; off the disk from {_moment(said['off_disk_from_ms'])} on"
+        moment = _moment(said["off_disk_from_ms"])
+        text += f"; they leave the disk with the first expire_snapshots after {moment}"
+    elif said["out_of_table_ms"] is not None:
+        text += f"; they are on the disk still: {disk.wait}"
     if said["last_horizon_ms"] is not None:
-        text += f", their tombstones may leave from {_moment(said['last_horizon_ms'])} on"
+        text += f"; their tombstones may leave from {_moment(said['last_horizon_ms'])} on"
     return f"{text}. Key by key: lake.ebbtide.erasures"
 
 
 def _moment(ms: int) -> str:
+    """The first full minute at or after a time."""
+    ms = -(-ms // 60_000) * 60_000
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 

@@ -28,9 +28,11 @@ FILES_A_RUN = 1000
 
 
 class Deletions(NamedTuple):
-    """Rows that are deleted and lie in the records table's files still."""
+    """Rows that are deleted and lie in files of the records table's current snapshot still."""
 
-    rows: int
+    rows_below_share: int
+    rows_in_active_segments: int
+    rows_due: int
     due: list[ListedFile]  # files that have so many that they are to be rewritten, the worst first
     dangling: list[str]  # files that are gone themselves, while a deletion vector names them
 
@@ -39,19 +41,28 @@ class Deletions(NamedTuple):
         """Whether there is anything to write or to put away."""
         return bool(self.due or self.dangling)
 
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.rows_below_share + self.rows_in_active_segments + self.rows_due
+
 
 def find_deletions(topic: Topic) -> Deletions:
     """What is deleted, and which files of closed segments are due, from manifests alone."""
     files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
     data = {file.path: file for file in files if file.is_data}
-    deleted = {file.referenced: file.rows for file in files if file.referenced is not None}
+    vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
+    dangling = [path for path in vectors if path not in data]
+    deleted = {path: rows for path, rows in vectors.items() if path in data}
+    closed = [path for path in deleted if _is_closed(topic, data[path])]
     share = _rewritten_share(topic)
-    due = [
-        data[path]
-        for path, rows in sorted(deleted.items(), key=lambda of: -of[1])
-        if path in data and rows >= share * data[path].rows and _is_closed(topic, data[path])
-    ]
-    return Deletions(sum(deleted.values()), due, [path for path in deleted if path not in data])
+    due = [path for path in closed if deleted[path] >= share * data[path].rows]
+    due.sort(key=lambda path: -deleted[path])
+    rows, rows_closed, rows_due = (
+        sum(deleted[path] for path in paths) for paths in (deleted, closed, due)
+    )
+    worst_first = [data[path] for path in due]
+    return Deletions(rows_closed - rows_due, rows - rows_closed, rows_due, worst_first, dangling)
 
 
 def _rewritten_share(topic: Topic) -> float:

@@ -7,7 +7,6 @@ their age is taken on its clock, not on `--now`.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import iceberg_class
 from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk, snapshots_and_refs
 from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
 from ebbtide.text import number, size
 
@@ -59,6 +58,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
+        outcome.topic |= find_left_on_disk(topic).result()
         return outcome
     before, deletions = _disk(topic), find_deletions(topic)
     found = "%d files of %s, with %s deleted rows still in them"
@@ -84,7 +84,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
-        "deleted_rows_in_files": find_deletions(topic).rows if rewritten else deletions.rows,
+        **find_left_on_disk(topic).result(),
     }
     if not (rewritten or merged or outcome.error):
         _note_tidied(topic)
@@ -121,11 +121,7 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
 
 def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
     """When each snapshot was made, in ms, that neither a branch nor a tag names; by its id."""
-    parser = iceberg_class(spark, "TableMetadataParser")
-    metadata = json.loads(parser.toJson(table.operations().current()))
-    named = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
-    made_ms = {s["snapshot-id"]: s["timestamp-ms"] for s in metadata["snapshots"]}
-    return {snapshot: at_ms for snapshot, at_ms in made_ms.items() if snapshot not in named}
+    return snapshots_and_refs(spark, table).unnamed
 
 
 def _clock_ms() -> int:
