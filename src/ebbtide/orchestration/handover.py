@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
@@ -75,7 +76,7 @@ def _takes_part(lake: Lake, name: str) -> bool:
     except EbbtideError:
         return True  # the jobs meet the same error and write it down
     if not is_enabled:
-        log.info("ebbtide: %s: left out, ebbtide.enabled is false", name)
+        log.info("ebbtide: %s: left out, %s", name, Reason.DISABLED)
     elif not has_partitions:
         log.info("ebbtide: %s: left out, it has no partition yet", name)
     return is_enabled and has_partitions
@@ -161,15 +162,17 @@ def topic_asset(name: str) -> Asset:
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
     """The tasks that failed themselves before they knew of any topic, each with its cause."""
     ti = context["ti"]
-    tasks = sorted(context["task"].get_flat_relative_ids(upstream=True))
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=tasks, run_ids=[ti.run_id])
-    failed = [name for name, state in sorted(states.get(ti.run_id, {}).items()) if state in FAILED]
-    known = [task for task in causes if any(name.startswith(task) for name in failed)]
-    silent = [name for name in failed if not any(name.startswith(task) for task in known)]
-    return [
-        *(f"{task} failed: {cause}" for task in known for cause in causes[task]),
-        *(f"{name} failed without a word of ours; its log has all of it" for name in silent),
-    ]
+    lines = []
+    for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+        of_task = states.get(ti.run_id, {})  # of a mapped task, one by index
+        failed = [name for name, state in sorted(of_task.items()) if state in FAILED]
+        if failed and task_id in causes:
+            lines += [f"{task_id} failed: {cause}" for cause in causes[task_id]]
+        else:
+            silently = "failed without a word of ours; its log has all of it"
+            lines += [f"{name} {silently}" for name in failed]
+    return lines
 
 
 def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
