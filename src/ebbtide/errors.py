@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -26,7 +27,15 @@ class EbbtideError(Exception):
 
 
 class SourceError(EbbtideError):
-    """The source of an ingest is not what it should be."""
+    """The source of an ingest is not what it should be; `path` is the file, where it is one."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
+        """Pickle the path too: errors come back from Spark's tasks."""
+        return type(self), (str(self), self.path)
 
 
 class CorruptSegmentError(SourceError):
@@ -102,12 +111,23 @@ def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
     """One error for those of several partitions or replicas; None for none.
 
     As long as a retry can help one of them it is worth trying, so its class is that of the first
-    such error; its message has all of them.
+    such error; its message has all of them in one line, each of another class with that class.
     """
     if len(errors) <= 1:
         return next(iter(errors), None)
     kind = type(next((error for error in errors if error.transient), errors[0]))
-    return kind("\n".join(map(str, errors)))
+    return kind(
+        "; ".join(
+            str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
+            for error in errors
+        )
+    )
+
+
+def class_named(name: str | None) -> type[EbbtideError] | None:
+    """The class of this tree that has the name, as `runs` keeps it; None for any other."""
+    kind = globals().get(name or "")
+    return kind if isinstance(kind, type) and issubclass(kind, EbbtideError) else None
 
 
 def exit_code(errors: Iterable[BaseException | None]) -> ExitCode:

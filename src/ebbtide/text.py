@@ -47,6 +47,11 @@ def _setting(value: str | None) -> str:
     return "not set" if value is None else value or "(empty)"
 
 
+def one_line(text: str) -> str:
+    """All of a text's lines in one."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def number(value: int | None) -> str:
     """Digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"

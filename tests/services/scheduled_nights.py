@@ -33,6 +33,12 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     assert [topic["name"] for topic in page["topics"]] == NAMES
     assert all(topic["last_night"] for topic in page["topics"])
 
+    unknown = api.trigger("nightly_retention", {"topics": [f"{CLUSTER}.unknown"]})
+    assert api.wait("nightly_retention", unknown, RUN_SECONDS) == "failed"
+    note = api.note("nightly_retention", unknown) or ""
+    cause = f"expected topics that have a table, found {CLUSTER}.unknown; the lake holds "
+    assert note.startswith(f"group_topics failed: {cause}")
+
     night = api.trigger("nightly_retention", _night_at(SECOND_NIGHT))
     api.wait_until_running("nightly_retention", night, "clean_log", RUN_SECONDS)
     disturb()

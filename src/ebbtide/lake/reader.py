@@ -183,14 +183,17 @@ class Lake:
         """Bytes of each partition's data files, records and batches, from manifests alone."""
         totals: dict[int, int] = {}
         for table in (self.records(name), self.batches(name)):
-            for file in _files_of(table):
-                partition = file.partition[0]
-                totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
+            with _reading_manifests(name):
+                for file in _files_of(table):
+                    partition = file.partition[0]
+                    totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
         return totals
 
     def live_rows(self, name: str) -> dict[int, int]:
         """Exact live rows of the records table by partition, from manifests alone."""
-        return live_rows(self.records(name))
+        table = self.records(name)
+        with _reading_manifests(name):
+            return live_rows(table)
 
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -205,10 +208,9 @@ class Lake:
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
         except Exception as error:  # of a catalog, a file system or the metadata's parser
-            first = next(iter(str(error).splitlines()), "")
             raise UnreadableTableError(
-                f"expected the table of topic {name}{suffix} to open, found "
-                f"{type(error).__name__}: {first}; restore its metadata file, or drop the table"
+                f"expected the table of topic {name}{suffix} to open, found {_in_a_line(error)}; "
+                "restore its metadata file, or drop the table"
             ) from error
 
     def _unknown(self, name: str) -> UnknownTopicError:
@@ -244,6 +246,22 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
     settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
     with open_catalog(settings, catalog) as opened:
         yield Lake(opened)
+
+
+@contextmanager
+def _reading_manifests(name: str) -> Iterator[None]:
+    """A topic whose table lacks a manifest fails by itself, and no other does."""
+    try:
+        yield
+    except Exception as error:  # of a file system or the manifest's parser
+        raise UnreadableTableError(
+            f"expected the manifests of topic {name} to open, found {_in_a_line(error)}; restore "
+            "the file, or roll the table back to a snapshot that has all of its files"
+        ) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _snapshots_of(table: Table) -> TableSnapshots:

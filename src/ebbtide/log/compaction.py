@@ -13,6 +13,7 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
 from ebbtide.log.logical_segments import segment_of
 from ebbtide.log.producers import LastRecord
+from ebbtide.log.results import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
@@ -255,7 +256,7 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
 
 def idle_reason(
     verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
-) -> str | None:
+) -> Reason | None:
     """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
 
     `with_tombstone` holds the base offsets of the batches that hold one.
@@ -267,8 +268,8 @@ def idle_reason(
         may_wait = is_marker or batch.base_offset in with_tombstone
         is_due = is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
         if may_wait and is_due:
-            return "a delete horizon is reached"
+            return Reason.HORIZON_REACHED
         has_outlived = is_marker and verdict.is_marker_of_empty_transaction
         if has_outlived and batch.delete_horizon_ms is None:
-            return "a transaction marker has outlived its data"
+            return Reason.MARKER_OUTLIVED
     return None

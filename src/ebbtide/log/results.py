@@ -7,12 +7,34 @@ default may be missing: its job had nothing to say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 # Rises when a field goes or means something else. Since 2, off_disk_from_ms takes into account the
 # files that wait to be rewritten.
 VERSION = 2
+
+
+class Reason(StrEnum):
+    """Why there is work or none, where the words are always the same; as results and logs say it.
+
+    A reason with numbers is text, made where these are known.
+    """
+
+    NOT_COMPACTED = "cleanup.policy has no compact"
+    NOT_DELETED = "cleanup.policy has no delete"
+    DISABLED = "ebbtide.enabled is false"
+    CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
+    ALL_MARKED = "every record up to the log end offset is judged already"
+    NO_LIMIT = "no retention limit is set"
+    RETAINED = "no segment has reached its limit since the last time"
+    TIDY = "nothing was written since the last time, and no snapshot is past its age"
+    NO_TABLE_REPLICA = "ebbtide.replicas names no table"
+    NO_REPLICA = "ebbtide.replicas names no other copy"
+    REPLICATED = "every replica holds all of it"
+    HORIZON_REACHED = "a delete horizon is reached"
+    MARKER_OUTLIVED = "a transaction marker has outlived its data"
 
 
 class OfPartition(TypedDict):

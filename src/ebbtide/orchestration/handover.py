@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
@@ -19,6 +21,9 @@ from ebbtide.orchestration.night import LowWatermark, grouped
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.orchestration.run_note import FAILURES
+
+log = logging.getLogger(__name__)
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"
@@ -47,7 +52,8 @@ def group_topics() -> list[list[str]]:
         attempt_of(context)  # a clock that cannot be fails here once, not in every stage
         with open_lake() as lake:
             names = chosen_topics(lake, params.get("topics"))
-    print(f"ebbtide: {len(names)} topics: {', '.join(names) or 'nothing was ingested yet'}")
+    listed = ", ".join(names) or "nothing was ingested yet"
+    log.info("ebbtide: %d topics: %s", len(names), listed)
     return grouped(names, params["topics_per_application"])
 
 
@@ -70,9 +76,9 @@ def _takes_part(lake: Lake, name: str) -> bool:
     except EbbtideError:
         return True  # the jobs meet the same error and write it down
     if not is_enabled:
-        print(f"ebbtide: {name}: left out, ebbtide.enabled is false")
+        log.info("ebbtide: %s: left out, %s", name, Reason.DISABLED)
     elif not has_partitions:
-        print(f"ebbtide: {name}: left out, it has no partition yet")
+        log.info("ebbtide: %s: left out, it has no partition yet", name)
     return is_enabled and has_partitions
 
 
@@ -96,27 +102,28 @@ def publish_low_watermarks(
             continue
         events = context["outlet_events"][TOPICS]
         events.add(topic_asset(topic), extra={"low_watermarks": {**watermarks}})
-        print(f"ebbtide: {topic}: low watermarks {watermarks}")
+        log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
 def verdict(stages: Sequence[str], groups: str | None = None) -> None:
-    """Name topic, stage and cause of whatever failed, then print the run's report or its plan."""
+    """Name topic, stage and cause of whatever failed, then log the run's report or its plan."""
     from ebbtide.orchestration.report import render_run
 
     context = get_current_context()
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
     causes = causes_of(context)
-    with open_lake() as lake:
-        found = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
-        runs = [run for run in found if run.task in stages]
-        lines = _failed_topics(context, stages, groups, runs, causes)
-        lines = lines or _failed_tasks(context, causes)
-        for line in lines:
-            print(f"FAILED {line}")
-        print("\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
-    if lines:
-        raise AirflowFailException("\n".join(lines))
+    with explained(context), open_lake() as lake:
+        of_dag = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
+        runs = [run for run in of_dag if run.task in stages]
+        failures = _failed_topics(context, stages, groups, runs, causes)
+        failures = failures or _failed_tasks(context, causes)
+        for failure in failures:
+            log.error("FAILED %s", failure)
+        log.info("%s", "\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
+    if failures:
+        context["ti"].xcom_push(key=FAILURES, value=failures)
+        raise AirflowFailException("; ".join(failures))
 
 
 def _failed_topics(
@@ -155,15 +162,17 @@ def topic_asset(name: str) -> Asset:
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
     """The tasks that failed themselves before they knew of any topic, each with its cause."""
     ti = context["ti"]
-    tasks = sorted(context["task"].get_flat_relative_ids(upstream=True))
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=tasks, run_ids=[ti.run_id])
-    failed = [name for name, state in sorted(states.get(ti.run_id, {}).items()) if state in FAILED]
-    known = [task for task in causes if any(name.startswith(task) for name in failed)]
-    silent = [name for name in failed if not any(name.startswith(task) for task in known)]
-    return [
-        *(f"{task} failed: {cause}" for task in known for cause in causes[task]),
-        *(f"{name} failed without a word of ours; its log has all of it" for name in silent),
-    ]
+    lines = []
+    for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+        of_task = states.get(ti.run_id, {})  # of a mapped task, one by index
+        failed = [name for name, state in sorted(of_task.items()) if state in FAILED]
+        if failed and task_id in causes:
+            lines += [f"{task_id} failed: {cause}" for cause in causes[task_id]]
+        else:
+            silently = "failed without a word of ours; its log has all of it"
+            lines += [f"{name} {silently}" for name in failed]
+    return lines
 
 
 def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:

@@ -278,7 +278,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if not outcome.failures:
             return outcome.answers
         context["ti"].xcom_push(key="return_value", value=outcome.answers)
-        message = f"{self.job}: " + "\n".join(outcome.failures)
+        message = f"{self.job}: " + "; ".join(outcome.failures)
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
 
     def _settle_plan(self, problem: Problem | None) -> list[LowWatermark]:
@@ -290,7 +290,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _show_plan(self, context: Context, plan: str) -> None:
         """Hand the plan on to verdict; spark-submit's output has it among much else."""
         if plan:
-            print(plan, flush=True)
+            self.log.info("%s", plan)
             context["ti"].xcom_push(key=PLAN, value=plan)
 
 

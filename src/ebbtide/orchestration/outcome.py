@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import RequestError, class_named
 from ebbtide.lake.reader import Run
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
+from ebbtide.text import one_line
 
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
-LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,20 @@ class Failure(NamedTuple):
 
 
 def cause_of(run: Run | None) -> str:
-    """Why an attempt failed, in one line."""
+    """Why an attempt failed, in one line: of an error of ours all that the message says."""
     if run is None or run.succeeded:
         return "spark-submit ended before the job wrote a row in runs; its task's log says more"
-    return f"{run.error_class or 'error'}: {first_line(run.error or 'no message')}"
+    message = run.error or "no message"
+    is_ours = class_named(run.error_class) is not None
+    line = one_line(message) if is_ours else before_trace(message)
+    return f"{run.error_class or 'error'}: {line}"
 
 
-def first_line(message: str) -> str:
-    """What a message says before its stack trace; py4j puts Java's own words on the second line."""
+def before_trace(message: str) -> str:
+    """The line of a message before its stack trace; py4j puts Java's own words on the second."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     is_from_java = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
-    line = lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
-    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"
+    return lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
 
 
 def unfinished(topics: Iterable[str], runs: Mapping[str, Run], is_retry: bool) -> list[str]:

@@ -126,7 +126,8 @@ def corrupt(path: str, position: int, expected: str, found: str) -> CorruptSegme
     """Return the error for bytes at `position` that Kafka would not have written."""
     return CorruptSegmentError(
         f"{path}: expected {expected} at position {position}, found {found}; "
-        "copy the file again from its broker, or leave its topic out"
+        "copy the file again from its broker, or leave its topic out",
+        path,
     )
 
 
@@ -135,7 +136,8 @@ def oversized(path: str, position: int, max_bytes: int) -> OversizedBatchError:
     return OversizedBatchError(
         f"{path}: expected a batch of at most {max_bytes} bytes decompressed at position "
         f"{position}, found more; set {MAX_DECOMPRESSED} higher if the batch is meant to be "
-        "so large, or leave its topic out"
+        "so large, or leave its topic out",
+        path,
     )
 
 

@@ -6,6 +6,7 @@ Arrow let threads run side by side, and nothing has to be handed to Python worke
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,13 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache, partial
 from threading import Thread
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from ebbtide import errors
+from ebbtide.errors import EbbtideError, SourceError, class_named
 from ebbtide.spark.job_log import told, watched
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ TASKS_PER_CORE = 8
 # Python workers take seconds to start; with fewer rows than these the driver is done before.
 LITTLE_ROWS = 1_000_000
 DRIVER_ROWS_SETTING = "spark.ebbtide.driver.rows"
-_RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
+_TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILINE)
 
 
 def map_segments(
@@ -109,13 +110,35 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def in_tasks(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; a Spark task does one or more."""
+    """What `work` makes of each unit, in order; a Spark task does one or more.
+
+    An error of ours comes back as a value, so that Spark does not try its task again.
+    """
     if not units:
         return []
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
-    with errors_of_tasks(), watched(spark, log, f"{doing} {len(units)} segments"):
-        return context.parallelize(units, slices).map(work).collect()
+    with watched(spark, log, f"{doing} {len(units)} segments"):
+        done = context.parallelize(units, slices).map(partial(_outcome, work)).collect()
+    for outcome in done:
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.value for outcome in done]
+
+
+class _Outcome(NamedTuple):
+    """What a task made of a unit, or else the error of ours that it met."""
+
+    value: Any = None
+    error: EbbtideError | None = None
+
+
+def _outcome(work: Callable[[T], R], unit: T) -> _Outcome:
+    """In a task: the work on one unit."""
+    try:
+        return _Outcome(work(unit))
+    except EbbtideError as error:
+        return _Outcome(error=error)
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
@@ -130,14 +153,35 @@ def _do_nothing(work: Callable[..., object], number: int) -> None:
     """In a task: it was enough to be handed `work`."""
 
 
+class TaskFailure(Exception):  # noqa: N818  its name is part of the text that Spark hands on
+    """An error of ours in a task of a DataFrame, with the error's parts as JSON."""
+
+
 @contextmanager
-def errors_of_tasks() -> Iterator[None]:
-    """Raise again here what one of ours was in a Spark task; Spark hands on its text only."""
+def told_as_text() -> Iterator[None]:
+    """In a task of mapInArrow, of whose errors Spark hands nothing but text to the driver."""
     try:
         yield
-    except (PythonException, Py4JJavaError) as failure:  # of DataFrames, of RDDs
-        raised = _RAISED.findall(str(failure))
-        if not raised:
+    except EbbtideError as error:
+        parts: dict[str, str | None] = {"class": type(error).__name__, "message": str(error)}
+        if isinstance(error, SourceError):
+            parts["path"] = error.path
+        raise TaskFailure(json.dumps(parts)) from error
+
+
+@contextmanager
+def errors_of_tasks() -> Iterator[None]:
+    """Raise again here, as it was, an error that a task of mapInArrow told as text."""
+    try:
+        yield
+    except (PythonException, Py4JJavaError) as failure:
+        if (error := _told_in(str(failure))) is None:
             raise
-        name, message = raised[-1]
-        raise getattr(errors, name)(message) from failure
+        raise error from failure
+
+
+def _told_in(text: str) -> EbbtideError | None:
+    told = _TOLD.findall(text)
+    parts = json.loads(told[-1]) if told else {}
+    kind = class_named(parts.pop("class", None))
+    return None if kind is None else kind(*parts.values())

@@ -7,6 +7,7 @@ import pytest
 from ebbtide.columns import compaction
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.stages.clean_log import offset_map
@@ -140,7 +141,7 @@ def test_the_horizon_is_reached_at_its_very_millisecond(
     assert offsets(view_of_table(sandbox.session, topic, 0)) == [2, 3, 5]
     later = clean(sandbox.session, str(topic), NIGHT_MS + 2 * DAY_MS)
     assert later.partitions[0]["picked"] is False
-    assert later.partitions[0]["reason"] == "nothing new, and no horizon reached"
+    assert later.partitions[0]["reason"] == Reason.CLEAN
 
 
 def test_a_clock_that_stands_still_cleans_nothing(sandbox: LakeSandbox, topic: TopicName) -> None:
@@ -156,7 +157,7 @@ def test_a_topic_without_compact_is_left_alone(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     mark(sandbox.session, f"{cluster}.t")
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
-    assert outcome.partitions[0]["reason"] == "cleanup.policy does not hold compact"
+    assert outcome.partitions[0]["reason"] == "cleanup.policy has no compact"
     view = view_of_table(sandbox.session, TopicName(cluster, "t"), 0)
     assert offsets(view) == [0, 1, 2, 3, 4, 5]
 

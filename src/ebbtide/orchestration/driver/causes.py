@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
+from ebbtide.text import one_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-CAUSE = "cause"  # the key of the XCom
+log = logging.getLogger(__name__)
+
+CAUSE = "ebbtide_cause"  # the key of the XCom
 
 
 @contextmanager
@@ -27,8 +31,8 @@ def explained(context: Context) -> Iterator[None]:
         cause = str(error)
         if isinstance(error, EbbtideError):
             cause = f"{type(error).__name__}: {error}"
-        print(f"ebbtide: FAILED {cause}", flush=True)
-        context["ti"].xcom_push(key=CAUSE, value=cause)
+        log.error("ebbtide: FAILED %s", one_line(cause))
+        context["ti"].xcom_push(key=CAUSE, value=one_line(cause))
         raise _kind(error)(cause) from None
 
 

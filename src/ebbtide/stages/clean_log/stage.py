@@ -49,6 +49,7 @@ from ebbtide.iceberg.unfinished.planned_round import (
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -188,11 +189,11 @@ def _shown(reasons: Mapping[int, str | None]) -> dict[int, str]:
 
 def _why_not(state: PartitionState, config: TopicConfig, now_ms: int) -> str | None:
     if not config.is_compacted:
-        return "cleanup.policy does not hold compact"
+        return Reason.NOT_COMPACTED
     if now_ms <= state.cleaned_at_ms:
         return f"now is not later than the last round's, {state.cleaned_at_ms} ms"
     if state.is_clean_at(now_ms):
-        return "nothing new, and no horizon reached"
+        return Reason.CLEAN
     return None
 
 

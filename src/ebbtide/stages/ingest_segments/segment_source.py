@@ -23,7 +23,7 @@ from ebbtide.records.files.segment_reader import (
     require_whole,
     walk_segment,
 )
-from ebbtide.spark.tasks import map_segments
+from ebbtide.spark.tasks import map_segments, told_as_text
 from ebbtide.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,14 @@ TASKS_PER_CORE = 2
 RECORD_BYTES = 100
 
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
-# One row a batch; a file that is not what it should be is one row with an error instead, and a
-# torn end one row with its position.
+# One row a batch; a file that is not what it should be is one row with an error and its class
+# instead, and a torn end one row with its position.
 WALK_SCHEMA = pa.schema(
-    [*_WALK_EXTRA, *BATCH_SCHEMA, ("torn", pa.string()), ("error", pa.string())]
+    [
+        *_WALK_EXTRA,
+        *BATCH_SCHEMA,
+        *((name, pa.string()) for name in ("torn", "error", "error_class")),
+    ]
 )
 
 
@@ -97,7 +101,7 @@ def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
         if not file.is_last:
             require_whole(found, file.path)
     except SourceError as error:
-        yield _walk_rows(file, [], 1, error=str(error))
+        yield _walk_rows(file, [], 1, error=error)
         return
     if found.batches.num_rows:
         yield _walk_rows(file, [found.batches], found.batches.num_rows)
@@ -115,7 +119,8 @@ def _reading(path: str) -> Iterator[None]:
     except PermissionError as failure:
         raise SourceError(
             f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
-            "leave its topic out"
+            "leave its topic out",
+            path,
         ) from failure
     except OSError as failure:
         raise UnavailableError(
@@ -129,14 +134,15 @@ def _walk_rows(
     rows: int,
     *,
     torn: str | None = None,
-    error: str | None = None,
+    error: SourceError | None = None,
 ) -> pa.RecordBatch:
     fixed = {
         "partition": file.partition,
         "path": file.path,
         "segment": file.base_offset,
         "torn": torn,
-        "error": error,
+        "error": None if error is None else str(error),
+        "error_class": None if error is None else type(error).__name__,
     }
     header = batches[0] if batches and batches[0].num_rows else None
     columns = [
@@ -229,10 +235,11 @@ def _in_tasks(
     ]
 
     def run(batches: Batches) -> Batches:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                for file in groups[number]:
-                    yield from read(file)
+        with told_as_text():
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    for file in groups[number]:
+                        yield from read(file)
 
     numbers = spark.range(0, len(groups), 1, len(groups))
     return numbers.mapInArrow(run, from_arrow_schema(schema))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.columns.slices import slices_by_value
-from ebbtide.errors import CorruptSegmentError, EbbtideError
+from ebbtide.errors import EbbtideError, SourceError, class_named
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.continuation import (
     SourceBatch,
@@ -188,11 +188,14 @@ def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
 
 
 def read_back(
-    directory: PartitionDirectory, first_read: int, rows: pa.Table, refused: Mapping[str, str]
+    directory: PartitionDirectory,
+    first_read: int,
+    rows: pa.Table,
+    refused: Mapping[str, SourceError],
 ) -> Walked:
-    """What was walked of one partition; `refused` says why, by path, of more bad files."""
+    """What was walked of one partition; `refused` has the errors, by path, of more bad files."""
     bad = {
-        row["segment"]: row["error"]
+        row["segment"]: _error_of(row)
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
     }
     bad |= {s.base_offset: refused[s.path] for s in directory.segments if s.path in refused}
@@ -205,9 +208,17 @@ def read_back(
         first_read,
         good,
         first_bad,
-        None if first_bad is None else CorruptSegmentError(bad[first_bad]),
+        None if first_bad is None else bad[first_bad],
         rows.column("torn").drop_null().to_pylist(),
     )
+
+
+def _error_of(row: Mapping[str, Any]) -> SourceError:
+    """The error of a file that could not be walked, by its row of WALK_SCHEMA."""
+    kind = class_named(row["error_class"])
+    assert kind is not None
+    assert issubclass(kind, SourceError)
+    return kind(row["error"], row["path"])
 
 
 def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 
 from ebbtide.errors import (
-    CorruptSegmentError,
     ForeignLogError,
+    SourceError,
     UnavailableError,
     standing_for,
 )
@@ -160,7 +160,7 @@ def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> JobOutcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""
-    refused: dict[str, str] = {}
+    refused: dict[str, SourceError] = {}
     done = JobOutcome()
     listings = 1
     while True:
@@ -178,7 +178,7 @@ def ingest_segments(
             source = source.without(name, plan.ended)
             if not source.of(name):
                 return done
-        except CorruptSegmentError as error:
+        except SourceError as error:
             # A batch whose CRC is right and whose records are not shows only when it is decoded.
             refused |= _refusal(error, source.of(name), refused)
         except UnavailableError:
@@ -189,13 +189,13 @@ def ingest_segments(
 
 
 def _refusal(
-    error: CorruptSegmentError, directories: Iterable[PartitionDirectory], refused: Iterable[str]
-) -> dict[str, str]:
-    """The file that the message of a failed task begins with, and the message."""
-    for path in (segment.path for d in directories for segment in d.segments):
-        if str(error).startswith(f"{path}: ") and path not in refused:
-            return {path: str(error)}
-    raise error
+    error: SourceError, directories: Iterable[PartitionDirectory], refused: Container[str]
+) -> dict[str, SourceError]:
+    """The file of the source that the error is about; raises one that is about no other file."""
+    paths = {segment.path for d in directories for segment in d.segments}
+    if error.path is None or error.path not in paths or error.path in refused:
+        raise error
+    return {error.path: error}
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
@@ -214,7 +214,7 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
-def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
+def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, SourceError]) -> IngestPlan:
     """Walk the source's files and decide how much of each partition is taken."""
     config, states = topic.config, topic.partitions
     event_time = event_time_of(topic.spark, config.event_time)
