@@ -82,6 +82,12 @@ def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     assert "nothing to do: no record, segment or file was touched" in rendered()
 
 
+def test_a_night_that_only_freed_files_did_something(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "expire_snapshots", partitions={0: partition_result()}, topic=FREED)
+    assert "nothing to do" not in rendered()
+
+
 def test_settings_that_were_changed_are_listed(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     changes = {"kafka.retention.ms": [None, "5"], "kafka.cleanup.policy": ["compact", "delete"]}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -18,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
 OWN = "ebbtide.own"
+# Beside it, in those that remove records: the job that committed them.
+JOB = "ebbtide.job"
 # Iceberg retries the second itself; both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
@@ -92,6 +97,28 @@ class Step(StrEnum):
     RUN_ROW = "run_row"
 
 
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The ids of the snapshots that a job commits while it works on a topic, in order."""
+
+    job: str
+    snapshots: list[int] = field(default_factory=list)
+
+
+_commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
+
+
+@contextmanager
+def commits_of(job: str) -> Iterator[Commits]:
+    """Gather the snapshots that this thread commits, whatever becomes of the work."""
+    commits = Commits(job)
+    token = _commits.set(commits)
+    try:
+        yield commits
+    finally:
+        _commits.reset(token)
+
+
 def before_commit(step: Step) -> None:
     """Called before each commit; tests replace it to stop a job there."""
 
@@ -112,7 +139,11 @@ def commit(step: Step, action: Callable[[], T]) -> T:
                 f"{conflict}; run the job again"
             ) from error
         raise
-    snapshot = f", snapshot {done}" if isinstance(done, int) else ""
+    snapshot = ""
+    if isinstance(done, int):
+        snapshot = f", snapshot {done}"
+        if (commits := _commits.get()) is not None:
+            commits.snapshots.append(done)
     log.info("committed %s%s in %.1f s", step, snapshot, time.monotonic() - started)
     return done
 
@@ -140,4 +171,6 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
 
 def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
     """What the summary of one of ebbtide's snapshots says, `properties` included."""
-    return {OWN: "true", **properties}
+    commits = _commits.get()
+    job = {} if commits is None else {JOB: commits.job}
+    return {OWN: "true", **job, **properties}

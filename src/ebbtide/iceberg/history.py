@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.commits import OWN
+from ebbtide.iceberg.commits import JOB, OWN
 from ebbtide.log.state.row_counts import Rows
 from ebbtide.spark.jvm import as_dict, iceberg_class, items
 
@@ -51,6 +51,18 @@ class Committed(NamedTuple):
     def is_own(self) -> bool:
         """Whether a job of ebbtide made it."""
         return OWN in self.summary
+
+    @property
+    def job(self) -> str | None:
+        """The job of ebbtide's that made it; None for others' and for those of older versions."""
+        return self.summary.get(JOB)
+
+    @property
+    def may_remove_rows(self) -> bool:
+        """Whether rows may have left by it: files did, or rows of files."""
+        return self.operation != "replace" and any(
+            self.summary.get(name, "0") != "0" for name in _REMOVED
+        )
 
     @property
     def is_foreign(self) -> bool:

@@ -12,7 +12,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 # Rises when a field goes or means something else. Since 2, off_disk_from_ms takes into account the
-# files that wait to be rewritten.
+# files that wait to be rewritten, and the row's bytes_removed and files_removed are not of files in
+# delete_records and expire_snapshots.
 VERSION = 2
 
 
@@ -155,6 +156,10 @@ class DeletedTopic(OfTopic):
 
     error_code: NotRequired[Annotated[int, "where every partition has the same error"]]
     error_name: NotRequired[Annotated[str, "its name"]]
+    file_bytes_removed: NotRequired[
+        Annotated[int, "data files that left the table, on the disk until their snapshots expire"]
+    ]
+    replicas: NotRequired[Annotated[dict[str, Any], "rows that left each replica that is a table"]]
 
 
 class ReplicatedPartition(OfPartition):
@@ -166,7 +171,9 @@ class ReplicatedPartition(OfPartition):
 class ReplicatedTopic(OfTopic):
     """replicate_log, of a topic."""
 
-    replicas: Annotated[dict[str, Any], "rows appended to each replica that was behind"]
+    replicas: Annotated[
+        dict[str, Any], "rows appended to, and removed from, each replica that was behind"
+    ]
 
 
 class SnapshotsTopic(OfTopic):
@@ -177,9 +184,9 @@ class SnapshotsTopic(OfTopic):
     files: NotRequired[Annotated[int, "files of the tables, in a plan"]]
     bytes: NotRequired[Annotated[int, "their size, in a plan"]]
     bytes_written: NotRequired[Annotated[int, "files that were rewritten or merged"]]
-    bytes_freed: NotRequired[Annotated[int, "what left the disk"]]
-    bytes_kept: NotRequired[Annotated[int, "what stays on it"]]
-    files_removed: NotRequired[Annotated[int, "files that left the disk"]]
+    bytes_freed: NotRequired[Annotated[int, "files that left the disk"]]
+    bytes_kept: NotRequired[Annotated[int, "files that stay on it"]]
+    files_freed: NotRequired[Annotated[int, "how many files left the disk"]]
     files_rewritten: NotRequired[Annotated[int, "files rewritten without their deleted rows"]]
     segments_merged: NotRequired[Annotated[int, "physical segments fewer than before"]]
     deleted_rows_in_files: NotRequired[

@@ -142,6 +142,7 @@ def changed(run: Run) -> bool:
         or run.rows_removed
         or run.files_removed
         or run.bytes_removed
+        or run.topic_result.get("bytes_freed")
         or any(before != after for before, after in _changes(run).values())
     )
 

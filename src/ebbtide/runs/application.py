@@ -22,6 +22,7 @@ from ebbtide.errors import (
     ForeignChangeError,
     exit_code,
 )
+from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import exists, load
@@ -29,6 +30,7 @@ from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plans import render_plan
+from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.spark import job_log
 
@@ -171,7 +173,10 @@ def _run_topic(
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
-    outcome, error = _attempt(session, topic, work)
+    with commits_of(args.job) as commits:
+        outcome, error = _attempt(session, topic, work)
+    if not args.plan_only:
+        error = _count(session, topic, outcome, commits, started, error)
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
@@ -195,6 +200,22 @@ def _run_topic(
         log.info("done in %s s", seconds)
     else:
         _log_failure("failed", error)
+    return error
+
+
+def _count(
+    session: SparkSession,
+    topic: TopicName,
+    outcome: JobOutcome,
+    commits: Commits,
+    started: datetime,
+    error: BaseException | None,
+) -> BaseException | None:
+    """Set the outcome's totals by the snapshots committed; `error`, or why that failed."""
+    try:
+        count_removed(session, topic, outcome, commits, started)
+    except Exception as failure:  # the row is still to be written
+        return error or explained(failure)
     return error
 
 

@@ -38,8 +38,8 @@ class JobOutcome:
     partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
     topic: dict[str, Any] = field(default_factory=dict)
     rows_removed: int = 0  # records that left the records table
-    files_removed: int = 0  # its data files; with expire_snapshots, files on the disk
-    bytes_removed: int = 0  # of batches; with delete_records and expire_snapshots, of these files
+    files_removed: int = 0  # its data files that left as a whole
+    bytes_removed: int = 0  # of the log: what its batches are smaller by
     snapshot_ids: list[int] = field(default_factory=list)  # all that it committed to the topic
     error: BaseException | None = None  # what was refused, beside what was done
 

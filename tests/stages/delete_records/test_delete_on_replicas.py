@@ -77,6 +77,8 @@ def test_the_low_watermark_is_given_when_every_replica_starts_there(
     assert replies(outcome) == {0: (3, "NONE")}
     assert left(sandbox, name) == [3, 4, 5]
     assert left(sandbox, replica_of(name)) == [3]
+    assert outcome.rows_removed == 3
+    assert outcome.topic["replicas"] == {str(replica_of(name)): {"records_removed": 3}}
 
 
 def test_a_replica_that_is_behind_times_out_and_a_retry_finishes_it(

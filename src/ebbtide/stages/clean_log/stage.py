@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -334,8 +335,10 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     start_round(topic, this_round)
     # All is written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:
-        records = pool.submit(_prepare_records, topic, this_round, effect)
-        batches = pool.submit(_prepare_batches, topic, this_round, effect)
+        records, batches = (
+            pool.submit(copy_context().run, prepare, topic, this_round, effect)
+            for prepare in (_prepare_records, _prepare_batches)
+        )
     if (deletions := records.result()) is not None:
         commit(Step.ROUND_RECORDS, deletions)
         done = partial(_records_done, this_round)

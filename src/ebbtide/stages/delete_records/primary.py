@@ -99,7 +99,9 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> JobOutcome
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
     outcome.snapshot_ids = snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
-    outcome.bytes_removed = truncation.bytes
+    outcome.topic = {"file_bytes_removed": truncation.file_bytes}
+    if removed := replicas.records_removed:
+        outcome.topic["replicas"] = removed
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition]
     return outcome

@@ -43,6 +43,7 @@ class TableReplicaProgress:
     states: Mapping[int, PartitionState] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)  # partitions without anything below their start
     problem: str = ""
+    records_removed: int = 0
 
     def advance(self, wanted: Mapping[int, Wanted]) -> None:
         """Move the log start offsets that can move, and remove what then lies below them.
@@ -83,7 +84,8 @@ class TableReplicaProgress:
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
-        truncate_below_start(replica, self.now_ms)
+        truncation, _ = truncate_below_start(replica, self.now_ms)
+        self.records_removed += truncation.rows.total()
         count_own(read_again(replica))
         self.states = replica.partitions
         self.done |= starts.keys()
@@ -109,6 +111,11 @@ class Replicas:
             TableReplicaProgress(primary, name, now_ms) for name in replica_names(primary)
         ]
         self._live = {c: self._connect(c) for c in primary.config.live_replicas}
+
+    @property
+    def records_removed(self) -> dict[str, dict[str, int]]:
+        """How many records left each replica that is a table, as the run's row has it."""
+        return {str(t.name): {"records_removed": t.records_removed} for t in self._tables}
 
     def delete_records(self, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:
         """Each partition's answer over all replicas, once all have reached it or time is over."""

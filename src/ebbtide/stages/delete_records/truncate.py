@@ -37,7 +37,7 @@ class Truncation:
     batches_single: dict[int, Ids] = field(default_factory=dict)  # base offsets
     rows: Counter[int] = field(default_factory=Counter)  # live rows, by partition
     files: int = 0  # data files of records
-    bytes: int = 0  # of these files
+    file_bytes: int = 0  # of these files
 
 
 def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[int]]:
@@ -65,7 +65,7 @@ def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
         deleted = delete_rows(spark, table, below, Step.TRUNCATE_RECORDS)
         committed.append(deleted.snapshot)
         found.files += len(deleted.files)
-        found.bytes += sum(file.size_bytes for file in deleted.files)
+        found.file_bytes += sum(file.size_bytes for file in deleted.files)
     return committed
 
 
@@ -100,7 +100,7 @@ def _find_records(topic: Topic, found: Truncation, snapshot: int) -> None:
             found.whole.setdefault(row["partition"], []).append(row["segment"])
             found.files += row["files"]
             found.rows[row["partition"]] += row["rows"]
-            found.bytes += row["bytes"]
+            found.file_bytes += row["bytes"]
         else:
             found.astride.setdefault(row["partition"], []).append(row["segment"])
     if found.astride:

@@ -71,16 +71,14 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     merged, merge_error = _tried(lambda: merge_segments(topic))
     after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
-    outcome.files_removed = max(0, full.files - left.files)
-    outcome.bytes_removed = max(0, full.bytes - left.bytes)
+    freed_files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
     freed = "%d files of %s left the disk, %d of %s stay"
-    gone = outcome.files_removed, size(outcome.bytes_removed)
-    log.info(freed, *gone, after.files, size(after.bytes))
+    log.info(freed, freed_files, size(freed_bytes), after.files, size(after.bytes))
     outcome.topic |= {
         "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
-        "bytes_freed": outcome.bytes_removed,
+        "bytes_freed": freed_bytes,
         "bytes_kept": after.bytes,
-        "files_removed": outcome.files_removed,
+        "files_freed": freed_files,
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,

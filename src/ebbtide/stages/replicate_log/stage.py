@@ -32,7 +32,6 @@ from ebbtide.iceberg.topics import (
     load,
     own_spec_id,
     read_again,
-    snapshot_after,
 )
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.replica_lag import (
@@ -209,8 +208,10 @@ def _replicate(
     replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
+    numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
     if replication.taken_over or _has_moved(found.partitions, states):
-        truncate_below_start(replica, now_ms)
+        truncation, _ = truncate_below_start(replica, now_ms)
+        numbers["records_removed"] = truncation.rows.total()
     tables = _tables(source, name)
     if replication.taken_over or replication.emptied:
         _remove_leftovers(replica, replication)
@@ -220,17 +221,13 @@ def _replicate(
         if states[partition].log_end_offset < leader.log_end_offset
     }
     log.info("%s: %d of %d partitions lack offsets", name, len(lacking), len(states))
-    for table in tables if lacking else ():
-        _append(replica, source, table, lacking)
-    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
-    numbers: dict[str, Any] = {"emptied": replication.emptied}
     snapshot_ids = []
-    for table in tables:
-        snapshot = find_snapshot(spark, table.name, REPLICATION, source.id) if lacking else None
-        if snapshot is not None:
-            summary = java_table(spark, table.name).snapshot(snapshot).summary()
-            numbers[table.what] = int(summary.get("added-records") or 0)
-            snapshot_ids.append(snapshot)
+    for table in tables if lacking else ():
+        appended = _append(replica, source, table, lacking)
+        if appended is not None:
+            numbers[table.what] = appended.rows
+            snapshot_ids.append(appended.snapshot)
+    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
     return replica, _Replicated(numbers, snapshot_ids)
 
 
@@ -353,10 +350,17 @@ def _remove_leftovers(replica: Topic, replication: Replication) -> None:
             commit(Step.REPLICATE_LEFTOVERS, delete.commit)
 
 
-def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> None:
+class _Appended(NamedTuple):
+    """A snapshot of a replica's table, and the rows that came with it."""
+
+    snapshot: int
+    rows: int
+
+
+def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> _Appended | None:
     """Append the primary's new rows; CommitConflictError where files were added meanwhile."""
     if table.pinned is None:
-        return
+        return None
     new = " OR ".join(
         f"(`partition` = {p} AND {table.last_offset} >= {own.log_end_offset} "
         f"AND {table.first_offset} < {leader.log_end_offset})"
@@ -372,10 +376,19 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
     writer = writer.option("isolation-level", "serializable")
     if table.snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
-    # To overwrite nothing is to append, but for the check that nobody else did.
-    append = partial(writer.overwrite, F.lit(False))
+
+    def append() -> int | None:
+        # To overwrite nothing is to append, but for the check that nobody else did.
+        writer.overwrite(F.lit(False))
+        return find_snapshot(spark, table.name, REPLICATION, source.id)
+
     with watched(spark, log, f"copies new rows of {table.what}"):
-        commit(table.step, partial(snapshot_after, spark, table.name, append))
+        snapshot = commit(table.step, append)
+    if snapshot is None:
+        return None
+    # Read at once: other tools may expire the snapshot before the state is committed.
+    summary = java_table(spark, table.name).snapshot(snapshot).summary()
+    return _Appended(snapshot, int(summary.get("added-records") or 0))
 
 
 def _place(lacking: Lacking) -> Column:
