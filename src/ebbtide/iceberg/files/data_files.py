@@ -60,6 +60,12 @@ class DataFile(NamedTuple):
     size_bytes: int
     vector: Vector | None
     lineage: Lineage | None = None  # where its rows are to keep their ids
+    last: int | None = None  # upper bound of a column that was asked for, where there is one
+
+    @property
+    def live_count(self) -> int:
+        """Rows that no deletion vector names."""
+        return self.record_count - (self.vector.record_count if self.vector else 0)
 
 
 class SegmentFiles(NamedTuple):
@@ -75,6 +81,11 @@ class SegmentFiles(NamedTuple):
     def record_count(self) -> int:
         """Rows, the deleted ones too."""
         return sum(file.record_count for file in self.files)
+
+    @property
+    def live_count(self) -> int:
+        """Rows without the deleted ones."""
+        return sum(file.live_count for file in self.files)
 
     @property
     def deleted_count(self) -> int:
@@ -130,14 +141,19 @@ def plan_segments(
     snapshot: int,
     ends: Mapping[int, int],
     starts: Mapping[int, int] | None = None,
+    *,
+    bound: str | None = None,
 ) -> list[SegmentFiles]:
     """Segments below each partition's end offset, in offset order, as of a snapshot.
 
-    With `starts`, only files of records that may hold an offset from there on.
+    With `starts`, only files of records that may hold an offset from there on. `bound` names a
+    column of whole numbers whose largest value is told of each file.
     """
     loaded = java_table(spark, table)
-    tasks = scan_tasks(spark, loaded, snapshot, ends, starts)
-    return _units(spark, loaded, tasks, lambda partition, segment: segment < ends[partition])
+    tasks = scan_tasks(spark, loaded, snapshot, ends, starts, bound=bound)
+    return _units(
+        spark, loaded, tasks, lambda partition, segment: segment < ends[partition], bound=bound
+    )
 
 
 def scan_tasks(
@@ -146,10 +162,13 @@ def scan_tasks(
     snapshot: int,
     ends: Mapping[int, int],
     starts: Mapping[int, int] | None = None,
+    *,
+    bound: str | None = None,
 ) -> list[JavaObject]:
     """Iceberg's scan tasks, one a file, of the segments below each partition's end offset.
 
-    Of very many partitions, also some files of segments that begin at the end or behind it.
+    Of very many partitions, also some files of segments that begin at the end or behind it. `bound`
+    names a column of which they tell bounds.
     """
     expressions = iceberg_class(spark, "expressions.Expressions")
     # `and` and `in` are words of Python, so these Java methods are asked for by name.
@@ -168,9 +187,17 @@ def scan_tasks(
         to_integer = java_class(spark, "java.lang.Integer")
         of_any = one_of("partition", [to_integer(partition) for partition in ends])
         below = expressions.lessThan("segment", max(ends.values()))
-        return planned_tasks(table, snapshot, both(of_any, below))
+        return planned_tasks(table, snapshot, both(of_any, below), bound=bound)
     found = (wanted(partition, end) for partition, end in ends.items())
-    return planned_tasks(table, snapshot, any_expression(spark, found))
+    return planned_tasks(table, snapshot, any_expression(spark, found), bound=bound)
+
+
+def plan_where(
+    spark: SparkSession, table: str, snapshot: int, matches: JavaObject
+) -> list[SegmentFiles]:
+    """Segments with those of their files that may hold a row which an expression matches."""
+    loaded = java_table(spark, table)
+    return _units(spark, loaded, planned_tasks(loaded, snapshot, matches), lambda *place: True)
 
 
 def plan_with_lineage(
@@ -189,10 +216,12 @@ def _units(
     is_wanted: Callable[[int, int], bool],
     *,
     has_lineage: bool = False,
+    bound: str | None = None,
 ) -> list[SegmentFiles]:
     """The files of scan tasks by segment; `is_wanted` is asked with (partition, segment)."""
     parser = iceberg_class(spark, "ScanTaskParser")
     columns, store = columns_of(spark, table), store_of(spark, table)
+    bound_id = next((column.field_id for column in columns if column.name == bound), None)
     found: dict[tuple[int, int], list[DataFile]] = {}
     for task in tasks:
         described = json.loads(parser.toJson(task))
@@ -203,10 +232,22 @@ def _units(
                 first_row_id = described["data-file"].get("first-row-id")
                 lineage = Lineage(first_row_id, int(task.file().dataSequenceNumber()))
                 file = file._replace(lineage=lineage)
+            if bound_id is not None:
+                file = file._replace(last=_upper_bound(described["data-file"], bound_id))
             found.setdefault(place, []).append(file)
     return [
         SegmentFiles(*place, tuple(sorted(found[place])), columns, store) for place in sorted(found)
     ]
+
+
+def _upper_bound(file: Mapping[str, Any], field_id: int) -> int | None:
+    """The upper bound of a column of whole numbers, as a scan task has it in JSON."""
+    bounds = file.get("upper-bounds") or {"keys": [], "values": []}
+    by_id = dict(zip(bounds["keys"], bounds["values"], strict=True))
+    encoded = by_id.get(field_id)
+    return (
+        None if encoded is None else int.from_bytes(bytes.fromhex(encoded), "little", signed=True)
+    )
 
 
 def tasks_of_segments(
@@ -242,14 +283,20 @@ def near_segments(spark: SparkSession, segments: Collection[tuple[int, int]]) ->
     )
 
 
-def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
-    """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches."""
+def planned_tasks(
+    table: JavaObject, snapshot: int, matches: JavaObject, *, bound: str | None = None
+) -> list[JavaObject]:
+    """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches.
+
+    They tell bounds of the column `bound` alone, if any.
+    """
     if table.snapshot(snapshot) is None:
         raise CommitConflictError(
             f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
             "that another tool expired it meanwhile; run the job again"
         )
-    tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
+    scan = table.newScan().useSnapshot(snapshot).filter(matches)
+    tasks = (scan if bound is None else scan.includeColumnStats([bound])).planFiles()
     try:
         iterator = tasks.iterator()
         found = []

@@ -93,11 +93,11 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> JobOutcome
     replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
-    truncation, snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    truncation = truncate_below_start(plan.topic, plan.now_ms)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
-    outcome.snapshot_ids = snapshot_ids
+    outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.topic = {"file_bytes_removed": truncation.file_bytes}
     if removed := replicas.records_removed:

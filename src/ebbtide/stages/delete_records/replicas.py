@@ -84,7 +84,7 @@ class TableReplicaProgress:
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
-        truncation, _ = truncate_below_start(replica, self.now_ms)
+        truncation = truncate_below_start(replica, self.now_ms)
         self.records_removed += truncation.rows.total()
         count_own(read_again(replica))
         self.states = replica.partitions

@@ -170,7 +170,10 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
         )
         limit = record_limit(config, now_ms=now_ms, max_event_time_ms=max_event_time_ms)
         if limit is not None and expiry.log_start_offset < state.log_end_offset:
-            scopes[partition] = Scope(expiry.log_start_offset, state.log_end_offset, limit)
+            future_ms = config.message_timestamp_after_max_ms
+            scopes[partition] = Scope(
+                expiry.log_start_offset, state.log_end_offset, limit, future_ms
+            )
         expiries[partition] = expiry
     records = find_expired_records(topic, scopes)
     log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
@@ -200,7 +203,8 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Jo
     outcome = plan.outcome()
     if plan.changed:
         compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan))
-    truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    truncation = truncate_below_start(plan.topic, plan.now_ms)
+    outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]

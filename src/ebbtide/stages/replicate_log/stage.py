@@ -210,7 +210,7 @@ def _replicate(
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
     if replication.taken_over or _has_moved(found.partitions, states):
-        truncation, _ = truncate_below_start(replica, now_ms)
+        truncation = truncate_below_start(replica, now_ms)
         numbers["records_removed"] = truncation.rows.total()
     tables = _tables(source, name)
     if replication.taken_over or replication.emptied:
