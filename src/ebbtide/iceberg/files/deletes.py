@@ -13,14 +13,9 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit, own_summary
-from ebbtide.iceberg.files.data_files import (
-    DataFile,
-    Offsets,
-    deletion_of,
-    plan_segments,
-    tasks_of_segments,
-)
+from ebbtide.iceberg.files.data_files import DataFile, Offsets, deletion_of
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
+from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot, snapshot_after
 
 

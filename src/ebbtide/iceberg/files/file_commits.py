@@ -17,17 +17,14 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.files.data_files import (
-    DataFile,
-    DeletionVector,
-    SegmentFiles,
+from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, read_blob
+from ebbtide.iceberg.files.file_metrics import Place, read_description
+from ebbtide.iceberg.files.segment_planning import (
     data_file,
     near_segments,
-    read_blob,
     scan_tasks,
     tasks_of_segments,
 )
-from ebbtide.iceberg.files.file_metrics import Place, read_description
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import own_spec

@@ -13,7 +13,8 @@ from ebbtide.columns.batch_headers import BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, plan_segments, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.iceberg.unfinished.planned_merge import check_no_merge

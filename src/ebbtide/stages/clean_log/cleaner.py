@@ -24,13 +24,8 @@ from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    deletion_of,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, deletion_of, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound
 from ebbtide.log.batch_header import HEADER_BYTES, Batch

@@ -16,15 +16,10 @@ import pyarrow as pa
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    plan_with_lineage,
-    read_segment,
-    write_rows,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment, write_rows
 from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, find_snapshot

@@ -10,15 +10,10 @@ from typing import NamedTuple
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    live_groups,
-    plan_with_lineage,
-    write_groups,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, live_groups, write_groups
 from ebbtide.iceberg.files.file_commits import Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import ListedFile, current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.tasks import map_segments
 
