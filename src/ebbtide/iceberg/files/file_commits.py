@@ -47,6 +47,21 @@ def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) ->
     return [new_path(provider, unit.partition, unit.segment) for unit in units]
 
 
+class PlannedRewrite(NamedTuple):
+    """A segment's files, and the path of the one to be written in their place."""
+
+    unit: SegmentFiles
+    path: str
+
+
+def planned_rewrites(
+    spark: SparkSession, table: str, units: Sequence[SegmentFiles]
+) -> list[PlannedRewrite]:
+    """A new path for each segment."""
+    paths = new_paths(spark, table, units)
+    return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
+
+
 def new_path(provider: Any, partition: int, segment: int) -> str:
     """Where one more file of a segment belongs, by Iceberg's location provider."""
     name = f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
