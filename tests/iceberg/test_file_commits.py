@@ -17,7 +17,6 @@ from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
     deletion_of,
-    plan_segments,
     read_segment,
     write_rows,
 )
@@ -28,6 +27,7 @@ from ebbtide.iceberg.files.file_commits import (
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from tests.lake_sandbox import LakeSandbox
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.data_files import plan_segments, tasks_of_segments
+from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.conditions import any_column, any_of, balanced

@@ -47,7 +47,6 @@ def produce_tombstones(
             "log_level": "2",
         }
     )
-    topic = live.topic
     offsets: dict[PartitionKey, int] = {}
     refusals: list[KafkaError] = []
 
@@ -65,7 +64,7 @@ def produce_tombstones(
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))
-    _check_all(live.connection, topic, (len(offsets), len(asked)), refusals)
+    _check_all(live, refusals, acknowledged=len(offsets), asked=len(asked))
     return offsets
 
 
@@ -98,16 +97,17 @@ def _place(message: Message) -> PartitionKey:
 
 
 def _check_all(
-    connection: str, topic: str, counts: tuple[int, int], refusals: list[KafkaError]
+    live: LiveTopic, refusals: list[KafkaError], *, acknowledged: int, asked: int
 ) -> None:
-    """What became of those that were not acknowledged; no message repeats a key."""
-    done, asked = counts
-    if done == asked:
+    """UnavailableError or ConfigurationError if not all were acknowledged; it repeats no key."""
+    if acknowledged == asked:
         return
-    found = f"{done} of them" + "".join(f", and {e.name()}: {e.str()}" for e in refusals[:1])
+    answers = f"{acknowledged} of them" + "".join(
+        f", and {e.name()}: {e.str()}" for e in refusals[:1]
+    )
     message = (
-        f"expected the brokers of connection {connection!r} to acknowledge {asked} tombstones for "
-        f"{topic}, found {found}"
+        f"expected the brokers of connection {live.connection!r} to acknowledge {asked} "
+        f"tombstones for {live.topic}, found {answers}"
     )
     if refusals and refusals[0].code() in _FINAL:
         raise ConfigurationError(f"{message}; check the topic, and that connection's user")

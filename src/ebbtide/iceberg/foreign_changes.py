@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments, read_segment
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
 from ebbtide.iceberg.files.field_ids import columns_of
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.history import Committed, Since, history_since, live_rows, rows_changed
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set

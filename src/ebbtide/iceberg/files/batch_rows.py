@@ -23,7 +23,6 @@ from ebbtide.iceberg.files.data_files import (
     count_rows,
     deletion_of,
     in_segments,
-    plan_segments,
     read_segment,
     write_rows,
 )
@@ -35,6 +34,7 @@ from ebbtide.iceberg.files.file_commits import (
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.holds import Hold
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.records.arrays import Bools

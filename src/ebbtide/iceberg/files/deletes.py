@@ -20,10 +20,9 @@ from ebbtide.iceberg.files.data_files import (
     SegmentRows,
     deletion_of,
     ends_of,
-    plan_segments,
-    tasks_of_segments,
 )
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
+from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot, snapshot_after
 from ebbtide.records.arrays import Bools
 

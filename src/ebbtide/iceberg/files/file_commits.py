@@ -17,17 +17,14 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.files.data_files import (
-    DataFile,
-    DeletionVector,
-    SegmentFiles,
+from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, read_blob
+from ebbtide.iceberg.files.file_metrics import Place, read_description
+from ebbtide.iceberg.files.segment_planning import (
     data_file,
     near_segments,
-    read_blob,
     scan_tasks,
     tasks_of_segments,
 )
-from ebbtide.iceberg.files.file_metrics import Place, read_description
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import own_spec
@@ -48,6 +45,21 @@ def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) ->
     """Where a new file of each segment belongs; no two calls give the same."""
     provider = java_table(spark, table).locationProvider()
     return [new_path(provider, unit.partition, unit.segment) for unit in units]
+
+
+class PlannedRewrite(NamedTuple):
+    """A segment's files, and the path of the one to be written in their place."""
+
+    unit: SegmentFiles
+    path: str
+
+
+def planned_rewrites(
+    spark: SparkSession, table: str, units: Sequence[SegmentFiles]
+) -> list[PlannedRewrite]:
+    """A new path for each segment."""
+    paths = new_paths(spark, table, units)
+    return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
 
 
 def new_path(provider: Any, partition: int, segment: int) -> str:

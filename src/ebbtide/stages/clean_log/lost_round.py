@@ -18,7 +18,8 @@ from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
-from ebbtide.iceberg.files.data_files import SegmentFiles, plan_segments, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, open_round

@@ -124,6 +124,13 @@ def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
         yield _Turn(frozenset(together), 1)
 
 
+class _Superseded(NamedTuple):
+    """The superseded records of a segment, which is known by its number."""
+
+    number: int
+    offsets: BitMap64
+
+
 class _TurnWork(NamedTuple):
     """The segments of one turn, by their numbers, and the dirty ones among them."""
 
@@ -142,10 +149,11 @@ class _TurnWork(NamedTuple):
         superseded = [BitMap64() for _ in self.numbers]
         for turn_number in range(turn.shares):
             share = _Share(turn_number, turn.shares)
-            found = self._with_map(share, partial(_superseded, share))
+            found = self._with_map(share, partial(_find_superseded, share))
             superseded = [one | more for one, more in zip(superseded, found, strict=True)]
         work = partial(_clean_by_offsets, clean)
-        return self._in_tasks(work, list(zip(self.numbers, superseded, strict=True)))
+        of_segments = [_Superseded(*of) for of in zip(self.numbers, superseded, strict=True)]
+        return self._in_tasks(work, of_segments)
 
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
         """What `work` makes of a partition's map, a number and its segment."""
@@ -191,7 +199,7 @@ def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: Segmen
     return clean(number, lambda keys, offsets: offsets < offset_map.latest(keys))
 
 
-def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
+def _find_superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
     """Offsets of a segment's records that the share of the map supersedes."""
     rows = read_segment(unit, ("offset", "key")).table
     hashes = hash_keys(rows["key"].combine_chunks())
@@ -202,11 +210,10 @@ def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles
     return BitMap64(offsets[offsets < latest].astype(np.uint64))
 
 
-def _clean_by_offsets(clean: Clean[R], of_segment: tuple[int, BitMap64]) -> R:
-    number, bitmap = of_segment
-    superseded = np.frombuffer(bitmap.to_array(), np.int64)
+def _clean_by_offsets(clean: Clean[R], of_segment: _Superseded) -> R:
+    superseded = np.frombuffer(of_segment.offsets.to_array(), np.int64)
 
     def is_superseded(_: pa.ChunkedArray, offsets: Int64s) -> Bools:
         return np.isin(offsets, superseded, assume_unique=True)
 
-    return clean(number, is_superseded)
+    return clean(of_segment.number, is_superseded)

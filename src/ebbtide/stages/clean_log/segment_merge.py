@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    plan_with_lineage,
-    read_segment,
-    write_rows,
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment, write_rows
+from ebbtide.iceberg.files.file_commits import (
+    Commit,
+    PlannedRewrite,
+    Replacement,
+    planned_rewrites,
+    prepare_rewrite,
 )
-from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, find_snapshot
@@ -131,7 +132,7 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
     units = list(filter(None, (_as_one(found, p, g) for p, of in merge.groups.items() for g in of)))
     if not units:
         return None
-    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    work = planned_rewrites(spark, table, units)
     written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
     return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _hold(merge))
 
@@ -147,9 +148,9 @@ def _as_one(
     return members[0]._replace(segment=group[0], files=files)
 
 
-def _write_as_one(by: str, work: tuple[SegmentFiles, str]) -> Replacement:
+def _write_as_one(by: str, planned: PlannedRewrite) -> Replacement:
     """In a task: write a group's live rows to one file."""
-    unit, path = work
+    unit, path = planned
     rows = read_segment(unit, None, by).table
     if not rows.num_rows:
         return Replacement(unit, None)

@@ -19,13 +19,9 @@ from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.deletes import Leaving, delete_leaving, delete_segments, leaving_of
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.log.producers import last_records, remembered

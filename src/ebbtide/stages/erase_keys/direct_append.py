@@ -66,7 +66,7 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Appended:
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
-    records = _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
+    records = _append_alone(topic, topic.name.records_table, rows, Step.APPEND_RECORDS, pinned)
     after, batches = _finish(read_again(topic), ends)
     return Appended(after, records + batches)
 
@@ -87,13 +87,13 @@ def _begun(topic: Topic) -> set[int]:
 
 
 def _append_alone(
-    topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]
+    topic: Topic, table: str, rows: pa.Table, step: Step, pinned: int | None
 ) -> list[int]:
     """Append the rows; CommitConflictError where anybody added some since the pinned snapshot.
 
     The snapshots that hold them: one.
     """
-    spark, (step, pinned) = topic.spark, at
+    spark = topic.spark
     writer = spark.createDataFrame(rows).writeTo(table)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("use-table-distribution-and-ordering", "false")
@@ -206,8 +206,8 @@ def _finish(topic: Topic, ends: Ends) -> Appended:
         is_lacking = pc.is_in(written["partition"], pa.array(lacking, pa.int32()))
         batches = _batches(topic, written.filter(is_lacking))
         if batches.num_rows:
-            at = (Step.APPEND_BATCHES, pinned)
-            snapshots = _append_alone(topic, topic.name.batches_table, batches, at)
+            table, step = topic.name.batches_table, Step.APPEND_BATCHES
+            snapshots = _append_alone(topic, table, batches, step, pinned)
     columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
     lasts = {p: _Last(offset, ms) for p, offset, ms in zip(*columns, strict=True)}
     after = set_counted(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))

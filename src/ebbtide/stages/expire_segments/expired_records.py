@@ -21,10 +21,10 @@ from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
     SegmentRows,
     count_rows,
-    plan_where,
     read_segment,
 )
 from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
+from ebbtide.iceberg.files.segment_planning import plan_where
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.retention import RecordLimit
 from ebbtide.records.arrays import Bools, Int64s

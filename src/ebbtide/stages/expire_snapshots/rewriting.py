@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    live_groups,
-    plan_with_lineage,
-    write_groups,
+from ebbtide.iceberg.files.data_files import count_rows, live_groups, write_groups
+from ebbtide.iceberg.files.file_commits import (
+    PlannedRewrite,
+    Replacement,
+    planned_rewrites,
+    prepare_rewrite,
 )
-from ebbtide.iceberg.files.file_commits import Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import ListedFile, current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.tasks import map_segments
 
@@ -94,16 +94,16 @@ def rewrite_files(topic: Topic, deletions: Deletions) -> int:
         for file in unit.files
         if file.path in due
     ]
-    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    work = planned_rewrites(spark, table, units)
     written = map_segments(spark, _write_anew, work, count_rows(units), "rewrites files of")
     rewrite = prepare_rewrite(spark, table, segments, written, {}, dangling=deletions.dangling)
     commit(Step.REWRITE_FILES, rewrite)
     return len(written)
 
 
-def _write_anew(work: tuple[SegmentFiles, str]) -> Replacement:
+def _write_anew(planned: PlannedRewrite) -> Replacement:
     """In a task: write the live rows of the unit's one file to another."""
-    unit, path = work
+    unit, path = planned
     (file,) = unit.files
     is_written = write_groups(unit.store, path, live_groups(unit, file))
     return Replacement(unit, path if is_written else None)

@@ -23,7 +23,8 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError, RequestError
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import SegmentFiles, plan_segments
+from ebbtide.iceberg.files.data_files import SegmentFiles
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.log.settings.config import PREFIX
 from ebbtide.log.state.topic_state import PartitionState

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -144,14 +144,21 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
         return []
     by_segment = in_segments(unwritten.select(BATCH_NAMES), "base_offset")
     appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
-    work = list(zip(appending.targets(by_segment), by_segment.values(), strict=True))
+    targets = appending.targets(by_segment)
+    work = [_BatchesOfFile(*of) for of in zip(targets, by_segment.values(), strict=True)]
     files = in_threads(spark, _write_batches, work, "writes headers of")
     return [commit(Step.INGEST_BATCHES, partial(appending.append, filter(None, files)))]
 
 
-def _write_batches(work: tuple[Target, pa.Table]) -> NewFile | None:
-    target, rows = work
-    return write_new_file(target, [rows])
+class _BatchesOfFile(NamedTuple):
+    """The batches of a segment, and the file to write them to."""
+
+    target: Target
+    rows: pa.Table
+
+
+def _write_batches(file: _BatchesOfFile) -> NewFile | None:
+    return write_new_file(file.target, [file.rows])
 
 
 def append_read(
@@ -163,18 +170,24 @@ def append_read(
     """Append what `read` gives of the ranges, a file each; the id of the snapshot."""
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
-    work = list(zip(targets, ranges, strict=True))
+    work = [_RecordsOfFile(*of) for of in zip(targets, ranges, strict=True)]
     write = partial(_write_records, read)
     files = map_segments(topic.spark, write, work, rows, "reads and writes records of")
     return commit(Step.INGEST_RECORDS, partial(appending.append, filter(None, files)))
 
 
+class _RecordsOfFile(NamedTuple):
+    """One range of a source file, and the file to write its records to."""
+
+    target: Target
+    source: RecordsToRead
+
+
 def _write_records(
-    read: Callable[[RecordsToRead], Iterable[pa.Table]], work: tuple[Target, RecordsToRead]
+    read: Callable[[RecordsToRead], Iterable[pa.Table]], file: _RecordsOfFile
 ) -> NewFile | None:
     """In a task: one range of a source file becomes a data file."""
-    target, wanted = work
-    return write_new_file(target, read(wanted))
+    return write_new_file(file.target, read(file.source))
 
 
 def state_changes(

@@ -18,13 +18,8 @@ from ebbtide.columns.log_headers import LogOutline
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import (
-    MAX_OFFSET,
-    SegmentFiles,
-    count_rows,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME

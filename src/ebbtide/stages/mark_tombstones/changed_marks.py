@@ -26,7 +26,6 @@ from ebbtide.iceberg.files.data_files import (
     deletion_of,
     ends_of,
     in_segments,
-    plan_segments,
     read_rows,
     read_segment,
     write_rows,
@@ -39,6 +38,7 @@ from ebbtide.iceberg.files.file_commits import (
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments

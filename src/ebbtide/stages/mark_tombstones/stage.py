@@ -92,7 +92,8 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
 def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     """Mark what the plan found, then move the first unmarked offsets past it."""
     counts = plan.counts
-    log_partitions(log, {p: _to_mark(of, counts[p]) for p, of in plan.ranges.items()})
+    lines = {p: _described(first, end, counts[p]) for p, (first, end) in plan.ranges.items()}
+    log_partitions(log, lines)
     outcome, topic = plan.outcome(), plan.topic
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
@@ -108,8 +109,8 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     return outcome
 
 
-def _to_mark(offsets: tuple[int, int], counts: Counts) -> str:
-    first, end = offsets
+def _described(first: int, end: int, counts: Counts) -> str:
+    """Describe the offsets [first, end) to be marked, for the log."""
     return (
         f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
         f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"

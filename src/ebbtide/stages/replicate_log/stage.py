@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.data_files import planned_tasks
+from ebbtide.iceberg.files.segment_planning import planned_tasks
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.iceberg.files import data_files
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments
+from ebbtide.iceberg.files import segment_planning
+from ebbtide.iceberg.files.data_files import MAX_OFFSET
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
@@ -39,7 +40,7 @@ def test_the_segments_below_each_partitions_end(
     ends: Mapping[int, int],
     expected: list[tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(data_files, "MANY_PARTITIONS", many)
+    monkeypatch.setattr(segment_planning, "MANY_PARTITIONS", many)
     name = TopicName(cluster, "t")
     for partition in range(3):
         write_log(tmp_path, "t", SEGMENTS, {}, partition=partition)
