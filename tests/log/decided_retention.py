@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ebbtide.log.logical_segments import Segment
+from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.retention import Expiry, Offsets, expire, record_limit
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
@@ -59,7 +59,7 @@ def _state_of(log: Log, *, is_tracked: bool) -> PartitionState:
         log_end_offset=log.end,
         first_dirty_offset=0,
         first_unmarked_offset=0,
-        segments=tuple((base, log.modified_ms) for base in log.segments),
+        segments=tuple(SegmentStart(base, log.modified_ms) for base in log.segments),
         max_event_time_ms=max(log.newest_ms, log.gone_ms),
     )
     properties = to_properties(0, state)

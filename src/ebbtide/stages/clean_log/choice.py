@@ -109,7 +109,7 @@ def _offer(
     is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
-        first_segment_offset=state.segments[0][0],
+        first_segment_offset=state.first_segment,
         first_dirty_offset=log.first_dirty_offset,
         first_uncleanable_offset=log.first_uncleanable_offset,
         is_idle=not is_picked,

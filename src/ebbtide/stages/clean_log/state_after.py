@@ -34,7 +34,7 @@ def _state_after(
         first_dirty_offset=(
             state.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
         ),
-        segments=tuple((segment.base_offset, segment.modified_ms) for segment in after),
+        segments=tuple(segment.start for segment in after),
         cleaned_at_ms=this_round.now_ms,
         cleaned_end_offset=state.log_end_offset,
         next_clean_ms=effect.next_clean_ms[partition],

@@ -148,7 +148,7 @@ def _find_batches(topic: Topic, found: Truncation, now_ms: int, snapshot: int) -
     headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions, snapshot)
     for partition, state in topic.partitions.items():
         of_partition = headers[partition]
-        is_before = of_partition.column("segment") < state.segments[0][0]
+        is_before = of_partition.column("segment") < state.first_segment
         if not is_before.any():
             continue
         kept = _kept_batches(topic, of_partition, state.log_start_offset, now_ms)

@@ -32,6 +32,7 @@ from ebbtide.iceberg.topics import (
     snapshot_after,
 )
 from ebbtide.json_text import whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.requests.erase_request import RUN_ID, Erasure, sliced
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import APPEND, NEVER, PartitionState, to_properties
@@ -314,10 +315,10 @@ def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes
 def _state_after(state: PartitionState, last: _Last) -> PartitionState:
     """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
     first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
-    before = [segment for segment in state.segments if segment[0] < first]
+    before = [segment for segment in state.segments if segment.base_offset < first]
     known_ms = state.max_event_time_ms
     return _with_first_appended(state, first).moved(
         log_end_offset=end,
-        segments=(*before, (first, now_ms), (end, now_ms)),
+        segments=(*before, SegmentStart(first, now_ms), SegmentStart(end, now_ms)),
         max_event_time_ms=now_ms if known_ms == NEVER else known_ms,
     )

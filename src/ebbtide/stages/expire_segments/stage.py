@@ -224,7 +224,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
-                and state.segments[0][0] == first.base_offset
+                and state.first_segment == first.base_offset
             )
             basis = expiry_basis(state, config)
             if is_as_planned and state.expiry_basis != basis:
@@ -255,7 +255,7 @@ def _moved(current: Topic, plan: ExpirePlan) -> Changes:
         planned, state = plan.topic.partitions[partition], current.partitions[partition]
         _check_unchanged(current, partition, planned, plan)
         added = state.segments[len(planned.segments) :]
-        kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+        kept = tuple(segment.start for segment in expiry.kept)
         moved: dict[str, Any] = {
             "log_start_offset": max(state.log_start_offset, expiry.log_start_offset),
             "first_dirty_offset": max(state.first_dirty_offset, expiry.log_start_offset),

@@ -45,6 +45,7 @@ from ebbtide.log.live_offsets import (
     range_to_take,
     rest,
 )
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
@@ -295,7 +296,7 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
     active = {}
     for partition, found in piece.ranges.items():
         state = topic.partitions.get(partition)
-        begun = (found.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        begun = SegmentStart(found.start, to_ms(piece.now)) if state is None else state.segments[-1]
         active[partition] = ActiveSegment(*begun)
     is_active = any_of(
         f"`partition` = {p} AND base_offset >= {segment.base_offset}"
@@ -372,7 +373,7 @@ def _log(batches: pa.Table, found: Range, held: HeldLog, now_ms: int) -> SourceL
         first_offset=found.start,
         log_end_offset=found.end,
         batches=batches,
-        segments=tuple(sorted(begun.items())),
+        segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
     )
 
 

@@ -19,6 +19,7 @@ from ebbtide.iceberg.files.deletes import Deleted, delete_positions
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import Found
 from ebbtide.log.state.topic_state import PartitionState
@@ -60,7 +61,7 @@ def find_found(topic: Topic) -> dict[int, Found]:
         one = Found(
             row["start"],
             row["last"] + 1,
-            ((row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
+            (SegmentStart(row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
             -1 if row["event_ms"] is None else row["event_ms"],
         )
         before = found.get(row["partition"], one)
@@ -170,7 +171,7 @@ def _whole_log(
     parts = {
         partition: PartitionRound(
             log_start_offset=state.log_start_offset,
-            first_segment_offset=state.segments[0][0],
+            first_segment_offset=state.first_segment,
             first_dirty_offset=state.log_start_offset,
             first_uncleanable_offset=state.log_end_offset,
             is_idle=True,
