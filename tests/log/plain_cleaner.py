@@ -18,7 +18,7 @@ from ebbtide.log.compaction import (
 )
 from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
 from ebbtide.log.producers import LastRecord, carried, last_records, remembered
-from ebbtide.log.retention import Offsets, expire
+from ebbtide.log.retention import LogOffsets, expire
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
@@ -199,7 +199,7 @@ def retain(log: Log, config: TopicConfig, now_ms: int, high_watermark: int | Non
     end = state.log_end_offset
     expiry = expire(
         segments_of(log),
-        Offsets(state.log_start_offset, end, end if high_watermark is None else high_watermark),
+        LogOffsets(state.log_start_offset, end, end if high_watermark is None else high_watermark),
         config,
         now_ms=now_ms,
         max_event_time_ms=-1,

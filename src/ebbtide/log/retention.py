@@ -50,7 +50,7 @@ class Expiry(NamedTuple):
         return sum(segment.size_bytes for segment in self.kept)
 
 
-class Offsets(NamedTuple):
+class LogOffsets(NamedTuple):
     """Where a log starts and ends, and what may be removed from it."""
 
     log_start_offset: int
@@ -74,7 +74,7 @@ Condition = Callable[[Segment, int | None], bool]
 
 def expire(
     segments: Sequence[Segment],
-    offsets: Offsets,
+    offsets: LogOffsets,
     config: TopicConfig,
     *,
     now_ms: int,
@@ -170,7 +170,7 @@ def _limit(setting: int | None) -> int | None:
 
 
 def _apply(
-    expiry: Expiry, rule: Rule, condition: Condition, offsets: Offsets, now_ms: int
+    expiry: Expiry, rule: Rule, condition: Condition, offsets: LogOffsets, now_ms: int
 ) -> Expiry:
     kept = expiry.kept
     gone = 0

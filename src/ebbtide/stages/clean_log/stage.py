@@ -24,7 +24,7 @@ from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_del
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     find_snapshot,
@@ -226,7 +226,7 @@ def _commit_batches(
             prepared = _prepare_batches(topic, this_round, effect)
 
 
-def _records_done(this_round: CleaningRound, current: Topic) -> Changes | None:
+def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
     """The round, with a word that its records are deleted."""
     found = open_round(current)
     if found is None or found.id != this_round.id:

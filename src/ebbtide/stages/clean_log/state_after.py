@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ebbtide.iceberg.topics import Changes, Topic
+from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.iceberg.unfinished.planned_round import CleaningRound, open_round
 from ebbtide.log.logical_segments import Segment, merged
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 
 
-def finish_state(this_round: CleaningRound, effect: RoundEffect, current: Topic) -> Changes | None:
+def finish_state(
+    this_round: CleaningRound, effect: RoundEffect, current: Topic
+) -> PropertyChanges | None:
     """The changes of properties that end the round; None where it is not in flight any more."""
     in_flight = open_round(current)
     if in_flight is None or in_flight.id != this_round.id:

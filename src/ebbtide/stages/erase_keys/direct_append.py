@@ -23,7 +23,7 @@ from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
@@ -126,7 +126,7 @@ def _beyond(topic: Topic, ends: Ends) -> set[int]:
     return beyond
 
 
-def _started(ends: Ends, current: Topic) -> Changes:
+def _started(ends: Ends, current: Topic) -> PropertyChanges:
     if current.config.upstream is not None:
         raise RequestError(
             f"expected a topic without an upstream, found that {current.config.upstream} became "
@@ -300,7 +300,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
     return {row["partition"]: row["epoch"] for row in rows}
 
 
-def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes:
+def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
     """The states past the last appended offsets; as they were before, where nothing was."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():

@@ -35,7 +35,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, exists
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -275,7 +275,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
     return _finish_slice(topic, piece, held, done)
 
 
-def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> Changes:
+def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> PropertyChanges:
     ends, expected = _ends(current), _ends(plan.topic)
     for partition in piece.ranges:
         if ends.get(partition) != expected.get(partition):

@@ -28,7 +28,7 @@ from ebbtide.stages.clean_log.lost_round import lost_headers
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
 
 
-class Removal(NamedTuple):
+class StrayRows(NamedTuple):
     """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
 
     by_reason: dict[int, dict[str, int]]
@@ -74,7 +74,7 @@ def find_found(topic: Topic) -> dict[int, Found]:
     return found
 
 
-def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, Removal]:
+def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
     """The rows beyond each partition's end, copies of others, without a batch, or erased before."""
     spark, name = topic.spark, topic.name
     ends = spark.createDataFrame(
@@ -132,7 +132,7 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
 
 
-def _removal(rows: DataFrame, reason: Column) -> Removal:
+def _removal(rows: DataFrame, reason: Column) -> StrayRows:
     found = (
         rows.withColumn("reason", reason)
         .where(F.col("reason").isNotNull())
@@ -144,12 +144,12 @@ def _removal(rows: DataFrame, reason: Column) -> Removal:
     for row in counts.to_pylist():
         by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
     positions = found.group_by("file").aggregate([("pos", "list")]).to_pylist()
-    return Removal(
+    return StrayRows(
         by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
     )
 
 
-def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> Deleted:
+def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
     """Delete them as one commit."""
     ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
     return delete_positions(topic.spark, table, ends, removal.positions, step)
