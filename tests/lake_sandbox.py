@@ -16,7 +16,7 @@ from unittest.mock import patch
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.schema import create_runs, create_topic
-from ebbtide.lake.catalogs import read_defaults
+from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties

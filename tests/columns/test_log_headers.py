@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import (
+from ebbtide.columns.header_columns import (
     BatchHeaders,
     of_bereaved,
     segment_totals,
@@ -19,7 +19,7 @@ from ebbtide.columns.batch_headers import (
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.log.logical_segments import SegmentStart
-from tests.columns.test_batch_headers import headers_of
+from tests.columns.test_header_columns import headers_of
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 
 KINDS = st.sampled_from(["plain", "idempotent", "sent", "commit", "abort", "empty", "horizon"])

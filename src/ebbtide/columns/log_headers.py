@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import (
+from ebbtide.columns.header_columns import (
     COLUMNS,
     BatchHeaders,
     segment_totals,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
 from ebbtide.log.retention import is_retained_at

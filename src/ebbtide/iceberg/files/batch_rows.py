@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.batch_headers import COLUMNS, BatchHeaders, of_partitions
+from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError

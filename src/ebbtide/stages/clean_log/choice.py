@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.planned.planned_merge import check_no_merge
+from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
-from ebbtide.iceberg.unfinished.planned_merge import check_no_merge
-from ebbtide.iceberg.unfinished.planned_round import PartitionRound
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable

@@ -28,6 +28,8 @@ from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
+from ebbtide.iceberg.planned.planned_merge import Merge, last_merge, open_merge
+from ebbtide.iceberg.planned.planned_round import is_open, open_round
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -35,8 +37,6 @@ from ebbtide.iceberg.topics import (
     current_snapshot,
     find_snapshot,
 )
-from ebbtide.iceberg.unfinished.planned_merge import Merge, last_merge, open_merge
-from ebbtide.iceberg.unfinished.planned_round import is_open, open_round
 from ebbtide.log.logical_segments import neighbours_to_merge
 from ebbtide.log.state.topic_state import MERGE
 from ebbtide.spark.tasks import map_segments

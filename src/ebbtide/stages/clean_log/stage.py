@@ -23,20 +23,20 @@ from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
-from ebbtide.iceberg.topics import (
-    PropertyChanges,
-    Topic,
-    compare_and_set,
-    find_snapshot,
-    load,
-)
-from ebbtide.iceberg.unfinished.planned_round import (
+from ebbtide.iceberg.planned.planned_round import (
     CleaningRound,
     PartitionRound,
     is_open,
     new_round_id,
     open_round,
     start_round,
+)
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    find_snapshot,
+    load,
 )
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, open_round
 from ebbtide.log.logical_segments import Segment, merged
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.stages.clean_log.effect_numbers import RoundEffect

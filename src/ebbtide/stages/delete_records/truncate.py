@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
-from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
+from ebbtide.columns.header_columns import BatchHeaders, open_transactions
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.files.deletes import delete_rows, delete_segments

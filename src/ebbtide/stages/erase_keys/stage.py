@@ -44,7 +44,7 @@ from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
-from ebbtide.stages.erase_keys.keys import (
+from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
     LeftOfKey,
     find_keys,

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import open_round
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.runs_table import JobOutcome

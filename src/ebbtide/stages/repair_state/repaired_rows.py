@@ -16,9 +16,9 @@ from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
+from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import Found

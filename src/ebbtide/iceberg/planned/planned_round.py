@@ -13,8 +13,8 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
-from ebbtide.iceberg.unfinished.planned_merge import check_no_merge, open_merge
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.state.properties import checked_fields, parse_property

@@ -16,7 +16,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
-from ebbtide.log.delete_records import Answer, ErrorCode, refused
+from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.stages.delete_records.truncate import truncate_below_start
