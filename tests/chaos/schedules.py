@@ -22,8 +22,8 @@ from ebbtide.iceberg import commits
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked
 from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND

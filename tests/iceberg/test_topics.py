@@ -8,7 +8,7 @@ import pytest
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg import topics
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load, read_again
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load, read_again
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import (
@@ -41,7 +41,7 @@ def test_a_state_that_moves_while_it_is_changed_is_changed_as_it_is_then(
     sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=1)})
     topic = load(sandbox.session, TopicName(cluster, "t"))
 
-    def raised(by: int, current: Topic) -> Changes:
+    def raised(by: int, current: Topic) -> PropertyChanges:
         state = current.partitions[0]
         return to_properties(0, state.moved(log_start_offset=state.log_start_offset + by))
 
@@ -58,7 +58,7 @@ def test_many_states_may_be_changed_at_a_time(sandbox: LakeSandbox, cluster: str
     sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=0)})
     topic = load(sandbox.session, TopicName(cluster, "t"))
 
-    def raised(current: Topic) -> Changes:
+    def raised(current: Topic) -> PropertyChanges:
         state = current.partitions[0]
         return to_properties(0, state.moved(log_start_offset=state.log_start_offset + 1))
 

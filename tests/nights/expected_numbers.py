@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ebbtide.iceberg.unfinished.planned_round import PartitionRound
+from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.log.retention import Rule
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.records.attributes import DELETE_HORIZON

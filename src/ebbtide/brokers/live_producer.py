@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.requests.erase_request import Headers
+from ebbtide.log.requests.erase_request import PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
 # A client that only reads may be configured for that too; these would keep a producer from its own.
@@ -26,11 +26,9 @@ _FINAL = (
     KafkaError._UNKNOWN_TOPIC,
 )
 
-PartitionKey = tuple[int, bytes]
-
 
 def produce_tombstones(
-    live: LiveTopic, wanted: Iterable[PartitionKey], headers: Headers, timeout_ms: int
+    live: LiveTopic, wanted: Iterable[PartitionKey], headers: TombstoneHeaders, timeout_ms: int
 ) -> dict[PartitionKey, int]:
     """Produce a tombstone for each key to its partition, each once; their offsets.
 
@@ -69,7 +67,13 @@ def produce_tombstones(
 
 
 def _produce(
-    producer: Producer, topic: str, *, told: Any, headers: Headers, partition: int, key: bytes
+    producer: Producer,
+    topic: str,
+    *,
+    told: Any,
+    headers: TombstoneHeaders,
+    partition: int,
+    key: bytes,
 ) -> None:
     """Hand one over; where the queue is full, wait until some of it was sent."""
     while True:

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
-from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refused
+from ebbtide.log.delete_answers import HIGH_WATERMARK, Answer, ErrorCode, refused
 from ebbtide.log.live_offsets import BrokerOffsets, Isolation
 from ebbtide.log.settings.connections import CONNECTIONS, parse_connection
 from ebbtide.log.settings.names import INTERNAL_TOPICS

@@ -77,7 +77,7 @@ class ActiveSegment(NamedTuple):
         return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
 
 
-class Rows(NamedTuple):
+class LiveRows(NamedTuple):
     """Records of one partition in offset order; times in ms since the epoch, -1 for none."""
 
     offsets: Int64s
@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     size_bytes: Int64s
 
     @classmethod
-    def of(cls, table: pa.Table) -> Rows:
+    def of(cls, table: pa.Table) -> LiveRows:
         """The rows of the source."""
         return cls(
             table["offset"].to_numpy(),
@@ -134,7 +134,7 @@ class Appender:
         """Rows of the records table for all batches that are complete, with those that waited."""
         if self._waiting is not None:
             table = pa.concat_tables([self._waiting, table])
-        rows = Rows.of(table)
+        rows = LiveRows.of(table)
         bases, segments, counts = [], [], []
         for batch, count in self._batches(rows, is_last=is_last):
             if self._active.must_roll(batch, self._config, self._now_ms):
@@ -152,7 +152,7 @@ class Appender:
             self._now,
         )
 
-    def _batches(self, rows: Rows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
+    def _batches(self, rows: LiveRows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
         """Each batch with its count of rows; unless it `is_last`, one that may grow is left out."""
         splits = np.append(rows.splits(), len(rows))
         least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
@@ -167,7 +167,7 @@ class Appender:
             yield rows.batch_of(slice(start, start + count)), count
             start += count
 
-    def _fitting(self, rows: Rows, span: slice) -> int:
+    def _fitting(self, rows: LiveRows, span: slice) -> int:
         """How many of the rows one batch holds, at least one: as many as fit and do not roll."""
         times, offsets = rows.timestamps_ms[span], rows.offsets[span]
         deltas = offsets - offsets[0]

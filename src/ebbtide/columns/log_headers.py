@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import (
+from ebbtide.columns.header_columns import (
     COLUMNS,
     BatchHeaders,
     segment_totals,
     stable_offset,
     together,
 )
-from ebbtide.log.logical_segments import Segment
+from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.records.arrays import Bools
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
@@ -29,12 +30,12 @@ _NONE = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 class LogOutline(NamedTuple):
     """What is known of a log before its headers are looked at: its start and its segments.
 
-    `segments` are the logical ones as (base offset, modified ms). Horizons are asked at `now_ms`,
+    `segments` are the logical ones. Horizons are asked at `now_ms`,
     if at all.
     """
 
     log_start_offset: int
-    segments: Sequence[tuple[int, int]]
+    segments: Sequence[SegmentStart]
     now_ms: int = NO_TIMESTAMP
 
 
@@ -83,26 +84,20 @@ class LogHeaders(NamedTuple):
         return max([of_notable, *(segment.max_event_time_ms for segment in self.segments)])
 
 
-def _touched(
-    segments: Sequence[tuple[int, int]], first: int, last: int
-) -> Sequence[tuple[int, int]]:
+def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequence[SegmentStart]:
     """The logical segments that hold the offsets from `first` to `last`."""
-    start = max(bisect_right(segments, first, key=_base) - 1, 0)
-    return segments[start : bisect_right(segments, last, key=_base)]
-
-
-def _base(segment: tuple[int, int]) -> int:
-    return segment[0]
+    start = max(bisect_right(segments, first, key=attrgetter("base_offset")) - 1, 0)
+    return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 
 
 def _is_notable(
-    headers: BatchHeaders, outline: LogOutline, touched: Sequence[tuple[int, int]]
+    headers: BatchHeaders, outline: LogOutline, touched: Sequence[SegmentStart]
 ) -> Bools:
     bases, lasts = headers.column("base_offset"), headers.column("last_offset")
     is_notable = headers.is_in_transaction | (headers.column("record_count") == 0)
     is_notable |= headers.is_astride(outline.log_start_offset)
     is_notable |= headers.may_be_last_records | headers.newest_data()
-    is_notable |= bases < outline.segments[0][0]
+    is_notable |= bases < outline.segments[0].base_offset
     is_due = headers.column("base_timestamp_ms") <= outline.now_ms
     is_notable |= headers.has_bit(DELETE_HORIZON) & is_due
     ends = np.searchsorted(bases, [base for base, _ in touched]) - 1

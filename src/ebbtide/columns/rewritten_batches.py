@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import CHANGES, changes_of
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import HEADER_BYTES, Batch

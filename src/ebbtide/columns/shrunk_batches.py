@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import Left
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import Batch

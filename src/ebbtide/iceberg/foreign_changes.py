@@ -21,11 +21,11 @@ from ebbtide.iceberg.files.field_ids import columns_of
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.history import Committed, Since, history_since, live_rows, rows_changed
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.settings.names import TopicName, quoted_list
 from ebbtide.log.state.row_counts import (
     NOTHING_SEEN,
-    Rows,
+    RowsBySegment,
     Seen,
     added,
     differences,
@@ -87,7 +87,7 @@ def count_own(topic: Topic) -> Topic:
     if not counted:
         return topic
 
-    def as_counted(current: Topic) -> Changes:
+    def as_counted(current: Topic) -> PropertyChanges:
         return counted if current.properties == topic.properties else _counted(current)
 
     return compare_and_set(topic, Step.ROWS_COUNTED, as_counted)
@@ -99,14 +99,16 @@ def announce_removal(topic: Topic) -> None:
         compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
 
 
-def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+def set_counted(
+    topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
+) -> Topic:
     """`compare_and_set`, and by the same commit count the rows that work has added or removed.
 
     ForeignChangeError where the work's commits were rolled back meanwhile: the state must not say
     that they are there. Whatever else others did to the rows is left for the next look.
     """
 
-    def counting(current: Topic) -> Changes | None:
+    def counting(current: Topic) -> PropertyChanges | None:
         changes = change(current)
         if not changes:
             return changes
@@ -120,7 +122,7 @@ def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | No
     return compare_and_set(topic, step, counting)
 
 
-def _counted(topic: Topic) -> Changes:
+def _counted(topic: Topic) -> PropertyChanges:
     looks = look_at(topic)
     if any(look.foreign for look in looks):
         raise foreign_change(topic.name, looks)
@@ -144,7 +146,7 @@ def counted_anew(topic: Topic) -> dict[str, str]:
     return {name: text for name, text in counted.items() if text is not None}
 
 
-def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
+def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> RowsBySegment:
     current = loaded.currentSnapshot()
     if current is None:
         return {}
@@ -190,7 +192,9 @@ def _look_at(topic: Topic, table: Counted) -> Look:
     return Look(table, seen, _told(table, loaded, found, told), foreign)
 
 
-def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, str | None]:
+def _told(
+    table: Counted, loaded: Any, rows: RowsBySegment, before: RowsBySegment
+) -> dict[str, str | None]:
     """The properties that tell these rows, also of partitions that had some before."""
     current = loaded.currentSnapshot()
     seen = NOTHING_SEEN
@@ -248,7 +252,9 @@ def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
     return [commit for commit in later if commit.is_own]
 
 
-def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> list[str]:
+def _unexplained(
+    topic: Topic, table: Counted, expected: RowsBySegment, found: RowsBySegment
+) -> list[str]:
     """Differences that neither an append without its state nor an announced removal explains."""
     off = differences(expected, found)
     more = {place: count for place, count in off.items() if count > 0}
@@ -264,7 +270,7 @@ def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> l
     return lines
 
 
-def _appended(topic: Topic, table: Counted, places: Rows) -> dict[tuple[int, int], int]:
+def _appended(topic: Topic, table: Counted, places: RowsBySegment) -> dict[tuple[int, int], int]:
     """How many rows of these places lie at or beyond their partition's log end offset."""
     loaded = java_table(topic.spark, table.table)
     ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.commits import JOB, OWN
-from ebbtide.log.state.row_counts import Rows
+from ebbtide.log.state.row_counts import RowsBySegment
 from ebbtide.spark.jvm import as_dict, iceberg_class, items
 
 _PLACE = re.compile(r"partition=(\d+)/segment=(\d+)(?:/|\Z)")
@@ -139,7 +139,7 @@ def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed
     return commit is not None
 
 
-def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> Rows:
+def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> RowsBySegment:
     """How many live rows these snapshots have added by place; fewer are negative."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:

@@ -20,7 +20,7 @@ from ebbtide.errors import (
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import (
@@ -35,7 +35,7 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.spark.jvm import as_dict, items
 
 # A property set to None is removed.
-Changes = Mapping[str, str | None]
+PropertyChanges = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
 
 
@@ -176,7 +176,9 @@ def own_spec_id(spark: SparkSession, table: str) -> str:
     return str(own_spec(java_table(spark, table)).specId())
 
 
-def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
+def compare_and_set(
+    topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
+) -> Topic:
     """Apply `change` to the properties as the state is at the moment of the commit.
 
     `change` sees the newest properties and checks its rule on them; it is asked again when
@@ -221,19 +223,19 @@ def _state_to_change(topic: Topic) -> HeldState:
         held = read_state(spark, name)
         assert held is not None
     if old:  # it counts no more, as soon as there is a state table
-        removed: Changes = dict.fromkeys(old)
+        removed: PropertyChanges = dict.fromkeys(old)
         commit(Step.STATE_MOVED, partial(_set, spark, name.records_table, removed))
     return held
 
 
-def _set(spark: SparkSession, table: str, changes: Changes) -> None:
+def _set(spark: SparkSession, table: str, changes: PropertyChanges) -> None:
     update = java_table(spark, table).updateProperties()
     for name, value in changes.items():
         update = update.remove(name) if value is None else update.set(name, value)
     update.commit()
 
 
-def _merged(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+def _merged(properties: Mapping[str, str], changes: PropertyChanges) -> dict[str, str]:
     return {name: value for name, value in {**properties, **changes}.items() if value is not None}
 
 

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.errors import UnknownTopicError, UnreadableTableError
-from ebbtide.lake.catalogs import catalog_settings, defaults_path, open_catalog, read_defaults
+from ebbtide.lake.catalog_settings import (
+    catalog_settings,
+    defaults_path,
+    open_catalog,
+    read_defaults,
+)
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
-from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.producers import LastRecord
 from ebbtide.log.results import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
@@ -66,9 +66,9 @@ class Survivors(NamedTuple):
 class Round(NamedTuple):
     """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
 
-    The logical segments, as (base offset, modified ms), and the first dirty offset decide how long
-    tombstones of old formats stay. A replica that ends at `held_back_from` still needs the
-    tombstones and markers from there on, since it may hold what they delete or decide.
+    The logical segments and the first dirty offset decide how long tombstones of old formats stay.
+    A replica that ends at `held_back_from` still needs the tombstones and markers from there on,
+    since it may hold what they delete or decide.
     """
 
     now_ms: int
@@ -76,7 +76,7 @@ class Round(NamedTuple):
     first_uncleanable_offset: int
     log_start_offset: int = 0
     first_dirty_offset: int = 0
-    segments: Sequence[tuple[int, int]] = ()
+    segments: Sequence[SegmentStart] = ()
     held_back_from: int = MAX_OFFSET
 
     def is_held_back(self, batch: Batch) -> bool:

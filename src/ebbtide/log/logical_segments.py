@@ -14,6 +14,13 @@ from ebbtide.log.settings.config import TopicConfig
 MAX_INT = 2**31 - 1
 
 
+class SegmentStart(NamedTuple):
+    """A logical segment as the state keeps it; Kafka takes the time from the segment's file."""
+
+    base_offset: int
+    modified_ms: int  # since the epoch
+
+
 class Segment(NamedTuple):
     """A logical segment and what its batches add up to; times in ms since the epoch."""
 
@@ -25,6 +32,11 @@ class Segment(NamedTuple):
     max_event_time_ms: int = -1
     max_append_time_ms: int = -1
     record_count: int = 0  # of data
+
+    @property
+    def start(self) -> SegmentStart:
+        """What the state keeps of it."""
+        return SegmentStart(self.base_offset, self.modified_ms)
 
     def with_more(self, later: Segment) -> Segment:
         """The sums of this and of `later` batches of the same segment."""

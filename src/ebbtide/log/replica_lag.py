@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ebbtide.json_text import whole
-from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.log.state.properties import checked_fields, parse_property
 from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
@@ -79,7 +79,7 @@ def state_before(replica: PartitionState | None, primary: PartitionState) -> Par
         log_end_offset=start,
         first_dirty_offset=start,
         first_unmarked_offset=start,
-        segments=((base, dict(primary.segments)[base]),),
+        segments=(SegmentStart(base, dict(primary.segments)[base]),),
     )
     if replica is None:
         return empty
@@ -106,7 +106,7 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
         expired_end = max(expired_end, primary.expired_end_offset)
         holding = segment_of([base for base, _ in primary.segments], base)
         modified_ms = max(modified_ms, dict(primary.segments)[holding])
-    begun = [segment for segment in primary.segments if segment[0] >= end and segment[0] > base]
+    begun = [segment for segment in primary.segments if segment.base_offset >= max(end, base + 1)]
     first_unmarked = replica.first_unmarked_offset
     if first_unmarked >= end:
         first_unmarked = max(first_unmarked, primary.first_unmarked_offset)
@@ -114,7 +114,7 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
     return replica.moved(
         log_end_offset=primary.log_end_offset,
         first_unmarked_offset=first_unmarked,
-        segments=(*replica.segments[:-1], (base, modified_ms), *begun),
+        segments=(*replica.segments[:-1], SegmentStart(base, modified_ms), *begun),
         expired_end_offset=expired_end,
         max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
     )

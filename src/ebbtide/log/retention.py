@@ -50,7 +50,7 @@ class Expiry(NamedTuple):
         return sum(segment.size_bytes for segment in self.kept)
 
 
-class Offsets(NamedTuple):
+class LogOffsets(NamedTuple):
     """Where a log starts and ends, and what may be removed from it."""
 
     log_start_offset: int
@@ -74,7 +74,7 @@ Condition = Callable[[Segment, int | None], bool]
 
 def expire(
     segments: Sequence[Segment],
-    offsets: Offsets,
+    offsets: LogOffsets,
     config: TopicConfig,
     *,
     now_ms: int,
@@ -121,7 +121,9 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
 
     A cleaner round may take the newest record of a segment, which then expires sooner.
     """
-    of_log = (state.log_start_offset, state.log_end_offset, state.segments, state.cleaned_at_ms)
+    # Plain tuples: the number is kept in tables, so that no name of a type may go into it.
+    segments = tuple(tuple(segment) for segment in state.segments)
+    of_log = (state.log_start_offset, state.log_end_offset, segments, state.cleaned_at_ms)
     limits = [getattr(config, name) for name in _LIMITS]
     told = repr((of_log, state.max_event_time_ms, state.expired_end_offset, limits))
     return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
@@ -168,7 +170,7 @@ def _limit(setting: int | None) -> int | None:
 
 
 def _apply(
-    expiry: Expiry, rule: Rule, condition: Condition, offsets: Offsets, now_ms: int
+    expiry: Expiry, rule: Rule, condition: Condition, offsets: LogOffsets, now_ms: int
 ) -> Expiry:
     kept = expiry.kept
     gone = 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
 from ebbtide.log.retention import is_retained_at
@@ -116,7 +116,7 @@ def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
     limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
     if any(limit is not None and limit >= 0 for limit in limits):
         return None
-    if any(s.log_start_offset > s.segments[0][0] for s in states):
+    if any(s.log_start_offset > s.first_segment for s in states):
         return None
     return Reason.NO_LIMIT
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic, Run, newest, open_lake
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, open_lake
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
     ConfiguredTopic,

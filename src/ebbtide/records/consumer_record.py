@@ -25,7 +25,7 @@ from ebbtide.records.files.segment_reader import (
 from ebbtide.records.files.segment_writer import without_kept_time
 from ebbtide.stores.uris import join
 
-Headers = tuple[tuple[str, bytes | None], ...]
+RecordHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class TimestampType(IntEnum):
@@ -47,7 +47,7 @@ class ConsumerRecord:
     timestamp_type: TimestampType
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: RecordHeaders
     leader_epoch: int | None  # None of magic 0 and 1
     is_tombstone: bool
 
@@ -160,7 +160,7 @@ def _rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
     return (dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _headers_and_time(row: dict[str, Any]) -> tuple[Headers, int]:
+def _headers_and_time(row: dict[str, Any]) -> tuple[RecordHeaders, int]:
     """Both as the bytes have them, where the columns keep an odd timestamp in a header."""
     timestamp_ms: int = row["timestamp_ms"]
     headers = [(header["key"].encode(), header["value"]) for header in row["headers"]]

@@ -87,7 +87,7 @@ class Slices(NamedTuple):
     is_null: Bools
 
 
-class Headers(NamedTuple):
+class BatchColumns(NamedTuple):
     """What decoding needs of the headers of batches, a number each."""
 
     position: Int64s
@@ -99,14 +99,14 @@ class Headers(NamedTuple):
     attributes: Int64s
 
     @classmethod
-    def of(cls, batches: Sequence[V2Batch]) -> Headers:
+    def of(cls, batches: Sequence[V2Batch]) -> BatchColumns:
         """Those of batches."""
         names = cls._fields[1:]
         rows = [(b.position, *(getattr(b.header, name) for name in names)) for b in batches]
         return cls(*np.array(rows, np.int64).T)
 
     @classmethod
-    def of_run(cls, run: BatchRun) -> Headers:
+    def of_run(cls, run: BatchRun) -> BatchColumns:
         """Those of a run of batches."""
         return cls(run.position + run.starts, *(run.column(name) for name in cls._fields[1:]))
 
@@ -115,7 +115,7 @@ class Chunk(NamedTuple):
     """The records of several batches in one buffer, and where each record's body lies."""
 
     path: str
-    headers: Headers
+    headers: BatchColumns
     raw: bytes
     data: Bytes
     start: Int64s
@@ -165,7 +165,7 @@ def decode_records(path: str, batches: Sequence[V2Batch | LegacyBatch]) -> pa.Re
     after = np.cumsum([len(batch.records) for batch in v2])
     begins = after - [len(batch.records) for batch in v2]
     parts = [batch.records for batch in v2]
-    return _decode_v2(_find_records(path, Headers.of(v2), parts, _Bodies(begins, after)))
+    return _decode_v2(_find_records(path, BatchColumns.of(v2), parts, _Bodies(begins, after)))
 
 
 def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
@@ -173,7 +173,7 @@ def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
     first, ends = run.starts[0], run.starts + run.sizes
     bodies = _Bodies(run.starts - first + HEADER.size, ends - first)
     parts = [run.data[int(first) : int(ends[-1])]]
-    return _decode_v2(_find_records(path, Headers.of_run(run), parts, bodies))
+    return _decode_v2(_find_records(path, BatchColumns.of_run(run), parts, bodies))
 
 
 class _Bodies(NamedTuple):
@@ -230,7 +230,7 @@ def _decode_legacy(batches: Sequence[LegacyBatch]) -> pa.RecordBatch:
 
 
 def _find_records(
-    path: str, headers: Headers, parts: Sequence[bytes | memoryview], bodies: _Bodies
+    path: str, headers: BatchColumns, parts: Sequence[bytes | memoryview], bodies: _Bodies
 ) -> Chunk:
     raw = b"".join([*parts, PADDING])
     if len(raw) >= 2**31:
@@ -269,7 +269,7 @@ def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s
 
 
 def _scan_one_by_one(
-    path: str, raw: bytes, headers: Headers, bodies: _Bodies
+    path: str, raw: bytes, headers: BatchColumns, bodies: _Bodies
 ) -> tuple[Int64s, Int64s]:
     """The same batch by batch; CorruptSegmentError for one that does not hold its records."""
     starts: list[int] = []

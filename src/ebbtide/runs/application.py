@@ -46,7 +46,7 @@ _GONE = "a file or snapshot that was to be read is gone; planned again on what i
 
 T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
-Work = Callable[[SparkSession, TopicName], JobOutcome]
+TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
 
 
 def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
@@ -120,7 +120,7 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 
 
 def run_topics(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
     """Do the work on each topic; one that fails does not stop the others. The exit code.
 
@@ -130,7 +130,7 @@ def run_topics(
 
 
 def run_unchecked(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
     """The same, whatever was done to the topics."""
     job_log.start(args.job)
@@ -145,7 +145,9 @@ def run_unchecked(
         return exit_code(list(pool.map(run, topics)))
 
 
-def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> JobOutcome:
+def _checked(
+    is_plan_only: bool, work: TopicWork, session: SparkSession, name: TopicName
+) -> JobOutcome:
     """Work between two looks at what is in the tables; none of a topic that is still to come."""
     look = check_unchanged if is_plan_only else count_own
     if exists(session, name):
@@ -169,7 +171,7 @@ def refuse(job: str, error: EbbtideError) -> ExitCode:
 
 
 def _run_topic(
-    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: Work
+    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: TopicWork
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
@@ -269,7 +271,7 @@ def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _attempt(
-    session: SparkSession, topic: TopicName, work: Work
+    session: SparkSession, topic: TopicName, work: TopicWork
 ) -> tuple[JobOutcome, BaseException | None]:
     """Work, and work again where another writer was faster; every other error is the result."""
     for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):

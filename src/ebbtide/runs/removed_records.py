@@ -29,7 +29,7 @@ LOOKS_BACK = timedelta(days=7)
 LONGEST_RUN = timedelta(days=1)
 
 
-class Removal(NamedTuple):
+class RemovingCommit(NamedTuple):
     """A snapshot of the records table, and the live rows and whole files that left by it."""
 
     commit: Committed
@@ -63,7 +63,7 @@ def count_removed(
 
 
 def _notes(
-    removals: Collection[Removal], numbered: set[int], of_run: set[int], job: str
+    removals: Collection[RemovingCommit], numbered: set[int], of_run: set[int], job: str
 ) -> Iterator[str]:
     """What was removed beside the job's own numbers, and when."""
     for removal in removals:
@@ -89,7 +89,7 @@ def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) 
 
 def _uncounted(
     spark: SparkSession, name: TopicName, snapshots: Collection[int], job: str, since: datetime
-) -> list[Removal]:
+) -> list[RemovingCommit]:
     """The removals among the snapshots, and by the job since then, that no row counts yet."""
     if not table_exists(spark, name.records_table):
         return []
@@ -104,7 +104,7 @@ def _uncounted(
     oldest = datetime.fromtimestamp(min(made.at_ms for made in candidates) / 1000, UTC)
     counted = _counted(spark, name, oldest - LONGEST_RUN)
     return [
-        Removal(made, rows, int(made.summary.get("deleted-data-files", 0)))
+        RemovingCommit(made, rows, int(made.summary.get("deleted-data-files", 0)))
         for made in sorted(candidates, key=lambda made: made.sequence_number)
         if made.id not in counted
         and (rows := -sum(rows_changed(spark, table, [made.id]).values())) > 0

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Mapping
 from enum import StrEnum
 
+from ebbtide.iceberg.planned.planned_merge import open_merge
+from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import Topic
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
-from ebbtide.iceberg.unfinished.planned_round import open_round
 from ebbtide.log.state.topic_state import APPEND, REPLICATION, SLICE
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round

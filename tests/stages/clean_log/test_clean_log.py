@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.columns import compaction
+from ebbtide.columns import segment_cleaning
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.results import Reason
@@ -91,7 +91,7 @@ def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
     sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     at_once = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(segment_cleaning, "ROWS_AT_ONCE", rows_at_once)
     in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
     assert at_once is not None
     assert in_parts is not None

@@ -11,8 +11,8 @@ from ebbtide.errors import CommitConflictError, ForeignChangeError, StateError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.data_files import SegmentFiles
+from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.topics import load
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import MERGE, ROUND
 from ebbtide.spark import tasks

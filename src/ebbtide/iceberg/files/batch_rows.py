@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.batch_headers import COLUMNS, BatchHeaders, of_partitions
+from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError
@@ -157,7 +157,7 @@ def prepare_changes(
     ]
     _check_found(batches_table, by_segment.keys() - {(u.partition, u.segment) for u in units})
     work = [
-        _Work(unit, by_segment[unit.partition, unit.segment], path)
+        _ChangedSegment(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, batches_table, units), strict=True)
     ]
     written = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
@@ -174,7 +174,7 @@ def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None
         )
 
 
-class _Work(NamedTuple):
+class _ChangedSegment(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
@@ -182,7 +182,7 @@ class _Work(NamedTuple):
     path: str
 
 
-def _write_changed(work: _Work) -> RowDelta:
+def _write_changed(work: _ChangedSegment) -> RowDelta:
     """In a task: delete a few rows where they lie, or write the segment anew where they are many.
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
@@ -201,7 +201,7 @@ def _write_changed(work: _Work) -> RowDelta:
     return _rewrite(work, rows.table, at)
 
 
-def _find(work: _Work, bases: Offsets) -> Offsets:
+def _find(work: _ChangedSegment, bases: Offsets) -> Offsets:
     """Where the changed rows are among those of the segment."""
     wanted = work.changes["base_offset"].to_numpy()
     if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
@@ -213,7 +213,7 @@ def _find(work: _Work, bases: Offsets) -> Offsets:
     return np.asarray(np.searchsorted(bases, wanted), np.int64)
 
 
-def _rewrite(work: _Work, rows: pa.Table, at: Offsets) -> RowDelta:
+def _rewrite(work: _ChangedSegment, rows: pa.Table, at: Offsets) -> RowDelta:
     """Write all rows of the segment with their changes."""
     rows = rows.combine_chunks()
     is_removed = work.changes["is_removed"].to_numpy()
@@ -228,7 +228,7 @@ def _rewrite(work: _Work, rows: pa.Table, at: Offsets) -> RowDelta:
     return RowDelta(replaced=[Replacement(work.unit, work.path)])
 
 
-def _delete_in_place(work: _Work, rows: SegmentRows, at: Offsets) -> RowDelta:
+def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> RowDelta:
     """Delete the changed rows, and write those that stay to a file beside the others."""
     files, positions = rows.files[at], rows.positions[at]
     deletions = [

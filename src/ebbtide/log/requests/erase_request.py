@@ -26,7 +26,8 @@ REQUESTED_AT = "ebbtide.erase.requested_at"
 REASON = "ebbtide.erase.reason"
 RUN_ID = "ebbtide.erase.run_id"
 
-Headers = tuple[tuple[str, bytes | None], ...]
+PartitionKey = tuple[int, bytes]
+TombstoneHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class Encoding(StrEnum):
@@ -60,7 +61,7 @@ class Erasure:
     timeout_ms: int = 0
 
     @property
-    def headers(self) -> Headers:
+    def headers(self) -> TombstoneHeaders:
         """What each tombstone says of itself."""
         said = {
             REQUESTED_BY: self.requested_by,
@@ -133,7 +134,7 @@ def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str 
     return Way.PRODUCED, connection
 
 
-def produced_headers(config: TopicConfig, erasure: Erasure) -> Headers:
+def produced_headers(config: TopicConfig, erasure: Erasure) -> TombstoneHeaders:
     """The headers of a tombstone for the live topic, also the one that makes it a tombstone."""
     header = config.tombstone_header
     if header is None:

@@ -12,7 +12,7 @@ from ebbtide.log.settings.upstream import SOURCE
 from ebbtide.log.state.topic_state import is_state
 
 # A setting set to None is removed.
-Changes = Mapping[str, str | None]
+SettingChanges = Mapping[str, str | None]
 # Iceberg's own setting that decides when a deletion is off the disk.
 ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
 
@@ -40,12 +40,12 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
     return changes
 
 
-def check_changes(properties: Mapping[str, str], changes: Changes) -> None:
+def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
     """ConfigurationError where a topic of these properties cannot have the changes."""
     parse_config(changed(properties, changes))
 
 
-def changed(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str, str]:
     """The properties after the changes."""
     merged: dict[str, str | None] = {**properties, **changes}
     return {name: value for name, value in merged.items() if value is not None}
@@ -61,7 +61,7 @@ def parse_setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def check_names(changes: Changes) -> None:
+def check_names(changes: SettingChanges) -> None:
     """ConfigurationError for a name that no topic may be given."""
     known = {*settings(), *ICEBERG_SETTINGS}
     for name, value in changes.items():

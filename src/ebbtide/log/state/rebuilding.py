@@ -11,20 +11,21 @@ from typing import NamedTuple
 
 from ebbtide.errors import RequestError
 from ebbtide.json_text import MAX_INT, parse_whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
 _MAX_LONG = 2**63 - 1
 
 
 class Found(NamedTuple):
-    """What a partition's batches tell: offsets [start, end), (base offset, newest ms) by segment.
+    """What a partition's batches tell: offsets [start, end), and its segments.
 
-    `newest_ms` is the largest timestamp of a segment, -1 where it has none.
+    A segment's `modified_ms` is its largest timestamp, -1 where it has none.
     """
 
     start: int
     end: int
-    segments: tuple[tuple[int, int], ...]
+    segments: tuple[SegmentStart, ...]
     max_event_time_ms: int
 
 
@@ -67,7 +68,7 @@ def _kept(told: PartitionState, found: Found | None) -> PartitionState:
     """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
     start = told.log_start_offset
     end = min(told.log_end_offset, max(start, start if found is None else found.end))
-    segments = tuple(s for s in told.segments if s[0] < end) or told.segments[:1]
+    segments = tuple(s for s in told.segments if s.base_offset < end) or told.segments[:1]
     return replace(
         told,
         log_end_offset=end,
@@ -86,11 +87,11 @@ def _kept(told: PartitionState, found: Found | None) -> PartitionState:
 def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> PartitionState:
     if found is None:
         start = asked.log_start_offsets[partition]
-        found = Found(start, start, ((start, now_ms),), NEVER)
+        found = Found(start, start, (SegmentStart(start, now_ms),), NEVER)
     start = asked.log_start_offsets.get(partition, found.start)
     end = max(start, found.end)
     # A segment without timestamps counts as written now, so that it stays longest.
-    segments = tuple((base, now_ms if ms < 0 else ms) for base, ms in found.segments)
+    segments = tuple(SegmentStart(base, now_ms if ms < 0 else ms) for base, ms in found.segments)
     newest_ms = asked.max_event_times_ms.get(partition, NEVER)
     return PartitionState(
         log_start_offset=start,

@@ -16,8 +16,7 @@ from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import ROWS_PREFIX, SEEN_PREFIX
 
 # Live rows by (partition, physical segment); none where there are none.
-Rows = Mapping[tuple[int, int], int]
-Changes = dict[str, str | None]
+RowsBySegment = Mapping[tuple[int, int], int]
 
 
 class Seen(NamedTuple):
@@ -53,7 +52,7 @@ def _seen(values: Any) -> Seen:
 
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
-) -> Rows:
+) -> RowsBySegment:
     """The rows that the state tells of a table, or of some of its partitions."""
     if partitions is None:
         prefix = _name(what, "")
@@ -69,7 +68,9 @@ def told_rows(
     return rows
 
 
-def rows_properties(what: str, rows: Rows, partitions: Iterable[int]) -> Changes:
+def rows_properties(
+    what: str, rows: RowsBySegment, partitions: Iterable[int]
+) -> dict[str, str | None]:
     """The properties of these partitions for `told_rows`; None for one without rows."""
     of_partitions: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
     for (partition, segment), count in sorted(rows.items()):
@@ -88,12 +89,12 @@ def _pairs(values: Any) -> list[tuple[int, int]]:
     return [(whole(segment), whole(count)) for segment, count in values]
 
 
-def partitions_of(*rows: Rows) -> set[int]:
+def partitions_of(*rows: RowsBySegment) -> set[int]:
     """The partitions that any of these have rows in."""
     return {partition for of in rows for partition, _ in of}
 
 
-def added(rows: Rows, *changes: Rows) -> Rows:
+def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
     """The rows after changes to them, which may be negative."""
     total = Counter(dict(rows))
     for change in changes:
@@ -101,7 +102,7 @@ def added(rows: Rows, *changes: Rows) -> Rows:
     return {place: count for place, count in total.items() if count}
 
 
-def differences(told: Rows, found: Rows) -> dict[tuple[int, int], int]:
+def differences(told: RowsBySegment, found: RowsBySegment) -> dict[tuple[int, int], int]:
     """How many more rows were found than told, by place; negative for fewer."""
     both = {p: found.get(p, 0) - told.get(p, 0) for p in sorted({*told, *found})}
     return {place: count for place, count in both.items() if count}

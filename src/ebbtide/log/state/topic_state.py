@@ -10,6 +10,7 @@ from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
 
@@ -62,7 +63,7 @@ class PartitionState:
     log_end_offset: int
     first_dirty_offset: int
     first_unmarked_offset: int
-    segments: tuple[tuple[int, int], ...]  # (base offset, modified ms)
+    segments: tuple[SegmentStart, ...]
     max_event_time_ms: int | None = NEVER
     cleaned_at_ms: int = NEVER
     cleaned_end_offset: int = NEVER
@@ -76,9 +77,14 @@ class PartitionState:
     partition: int | None = field(default=None, compare=False)
 
     @property
+    def first_segment(self) -> int:
+        """Base offset of the oldest segment."""
+        return self.segments[0].base_offset
+
+    @property
     def active_segment(self) -> int:
         """Base offset of the segment that still grows."""
-        return self.segments[-1][0]
+        return self.segments[-1].base_offset
 
     @property
     def next_horizon_ms(self) -> int | None:
@@ -228,13 +234,13 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
         raise unreadable(name, properties[name], "an integer") from None
 
 
-def _segments(properties: Mapping[str, str], name: str) -> tuple[tuple[int, int], ...]:
+def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, ...]:
     expected = "one or more [base offset, modified ms]"
-    segments = parse_property(name, properties[name], expected, _pairs)
+    segments = parse_property(name, properties[name], expected, _segment_starts)
     if not segments:
         raise unreadable(name, properties[name], expected)
     return segments
 
 
-def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((whole(base), whole(ms)) for base, ms in values)
+def _segment_starts(values: Any) -> tuple[SegmentStart, ...]:
+    return tuple(SegmentStart(whole(base), whole(ms)) for base, ms in values)

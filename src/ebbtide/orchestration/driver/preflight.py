@@ -7,7 +7,7 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.log.delete_records import ErrorCode, answer_partition, way_out
+from ebbtide.log.delete_answers import ErrorCode, answer_partition, way_out
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
 from ebbtide.log.requests.erase_request import check_is_compacted
 from ebbtide.log.requests.from_offset import offsets_to_mark_again_from, parse_from_offset

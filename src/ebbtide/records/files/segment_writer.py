@@ -33,7 +33,7 @@ RECORD_COLUMNS = (
 # Python objects of this many records are alive at a time, and those of one batch.
 ROWS_AT_ONCE = 4096
 
-Headers = list[tuple[bytes, bytes | None]]
+HeaderPairs = list[tuple[bytes, bytes | None]]
 
 
 class StoredBatch(NamedTuple):
@@ -166,11 +166,11 @@ def _values(chunk: pa.Table, name: str) -> list[Any]:
     return list(chunk[name].to_pylist())
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> Headers:
+def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 
-def without_kept_time(headers: Headers, time_ms: int) -> tuple[Headers, int]:
+def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, int]:
     """The headers without the one that ingest adds for a timestamp that no column can hold."""
     if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
         return headers, time_ms

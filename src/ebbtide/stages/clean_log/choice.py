@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.planned.planned_merge import check_no_merge
+from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
-from ebbtide.iceberg.unfinished.planned_merge import check_no_merge
-from ebbtide.iceberg.unfinished.planned_round import PartitionRound
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
 from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable
@@ -109,7 +109,7 @@ def _offer(
     is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
-        first_segment_offset=state.segments[0][0],
+        first_segment_offset=state.first_segment,
         first_dirty_offset=log.first_dirty_offset,
         first_uncleanable_offset=log.first_uncleanable_offset,
         is_idle=not is_picked,

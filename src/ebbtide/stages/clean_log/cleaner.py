@@ -16,18 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import COLUMNS as HEADER_COLUMNS
-from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved
-from ebbtide.columns.compaction import IsSuperseded, clean_segment, dirty_keys
+from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
+from ebbtide.columns.header_columns import BatchHeaders, of_bereaved
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
+from ebbtide.columns.segment_cleaning import IsSuperseded, clean_segment, dirty_keys
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, deletion_of, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.iceberg.topics import Topic
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
 from ebbtide.log.compaction import (
     Round,

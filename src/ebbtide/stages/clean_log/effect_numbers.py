@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import Rewriting
 from ebbtide.columns.row_changes import no_changes
 from ebbtide.iceberg.files.data_files import DeletionVector
-from ebbtide.iceberg.unfinished.planned_round import PartitionRound
+from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, Verdict, judge
 from ebbtide.log.logical_segments import Segment

@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import changes_of, in_segment
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
@@ -21,8 +21,8 @@ from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, open_round
+from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, open_round
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import ROUND
 
@@ -44,7 +44,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
         commit(Step.HEADERS_REBUILT, prepared)
 
-    def forgotten(current: Topic) -> Changes | None:
+    def forgotten(current: Topic) -> PropertyChanges | None:
         found = open_round(current)
         return {ROUND: None} if found is not None and found.id == lost.id else None
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.compaction import IsSuperseded
 from ebbtide.columns.keys import Hashes, OffsetMap, hash_keys
+from ebbtide.columns.segment_cleaning import IsSuperseded
 from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
     column_bytes,

@@ -28,9 +28,15 @@ from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, find_snapshot
-from ebbtide.iceberg.unfinished.planned_merge import Merge, last_merge, open_merge
-from ebbtide.iceberg.unfinished.planned_round import is_open, open_round
+from ebbtide.iceberg.planned.planned_merge import Merge, last_merge, open_merge
+from ebbtide.iceberg.planned.planned_round import is_open, open_round
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    find_snapshot,
+)
 from ebbtide.log.logical_segments import neighbours_to_merge
 from ebbtide.log.state.topic_state import MERGE
 from ebbtide.spark.tasks import map_segments
@@ -56,7 +62,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
     return sum(len(group) - 1 for of in groups.values() for group in of)
 
 
-def _started(merge: Merge, current: Topic) -> Changes | None:
+def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
     is_free = open_round(current) is None and open_merge(current) is None
     return {MERGE: merge.to_json()} if is_free else None
 
@@ -93,7 +99,7 @@ def _hold(merge: Merge) -> Hold:
     return Hold("merge", merge.id)
 
 
-def _finished(merge: Merge, current: Topic) -> Changes | None:
+def _finished(merge: Merge, current: Topic) -> PropertyChanges | None:
     found = last_merge(current)
     return {MERGE: merge.done().to_json()} if found is not None and found.id == merge.id else None
 

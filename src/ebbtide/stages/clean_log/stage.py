@@ -23,20 +23,20 @@ from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
-from ebbtide.iceberg.topics import (
-    Changes,
-    Topic,
-    compare_and_set,
-    find_snapshot,
-    load,
-)
-from ebbtide.iceberg.unfinished.planned_round import (
+from ebbtide.iceberg.planned.planned_round import (
     CleaningRound,
     PartitionRound,
     is_open,
     new_round_id,
     open_round,
     start_round,
+)
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    find_snapshot,
+    load,
 )
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
@@ -226,7 +226,7 @@ def _commit_batches(
             prepared = _prepare_batches(topic, this_round, effect)
 
 
-def _records_done(this_round: CleaningRound, current: Topic) -> Changes | None:
+def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
     """The round, with a word that its records are deleted."""
     found = open_round(current)
     if found is None or found.id != this_round.id:

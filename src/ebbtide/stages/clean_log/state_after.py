@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ebbtide.iceberg.topics import Changes, Topic
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, open_round
+from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
+from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.logical_segments import Segment, merged
 from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
 from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 
 
-def finish_state(this_round: CleaningRound, effect: RoundEffect, current: Topic) -> Changes | None:
+def finish_state(
+    this_round: CleaningRound, effect: RoundEffect, current: Topic
+) -> PropertyChanges | None:
     """The changes of properties that end the round; None where it is not in flight any more."""
     in_flight = open_round(current)
     if in_flight is None or in_flight.id != this_round.id:
@@ -34,7 +36,7 @@ def _state_after(
         first_dirty_offset=(
             state.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
         ),
-        segments=tuple((segment.base_offset, segment.modified_ms) for segment in after),
+        segments=tuple(segment.start for segment in after),
         cleaned_at_ms=this_round.now_ms,
         cleaned_end_offset=state.log_end_offset,
         next_clean_ms=effect.next_clean_ms[partition],

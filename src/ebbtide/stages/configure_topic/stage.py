@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
-from ebbtide.log.settings.changes import changed, check_names
+from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import plan_clean
@@ -25,7 +25,7 @@ class ConfigurePlan:
     """The settings to change, and what the next run would remove with them."""
 
     topic: Topic
-    changes: Changes
+    changes: SettingChanges
     effect: dict[int, dict[str, Any]]
     guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
     marking: MarkPlan | None = None  # where what makes a tombstone changes
@@ -54,7 +54,7 @@ class ConfigurePlan:
         return notes
 
 
-def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan:
+def plan_configure(topic: Topic, changes: SettingChanges, now_ms: int) -> ConfigurePlan:
     """Check the changes and work out what a run at `now_ms` would then remove."""
     check_names(changes)
     properties = changed(topic.properties, changes)

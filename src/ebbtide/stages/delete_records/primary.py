@@ -10,7 +10,7 @@ from typing import Any
 from ebbtide.errors import EbbtideError, RequestError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
-from ebbtide.log.delete_records import (
+from ebbtide.log.delete_answers import (
     HIGH_WATERMARK,
     Answer,
     ErrorCode,
@@ -21,7 +21,7 @@ from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
-from ebbtide.stages.delete_records.replicas import Replicas, Wanted, raise_starts
+from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 
 log = logging.getLogger(__name__)

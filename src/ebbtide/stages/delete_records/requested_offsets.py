@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.delete_records import HIGH_WATERMARK
+from ebbtide.log.delete_answers import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.runs.runs_table import JobOutcome

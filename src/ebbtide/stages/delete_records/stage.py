@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import refusal_of
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.log.delete_records import ErrorCode, refused, way_out
+from ebbtide.log.delete_answers import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome

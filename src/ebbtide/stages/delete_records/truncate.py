@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
+from ebbtide.columns.header_columns import BatchHeaders, open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
@@ -24,6 +24,7 @@ from ebbtide.iceberg.files.deletes import Leaving, delete_leaving, delete_segmen
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.producers import last_records, remembered
 from ebbtide.records.arrays import Int64s
 from ebbtide.spark.tasks import map_segments
@@ -118,7 +119,7 @@ def _records_below(starts: Mapping[int, int], unit: SegmentFiles) -> Leaving:
 def _leaving_batches(topic: Topic, now_ms: int) -> list[Leaving]:
     """Batch rows before the first logical segment, except those that must stay."""
     spark, table = topic.spark, topic.name.batches_table
-    firsts = {p: state.segments[0][0] for p, state in topic.partitions.items()}
+    firsts = {p: state.segments[0].base_offset for p, state in topic.partitions.items()}
     ends = {partition: first for partition, first in firsts.items() if first}
     snapshot = current_snapshot(spark, table)
     units = plan_segments(spark, table, snapshot, ends) if ends and snapshot is not None else []
@@ -128,7 +129,7 @@ def _leaving_batches(topic: Topic, now_ms: int) -> list[Leaving]:
     for partition in {unit.partition for unit in units}:
         state = topic.partitions[partition]
         # What lies before the first segment is none of the notable headers here.
-        segments = ((0, 0), *state.segments)
+        segments = (SegmentStart(0, 0), *state.segments)
         outlines[partition] = LogOutline(state.log_start_offset, segments)
     headers = look_at_headers(spark, table, outlines, snapshot)
     staying = {

@@ -23,7 +23,7 @@ from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
@@ -32,6 +32,7 @@ from ebbtide.iceberg.topics import (
     snapshot_after,
 )
 from ebbtide.json_text import whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.requests.erase_request import RUN_ID, Erasure, sliced
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import APPEND, NEVER, PartitionState, to_properties
@@ -125,7 +126,7 @@ def _beyond(topic: Topic, ends: Ends) -> set[int]:
     return beyond
 
 
-def _started(ends: Ends, current: Topic) -> Changes:
+def _started(ends: Ends, current: Topic) -> PropertyChanges:
     if current.config.upstream is not None:
         raise RequestError(
             f"expected a topic without an upstream, found that {current.config.upstream} became "
@@ -299,7 +300,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
     return {row["partition"]: row["epoch"] for row in rows}
 
 
-def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes:
+def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
     """The states past the last appended offsets; as they were before, where nothing was."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
@@ -314,10 +315,10 @@ def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes
 def _state_after(state: PartitionState, last: _Last) -> PartitionState:
     """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
     first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
-    before = [segment for segment in state.segments if segment[0] < first]
+    before = [segment for segment in state.segments if segment.base_offset < first]
     known_ms = state.max_event_time_ms
     return _with_first_appended(state, first).moved(
         log_end_offset=end,
-        segments=(*before, (first, now_ms), (end, now_ms)),
+        segments=(*before, SegmentStart(first, now_ms), SegmentStart(end, now_ms)),
         max_event_time_ms=now_ms if known_ms == NEVER else known_ms,
     )

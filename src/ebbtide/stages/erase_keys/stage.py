@@ -33,6 +33,7 @@ from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.topics import Topic, load, read_again
 from ebbtide.log.requests.erase_request import (
     Erasure,
+    PartitionKey,
     Way,
     check_is_compacted,
     produced_headers,
@@ -43,10 +44,9 @@ from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
-from ebbtide.stages.erase_keys.keys import (
+from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
     LeftOfKey,
-    PartitionKey,
     find_keys,
     find_left,
     keys_of_file,
@@ -206,13 +206,13 @@ def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
     return outcome
 
 
-Rows = dict[PartitionKey, KeyRow]
+KeyRows = dict[PartitionKey, KeyRow]
 
 
-def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> Rows:
+def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     """The row of each key that was found, its tombstone in the log: now, before, or long since."""
     offsets = _send(plan, done)
-    rows: Rows = {}
+    rows: KeyRows = {}
     for place, held in plan.held.items():
         before = plan.logged.get((place[0], hash_of(place[1])))
         if before is not None:
@@ -249,7 +249,7 @@ def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
     }
 
 
-def _await_arrival(topic: Topic, rows: Rows, timeout_ms: int) -> None:
+def _await_arrival(topic: Topic, rows: KeyRows, timeout_ms: int) -> None:
     """Wait until the tables hold the tombstones; UnavailableError where they do not in time."""
     ends: dict[int, int] = {}
     for (partition, _), row in rows.items():
@@ -284,7 +284,7 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     ]
 
 
-def _report(plan: ErasePlan, rows: Rows, cleaned: JobOutcome) -> JobOutcome:
+def _report(plan: ErasePlan, rows: KeyRows, cleaned: JobOutcome) -> JobOutcome:
     """The run's numbers; a row in `erasures` for each key."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}

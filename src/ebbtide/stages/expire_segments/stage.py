@@ -18,10 +18,10 @@ from ebbtide.columns.log_headers import LogOutline
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.retention import (
     Expiry,
-    Offsets,
+    LogOffsets,
     Rule,
     expire,
     expiry_basis,
@@ -163,7 +163,7 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
         max_event_time_ms = missing[partition] if known_ms is None else known_ms
         expiry = expire(
             headers[partition].segments,
-            Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
+            LogOffsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
             config,
             now_ms=now_ms,
             max_event_time_ms=max_event_time_ms,
@@ -222,13 +222,13 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
     """Write down until when this job would find nothing, so that nights do not start it before."""
     config = plan.topic.config
 
-    def noted(current: Topic) -> Changes:
+    def noted(current: Topic) -> PropertyChanges:
         changes: dict[str, str | None] = {}
         for partition, expiry in plan.expiries.items():
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
-                and state.segments[0][0] == first.base_offset
+                and state.first_segment == first.base_offset
             )
             basis = expiry_basis(state, config)
             if is_as_planned and state.expiry_basis != basis:
@@ -252,14 +252,14 @@ def _too_much(plan: ExpirePlan) -> SafetyError:
     )
 
 
-def _moved(current: Topic, plan: ExpirePlan) -> Changes:
+def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]
         planned, state = plan.topic.partitions[partition], current.partitions[partition]
         _check_unchanged(current, partition, planned, plan)
         added = state.segments[len(planned.segments) :]
-        kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+        kept = tuple(segment.start for segment in expiry.kept)
         moved: dict[str, Any] = {
             "log_start_offset": max(state.log_start_offset, expiry.log_start_offset),
             "first_dirty_offset": max(state.first_dirty_offset, expiry.log_start_offset),

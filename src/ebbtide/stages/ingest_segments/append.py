@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.appends import Appending, NewFile, Target, write_new_file
+from ebbtide.iceberg.files.added_files import Appending, NewFile, Target, write_new_file
 from ebbtide.iceberg.files.data_files import in_segments
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic

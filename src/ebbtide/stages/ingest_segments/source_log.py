@@ -23,6 +23,7 @@ from ebbtide.log.continuation import (
     check_not_appended,
     check_not_lost,
 )
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
@@ -102,7 +103,7 @@ class SourceLog:
     first_offset: int  # what is taken begins here
     log_end_offset: int
     batches: pa.Table  # WALK_SCHEMA
-    segments: tuple[tuple[int, int], ...] = ()  # the source's, (base offset, modified ms)
+    segments: tuple[SegmentStart, ...] = ()  # the source's
     skipped: list[str] = field(default_factory=list)
     errors: list[EbbtideError] = field(default_factory=list)
     accepted_gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -167,7 +168,7 @@ class SourceLog:
             max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
         )
 
-    def segments_after(self, state: PartitionState | None) -> tuple[tuple[int, int], ...]:
+    def segments_after(self, state: PartitionState | None) -> tuple[SegmentStart, ...]:
         """The state's segments, the active one as the source now has it, and those begun since."""
         if state is None:
             return self.segments
@@ -177,8 +178,9 @@ class SourceLog:
             if found_base == base or (found_base < base and self.batches.num_rows):
                 modified_ms = found_ms
         # Another replica has segments of its own: only where nothing is held does one begin.
-        added = [s for s in self.segments if s[0] > base and s[0] >= self.first_offset]
-        return (*state.segments[:-1], (base, modified_ms), *added)
+        first = max(base + 1, self.first_offset)
+        added = [segment for segment in self.segments if segment.base_offset >= first]
+        return (*state.segments[:-1], SegmentStart(base, modified_ms), *added)
 
 
 def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
@@ -340,18 +342,18 @@ def _check_gaps(
 
 def _begun(
     walked: Walked, state: PartitionState | None, log_end_offset: int
-) -> tuple[tuple[int, int], ...]:
+) -> tuple[SegmentStart, ...]:
     """The source's segments up to the log end offset; a bad file's time is not believed."""
     held_until = -1 if state is None else state.active_segment
     return tuple(
-        (segment.base_offset, segment.modified_ms)
+        SegmentStart(segment.base_offset, segment.modified_ms)
         for segment in walked.segments
         if segment.base_offset <= log_end_offset
         and (segment.base_offset != walked.first_bad or segment.base_offset > held_until)
     )
 
 
-def _with_segments(batches: pa.Table, segments: Sequence[tuple[int, int]]) -> pa.Table:
+def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Table:
     """Each batch in the state's segment: the source may have merged what the table keeps apart."""
     bases = np.array([base for base, _ in segments])
     places = np.searchsorted(bases, batches.column("base_offset").to_numpy(), side="right") - 1

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.batch_headers import open_transactions
 from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
+from ebbtide.columns.header_columns import open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError

@@ -35,7 +35,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, exists
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -45,6 +45,7 @@ from ebbtide.log.live_offsets import (
     range_to_take,
     rest,
 )
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
@@ -274,7 +275,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
     return _finish_slice(topic, piece, held, done)
 
 
-def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> Changes:
+def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> PropertyChanges:
     ends, expected = _ends(current), _ends(plan.topic)
     for partition in piece.ranges:
         if ends.get(partition) != expected.get(partition):
@@ -295,7 +296,7 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
     active = {}
     for partition, found in piece.ranges.items():
         state = topic.partitions.get(partition)
-        begun = (found.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        begun = SegmentStart(found.start, to_ms(piece.now)) if state is None else state.segments[-1]
         active[partition] = ActiveSegment(*begun)
     is_active = any_of(
         f"`partition` = {p} AND base_offset >= {segment.base_offset}"
@@ -372,7 +373,7 @@ def _log(batches: pa.Table, found: Range, held: HeldLog, now_ms: int) -> SourceL
         first_offset=found.start,
         log_end_offset=found.end,
         batches=batches,
-        segments=tuple(sorted(begun.items())),
+        segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
     )
 
 

@@ -167,7 +167,7 @@ def _becomes(topic: Topic, rule: TombstoneRule, found: pa.Table) -> Codes:
     return becomes
 
 
-class _Work(NamedTuple):
+class _MarkedSegment(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
@@ -186,14 +186,14 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
         if (unit.partition, unit.segment) in by_segment
     ]
     work = [
-        _Work(unit, by_segment[unit.partition, unit.segment], path)
+        _MarkedSegment(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
     written = map_segments(spark, _write_marked, work, count_rows(units), "writes marks of")
     return prepare_row_delta(spark, table, ends_of(units), RowDelta.of_all(written), {})
 
 
-def _write_marked(work: _Work) -> RowDelta:
+def _write_marked(work: _MarkedSegment) -> RowDelta:
     """In a task: write the rows that stay with their new marks, and name the old ones."""
     rows, becomes = read_segment(work.unit, ("offset",)), work.changes["becomes"].to_numpy()
     at = _find(work, rows.table["offset"].to_numpy())
@@ -224,7 +224,7 @@ def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
     return rows
 
 
-def _find(work: _Work, offsets: Offsets) -> Offsets:
+def _find(work: _MarkedSegment, offsets: Offsets) -> Offsets:
     """Where the changed records are among those of the segment."""
     wanted = work.changes["offset"].to_numpy()
     at: Offsets = np.searchsorted(offsets, wanted)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.state.topic_state import REMOVING, to_properties
 
 UNMARKED_NULL_VALUE = "unmarked_null_value"
@@ -93,7 +93,7 @@ def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
     )
 
 
-def _may_miss(current: Topic, found: pa.Table) -> Changes:
+def _may_miss(current: Topic, found: pa.Table) -> PropertyChanges:
     """The state by which nobody looks for these records any more."""
     changes: dict[str, str | None] = {REMOVING: "true"}
     for row in found.group_by("partition").aggregate([("offset", "max")]).to_pylist():

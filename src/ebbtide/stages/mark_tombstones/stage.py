@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import open_round
+from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.runs_table import JobOutcome
@@ -117,7 +117,7 @@ def _described(first: int, end: int, counts: Counts) -> str:
     )
 
 
-def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
+def _moved_back(current: Topic, plan: MarkPlan) -> PropertyChanges:
     """The cleaner stays below what is being marked again, and a killed run is gone on with."""
     asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
     changes: dict[str, str | None] = {}
@@ -130,7 +130,7 @@ def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
     return changes
 
 
-def _marked(current: Topic, plan: MarkPlan) -> Changes:
+def _marked(current: Topic, plan: MarkPlan) -> PropertyChanges:
     changes: dict[str, str | None] = {}
     for partition, (first, end) in plan.ranges.items():
         state = current.partitions[partition]

@@ -16,9 +16,10 @@ from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
+from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import Found
 from ebbtide.log.state.topic_state import PartitionState
@@ -27,7 +28,7 @@ from ebbtide.stages.clean_log.lost_round import lost_headers
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
 
 
-class Removal(NamedTuple):
+class StrayRows(NamedTuple):
     """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
 
     by_reason: dict[int, dict[str, int]]
@@ -60,7 +61,7 @@ def find_found(topic: Topic) -> dict[int, Found]:
         one = Found(
             row["start"],
             row["last"] + 1,
-            ((row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
+            (SegmentStart(row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
             -1 if row["event_ms"] is None else row["event_ms"],
         )
         before = found.get(row["partition"], one)
@@ -73,7 +74,7 @@ def find_found(topic: Topic) -> dict[int, Found]:
     return found
 
 
-def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, Removal]:
+def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
     """The rows beyond each partition's end, copies of others, without a batch, or erased before."""
     spark, name = topic.spark, topic.name
     ends = spark.createDataFrame(
@@ -131,7 +132,7 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
 
 
-def _removal(rows: DataFrame, reason: Column) -> Removal:
+def _removal(rows: DataFrame, reason: Column) -> StrayRows:
     found = (
         rows.withColumn("reason", reason)
         .where(F.col("reason").isNotNull())
@@ -143,12 +144,12 @@ def _removal(rows: DataFrame, reason: Column) -> Removal:
     for row in counts.to_pylist():
         by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
     positions = found.group_by("file").aggregate([("pos", "list")]).to_pylist()
-    return Removal(
+    return StrayRows(
         by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
     )
 
 
-def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> Deleted:
+def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
     """Delete them as one commit."""
     ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
     return delete_positions(topic.spark, table, ends, removal.positions, step)
@@ -170,7 +171,7 @@ def _whole_log(
     parts = {
         partition: PartitionRound(
             log_start_offset=state.log_start_offset,
-            first_segment_offset=state.segments[0][0],
+            first_segment_offset=state.first_segment,
             first_dirty_offset=state.log_start_offset,
             first_uncleanable_offset=state.log_end_offset,
             is_idle=True,

@@ -33,7 +33,7 @@ from ebbtide.log.state.topic_state import (
 )
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.repaired_rows import (
-    Removal,
+    StrayRows,
     find_found,
     find_removals,
     rebuild_headers,
@@ -57,7 +57,7 @@ class RepairPlan:
     what: list[str]  # what others did, a line each
     way: str
     targets: dict[str, int] = field(default_factory=dict)
-    removals: dict[str, Removal] = field(default_factory=dict)
+    removals: dict[str, StrayRows] = field(default_factory=dict)
     states: dict[int, PartitionState] = field(default_factory=dict)
     problem: str | None = None  # why the change cannot be taken back
 

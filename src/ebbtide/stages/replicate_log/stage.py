@@ -24,7 +24,7 @@ from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_cou
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
@@ -231,7 +231,7 @@ def _replicate(
     return replica, _Replicated(numbers, snapshot_ids)
 
 
-def _started(source: _Source, current: Topic) -> Changes:
+def _started(source: _Source, current: Topic) -> PropertyChanges:
     """The primary's settings, its log start offsets where they are higher, and who goes on now."""
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
@@ -246,7 +246,7 @@ def _started(source: _Source, current: Topic) -> Changes:
     return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
 
 
-def _finished(source: _Source, states: States, current: Topic) -> Changes:
+def _finished(source: _Source, states: States, current: Topic) -> PropertyChanges:
     """The states with all that was appended."""
     _own_replication(source, current)
     changes: dict[str, str | None] = {REPLICATION: None}

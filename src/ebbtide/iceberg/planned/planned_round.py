@@ -13,8 +13,8 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
-from ebbtide.iceberg.unfinished.planned_merge import check_no_merge, open_merge
+from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.state.properties import checked_fields, parse_property
@@ -91,7 +91,7 @@ def is_open(topic: Topic, work_id: str) -> bool:
 def start_round(topic: Topic, this_round: CleaningRound) -> None:
     """Write the round down; CommitConflictError where another one was first."""
 
-    def change(current: Topic) -> Changes | None:
+    def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
         found = open_round(current)
         if found is not None and found.id != this_round.id:

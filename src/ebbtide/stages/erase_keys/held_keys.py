@@ -12,10 +12,8 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import RequestError, SourceError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.requests.erase_request import KEYS, MAX_KEYS, Encoding, decode_keys
+from ebbtide.log.requests.erase_request import KEYS, MAX_KEYS, Encoding, PartitionKey, decode_keys
 from ebbtide.records.attributes import DELETE_HORIZON
-
-PartitionKey = tuple[int, bytes]
 
 
 class HeldKey(NamedTuple):

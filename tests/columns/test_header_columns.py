@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved, segment_totals
+from ebbtide.columns.header_columns import BatchHeaders, of_bereaved, segment_totals
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from tests.log.builders import T0, data, emptied, ended, sent
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.keys import last_of_each
 from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records

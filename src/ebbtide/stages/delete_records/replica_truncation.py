@@ -15,8 +15,8 @@ from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableE
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, read_again
-from ebbtide.log.delete_records import Answer, ErrorCode, refused
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
+from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.stages.delete_records.truncate import truncate_below_start
@@ -91,7 +91,7 @@ class TableReplicaProgress:
         self.done |= starts.keys()
 
 
-def raise_starts(current: Topic, starts: Mapping[int, int]) -> Changes:
+def raise_starts(current: Topic, starts: Mapping[int, int]) -> PropertyChanges:
     """Log start offsets moved up to these; one that is there already stays."""
     changes: dict[str, str | None] = {}
     for partition, offset in starts.items():

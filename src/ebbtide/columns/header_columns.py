@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.log.batch_header import Batch
-from ebbtide.log.logical_segments import Segment
+from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
@@ -165,8 +165,8 @@ def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
     return {partition: BatchHeaders(of) for partition, of in slices_by_value(rows, "partition")}
 
 
-def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -> list[Segment]:
-    """Logical segments, given as (base offset, modified ms), with what their batches add up to.
+def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:
+    """Logical segments with what their batches add up to.
 
     What lies before the first one is kept for its producer only, and counts for none.
     """
