@@ -15,7 +15,7 @@ JOB = "configure_topic"
 
 
 def lines(title: str, description: str, pattern: str) -> Param:
-    """A Param of any number of lines."""
+    """Return a Param of any number of lines."""
     return Param(
         None,
         type=["null", "array"],

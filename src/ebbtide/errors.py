@@ -108,7 +108,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
-    """One error for those of several partitions or replicas; None for none.
+    """Return one error for those of several partitions or replicas; None for none.
 
     As long as a retry can help one of them it is worth trying, so its class is that of the first
     such error; its message has all of them in one line, each of another class with that class.

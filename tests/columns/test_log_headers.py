@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ebbtide.columns.header_columns import (
     BatchHeaders,
-    of_bereaved,
+    batches_of_affected_producers,
     segment_totals,
     stable_offset,
 )
@@ -80,7 +80,10 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     assert told.segments == segment_totals(headers, segments)
     assert told.stable_offset(start, end) == stable_offset(headers, start, end)
     assert told.max_event_time_ms == max(batch.base_offset for batch in log)
-    assert told.notable.of_last_records.batches() == headers.of_last_records.batches()
+    assert (
+        told.notable.last_batches_of_producers.batches()
+        == headers.last_batches_of_producers.batches()
+    )
 
     notable = told.notable.batches()
     bases = [batch.base_offset for batch in notable]
@@ -111,8 +114,8 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     parts = [headers.where(np.array(number) == of) for of in with_tasks]
     known = told.notable.with_more(part.where(part.newest_data(removed)) for part in parts)
     assert (
-        of_bereaved(known, removed, first).batches()
-        == of_bereaved(headers, removed, first).batches()
+        batches_of_affected_producers(known, removed, first).batches()
+        == batches_of_affected_producers(headers, removed, first).batches()
     )
 
 
@@ -131,4 +134,4 @@ def test_data_whose_records_have_gone_may_have_to_speak_for_their_producer() -> 
     log = [data(0, **idempotent), emptied(data(1, **idempotent)), data(2)]
     told = LogHeaders.of(headers_of(log), LogOutline(1, [SegmentStart(0, T0)], T0))
     removed = np.array([1])
-    assert of_bereaved(told.notable, removed, 0).batches() == log[:2]
+    assert batches_of_affected_producers(told.notable, removed, 0).batches() == log[:2]

@@ -30,7 +30,7 @@ class BatchHeaders:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> Int64s:
-        """A column of integers; -1 where there is none."""
+        """Return a column of integers; -1 where there is none."""
         column = self.table[name]
         numbers = column.fill_null(-1) if column.null_count else column
         return np.array(numbers.to_numpy(), np.int64)
@@ -40,16 +40,16 @@ class BatchHeaders:
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
-        """Those for which the mask is true."""
+        """Return those for which the mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
-        """All of them as values."""
+        """Return all of them as values."""
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
     def at(self, rows: Int64s) -> BatchHeaders:
-        """Those at these row numbers."""
+        """Return those at these row numbers."""
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
@@ -59,7 +59,7 @@ class BatchHeaders:
         return both.at(rows)
 
     def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
-        """The first `count`, and the others."""
+        """Return the first `count`, and the others."""
         return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))
 
     @property
@@ -91,12 +91,12 @@ class BatchHeaders:
 
     @property
     def is_in_transaction(self) -> Bools:
-        """Transactional data and control batches: what transactions can be told from."""
+        """Whether each is transactional data or a control batch."""
         return self.has_bit(CONTROL | TRANSACTIONAL)
 
     @property
-    def of_last_records(self) -> BatchHeaders:
-        """What each producer's last record can be told from: its last data, markers after it."""
+    def last_batches_of_producers(self) -> BatchHeaders:
+        """The batches that tell each producer's last record: its last data, and markers after it."""
         return self.where(self.may_be_last_records)
 
     @property
@@ -127,18 +127,22 @@ class BatchHeaders:
 
 
 def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
-    """The parts one after another."""
+    """Join the parts, one after another."""
     tables = [part.table for part in parts]
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
 
 
-def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: int) -> BatchHeaders:
-    """What `carried` has to see of the producers that lose the row that spoke for them.
+def batches_of_affected_producers(
+    headers: BatchHeaders, removed: Int64s, first_segment_offset: int
+) -> BatchHeaders:
+    """Return the batches of producers whose newest row is removed, for `carried`.
 
-    That is their newest row, or a marker while data lies below the first segment.
+    Also of those that lose a marker while data of theirs lies below the first segment.
     """
-    speaks = ~headers.were_emptied_at_source & (headers.column("producer_id") != NO_PRODUCER_ID)
-    headers = headers.where(speaks)
+    has_producer = ~headers.were_emptied_at_source & (
+        headers.column("producer_id") != NO_PRODUCER_ID
+    )
+    headers = headers.where(has_producer)
     bases, producers = headers.column("base_offset"), headers.column("producer_id")
     ids, numbers = np.unique(producers, return_inverse=True)
     is_removed, is_control = np.isin(bases, removed), headers.is_control
@@ -157,7 +161,7 @@ def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: in
 
 
 def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
-    """The rows of each partition among `rows`, which name it in a column `partition`."""
+    """Return the rows of each partition among `rows`, which name it in a column `partition`."""
     partitions, bases = rows["partition"].to_numpy(), rows["base_offset"].to_numpy()
     step = np.diff(partitions)
     if np.any((step < 0) | ((step == 0) & (np.diff(bases) < 0))):  # else sorting only costs
@@ -195,7 +199,7 @@ def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> l
 
 
 def open_transactions(headers: BatchHeaders) -> OpenTransactions:
-    """The transactions that the batches leave undecided."""
+    """Return the transactions that the batches leave undecided."""
     transactions = OpenTransactions()
     for batch in headers.where(headers.is_in_transaction).batches():
         transactions.append(batch)
@@ -203,7 +207,7 @@ def open_transactions(headers: BatchHeaders) -> OpenTransactions:
 
 
 def stable_offset(headers: BatchHeaders, log_start_offset: int, log_end_offset: int) -> int:
-    """The last stable offset: what lies below it is decided."""
+    """Return the last stable offset: what lies below it is decided."""
     (visible,) = np.nonzero(headers.column("last_offset") >= log_start_offset)
     return visible_stable_offset(
         open_transactions(headers).last_stable_offset(log_end_offset),

@@ -27,7 +27,7 @@ class KeyFilter(NamedTuple):
 
     @classmethod
     def of_size(cls, size_bytes: int) -> KeyFilter:
-        """An empty filter; `size_bytes` is a power of two."""
+        """Return an empty filter; `size_bytes` is a power of two."""
         return cls(np.zeros(size_bytes, np.uint8))
 
     def add(self, hashes: Hashes) -> None:
@@ -37,10 +37,10 @@ class KeyFilter(NamedTuple):
 
     def may_hold(self, hashes: Hashes) -> Bools:
         """Whether each key may be in it; false is certain."""
-        found = np.ones(len(hashes), np.bool_)
+        may_be_held = np.ones(len(hashes), np.bool_)
         for slots in self._slots(hashes):
-            found &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
-        return found
+            may_be_held &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
+        return may_be_held
 
     def _slots(self, hashes: Hashes) -> tuple[Hashes, Hashes]:
         """Two bits for each key."""
@@ -53,7 +53,7 @@ def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
 
 
 def hash_keys(keys: pa.Array) -> Hashes:
-    """A 64-bit hash of each binary key, word by word over all of them; null is as empty."""
+    """Return a 64-bit hash of each binary key, word by word over all of them; null is as empty."""
     keys = keys.cast(pa.large_binary())
     _, offset_buffer, data = keys.buffers()
     bounds = np.frombuffer(offset_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
@@ -98,7 +98,7 @@ def last_of_hashed(rows: pa.Table) -> pa.Table:
 
 
 def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
-    """The same where two keys share a hash."""
+    """Return the same where two keys share a hash."""
     latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
     latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
     return latest.sort_by("hash")
@@ -119,7 +119,7 @@ class OffsetMap(NamedTuple):
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """The map of `hash, key, offset` rows; a key's last one comes after its others."""
+        """Return the map of `hash, key, offset` rows; a key's last one comes after its others."""
         latest = last_of_hashed(pa.concat_tables(dirty) if dirty else _NO_KEYS)
         hashes = latest["hash"].to_numpy()
         # Sixteen bits a key let one in about a hundred others pass.
@@ -128,8 +128,8 @@ class OffsetMap(NamedTuple):
         return cls(hashes, latest["key"].combine_chunks(), latest["offset"].to_numpy(), keys)
 
     def latest(self, keys: pa.ChunkedArray, hashes: Hashes | None = None) -> Int64s:
-        """The last offset of each of `keys`; -1 for one that the map does not hold."""
-        found = np.full(len(keys), -1, np.int64)
+        """Return the last offset of each of `keys`; -1 for one that the map does not hold."""
+        latest_offsets = np.full(len(keys), -1, np.int64)
         whole = keys.combine_chunks()
         if hashes is None:
             hashes = hash_keys(whole)
@@ -142,17 +142,19 @@ class OffsetMap(NamedTuple):
         may_be, at = may_be[is_there], at[is_there]
         asked = whole.take(pa.array(may_be))
         is_same = pc.equal(asked, self.keys.take(pa.array(at))).fill_null(False).to_numpy(False)
-        found[may_be[is_same]] = self.offsets[at[is_same]]
-        self._search(asked, may_be, ~is_same, found)
-        return found
+        latest_offsets[may_be[is_same]] = self.offsets[at[is_same]]
+        self._search(asked, may_be, ~is_same, latest_offsets)
+        return latest_offsets
 
-    def _search(self, asked: pa.Array, rows: Int64s, is_unclear: Bools, found: Int64s) -> None:
+    def _search(
+        self, asked: pa.Array, rows: Int64s, is_unclear: Bools, latest_offsets: Int64s
+    ) -> None:
         """Look whole keys up: those that share a hash with another one."""
         if is_unclear.any():
             at = pc.index_in(asked.filter(pa.array(is_unclear)), value_set=self.keys)
             is_held = at.is_valid().to_numpy(False)
             places = at.drop_null().to_numpy()
-            found[rows[is_unclear][is_held]] = self.offsets[places]
+            latest_offsets[rows[is_unclear][is_held]] = self.offsets[places]
 
 
 _NO_KEYS = pa.schema(

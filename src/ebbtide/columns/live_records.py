@@ -64,14 +64,14 @@ class ActiveSegment(NamedTuple):
         return self.size_bytes > 0 and now_ms - self.created_ms > config.segment_ms
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
-        """Whether the batch begins a new segment (LogSegment.shouldRoll)."""
+        """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
         # A single record may be larger than a segment; Kafka would not have taken it.
         is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
         is_far = batch.last_offset - self.base_offset > MAX_INT
         return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
 
     def with_batch(self, batch: AppendedBatch) -> ActiveSegment:
-        """The segment once it holds the batch too."""
+        """Return the segment once it holds the batch too."""
         first_ms = self.first_timestamp_ms if self.size_bytes else batch.first_timestamp_ms
         size_bytes = self.size_bytes + batch.size_bytes
         return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
@@ -87,7 +87,7 @@ class LiveRows(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> LiveRows:
-        """The rows of the source."""
+        """Return the rows of the source."""
         return cls(
             table["offset"].to_numpy(),
             to_ms(table["timestamp"]),
@@ -99,7 +99,7 @@ class LiveRows(NamedTuple):
         return len(self.offsets)
 
     def batch_of(self, span: slice) -> AppendedBatch:
-        """The batch that these rows are."""
+        """Return the batch that these rows are."""
         times, offsets = self.timestamps_ms[span], self.offsets[span]
         sizes = v2_record_bytes(times - times[0], offsets - offsets[0], self.size_bytes[span])
         return AppendedBatch(
@@ -111,7 +111,7 @@ class LiveRows(NamedTuple):
         )
 
     def splits(self) -> Int64s:
-        """Rows that no batch holds together with the row before.
+        """Return rows that no batch holds together with the row before.
 
         One flag in a batch's header says whose clock it was, and then all have one timestamp.
         """
@@ -186,7 +186,7 @@ class Appender:
 
 
 def payload_bytes(table: pa.Table) -> Int64s:
-    """The column `size_bytes`: key, value and headers as v2 encodes them."""
+    """Return the column `size_bytes`: key, value and headers as v2 encodes them."""
     headers = table["headers"].combine_chunks()
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
     flat = headers.flatten()
@@ -195,18 +195,20 @@ def payload_bytes(table: pa.Table) -> Int64s:
     ends = np.cumsum(counts)
     before = np.concatenate([[0], np.cumsum(of_each)])
     of_headers = before[ends] - before[ends - counts]
-    own = (nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value"))
-    return np.asarray(sum(own) + varint_bytes(counts) + of_headers, np.int64)
+    key_and_value_bytes = (
+        nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value")
+    )
+    return np.asarray(sum(key_and_value_bytes) + varint_bytes(counts) + of_headers, np.int64)
 
 
 def nullable_bytes(lengths: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Bytes of byte strings of these lengths, each with its length as varint; null is -1."""
-    found = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
-    return np.asarray(varint_bytes(found) + np.maximum(found, 0), np.int64)
+    """Return bytes of byte strings of these lengths, each with its length as varint; null is -1."""
+    sizes = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
+    return np.asarray(varint_bytes(sizes) + np.maximum(sizes, 0), np.int64)
 
 
 def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scalar) -> pa.Table:
-    """Rows of the source as rows of the records table."""
+    """Return rows of the source as rows of the records table."""
     count = table.num_rows
     is_timed = pc.not_equal(pc.cast(table["timestamp"], pa.int64()), NO_TIMESTAMP * 1000)
     timestamp = pc.if_else(is_timed, table["timestamp"], pa.scalar(None, _TIME))

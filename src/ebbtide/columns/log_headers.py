@@ -52,7 +52,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
-        """Those of one physical segment; of the logical ones only those that it lies in."""
+        """Return those of one physical segment; of the logical ones only those that it lies in."""
         bases = headers.column("base_offset")
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
         is_notable = _is_notable(headers, outline, touched)
@@ -60,7 +60,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Iterable[LogHeaders], outline: LogOutline) -> LogHeaders:
-        """A log's physical segments, in offset order, as one."""
+        """Return a log's physical segments, in offset order, as one."""
         sums: dict[int, Segment] = {}
         tables = []
         for part in parts:
@@ -74,7 +74,7 @@ class LogHeaders(NamedTuple):
         )
 
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
-        """The last stable offset: what lies below it is decided."""
+        """Return the last stable offset: what lies below it is decided."""
         return stable_offset(self.notable, log_start_offset, log_end_offset)
 
     @property
@@ -85,7 +85,7 @@ class LogHeaders(NamedTuple):
 
 
 def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequence[SegmentStart]:
-    """The logical segments that hold the offsets from `first` to `last`."""
+    """Return the logical segments that hold the offsets from `first` to `last`."""
     start = max(bisect_right(segments, first, key=attrgetter("base_offset")) - 1, 0)
     return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 

@@ -68,7 +68,7 @@ class Left(NamedTuple):
         )
 
     def at(self, rows: Int64s) -> Left:
-        """Those at these row numbers."""
+        """Return those at these row numbers."""
         return Left(*(column[rows] for column in self))
 
     def as_values(self, headers: Sequence[Batch], this_round: Round) -> list[Survivors]:
@@ -109,7 +109,7 @@ class Rewriting(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Sequence[Rewriting]) -> Rewriting:
-        """The parts, in offset order, as one."""
+        """Return the parts, in offset order, as one."""
         waits = [part.next_horizon_ms for part in parts if part.next_horizon_ms is not None]
         return cls(
             pa.concat_tables(part.changes for part in parts),
@@ -126,7 +126,7 @@ def rewrite_batches(
     stays: Bools,
     this_round: Round,
 ) -> Rewriting:
-    """The batches of these records, of which those stay that `stays` names.
+    """Return the batches of these records, of which those stay that `stays` names.
 
     `headers` are in the order of `records.bases`; `verdicts` are those that are not ORDINARY.
     """
@@ -192,7 +192,7 @@ def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str,
 
 
 def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
-    """The sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
+    """Return the sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
     sizes = HEADER_BYTES + new_bytes
     rows = np.flatnonzero(headers.has_bit(COMPRESSION_MASK))
     of_each = (headers.column("size_bytes") - HEADER_BYTES, old_bytes, new_bytes)
@@ -222,7 +222,7 @@ def _special_changes(
     new_bytes: Int64s,
     old_bytes: Int64s,
 ) -> pa.Table:
-    """The changes of those that change, with their sizes by what records take and took."""
+    """Return the changes of those that change, with their sizes by what records take and took."""
     changes = []
     columns = (newest_ms.tolist(), new_bytes.tolist(), old_bytes.tolist())
     for (before, survivors, after), event_ms, new, old in zip(one_by_one, *columns, strict=True):

@@ -46,7 +46,7 @@ def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
 
 
 def in_segment(partition: int, segment: int, changes: pa.Table) -> pa.Table:
-    """The changes with the `partition` and `segment` of their rows."""
+    """Return the changes with the `partition` and `segment` of their rows."""
     places = [partition] * changes.num_rows, [segment] * changes.num_rows
     columns = [pa.array(of, field.type) for of, field in zip(places, _SEGMENT, strict=True)]
     return pa.table([*columns, *changes.columns], names=[*_SEGMENT.names, *CHANGES.names])
@@ -58,7 +58,7 @@ def no_changes() -> pa.Table:
 
 
 def after_changes(batch: Batch, changes: pa.Table) -> Batch:
-    """The batch with what `changes` says of it; one that they remove stays as it was."""
+    """Return the batch with what `changes` says of it; one that they remove stays as it was."""
     is_of = (pc.field("base_offset") == batch.base_offset) & ~pc.field("is_removed")
     return batch._replace(
         **{name: row[name] for row in changes.filter(is_of).to_pylist() for name in CHANGED}

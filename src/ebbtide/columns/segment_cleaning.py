@@ -65,7 +65,7 @@ def clean_segment(
     this_round: Round,
     future_limit_ms: int,
 ) -> SegmentEffect:
-    """The round over the records of one segment: `rows` has COLUMNS, in offset order.
+    """Return the round over the records of one segment: `rows` has COLUMNS, in offset order.
 
     `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
     offset; `is_superseded` is the offset map's word on records.
@@ -76,10 +76,10 @@ def clean_segment(
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
         mine, held = held.split(len(records.bases))
-        found = is_superseded(records.keys, records.offsets)
+        superseded = is_superseded(records.keys, records.offsets)
         due = _has_due_tombstones(mine, this_round)
         is_held_back = mine.column("last_offset") >= this_round.held_back_from
-        rules.append(_rules(records, verdicts, found, due & ~is_held_back))
+        rules.append(_rules(records, verdicts, superseded, due & ~is_held_back))
         is_waiting = records.is_tombstone & (due & is_held_back)[records.batch_of]
         held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))

@@ -61,11 +61,11 @@ class Records(NamedTuple):
         return np.diff(self.starts, append=len(self.offsets))
 
     def sums(self, of_records: npt.NDArray[np.generic]) -> Int64s:
-        """The sum over each batch's records."""
+        """Return the sum over each batch's records."""
         return np.add.reduceat(of_records.astype(np.int64), self.starts)
 
     def largest(self, of_records: Int64s) -> Int64s:
-        """The largest over each batch's records."""
+        """Return the largest over each batch's records."""
         return np.maximum.reduceat(of_records, self.starts)
 
 
@@ -81,7 +81,7 @@ def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
 def v2_record_bytes(
     timestamp_deltas_ms: Int64s, offset_deltas: Int64s, size_bytes: Int64s
 ) -> Int64s:
-    """Bytes of v2 records whose key, value and headers take `size_bytes`."""
+    """Return bytes of v2 records whose key, value and headers take `size_bytes`."""
     body = 1 + varint_bytes(timestamp_deltas_ms) + varint_bytes(offset_deltas) + size_bytes
     return body + varint_bytes(body)
 

@@ -19,7 +19,7 @@ def java_table(spark: SparkSession, table: str) -> Any:
 
 
 def table_exists(spark: SparkSession, table: str) -> bool:
-    """Whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
     catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
     return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
 

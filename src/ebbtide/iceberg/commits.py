@@ -149,7 +149,7 @@ def commit(step: Step, action: Callable[[], T]) -> T:
 
 
 def conflict_of(error: BaseException) -> str | None:
-    """The message of the lost race behind a Java error; None for any other error."""
+    """Return the message of the lost race behind a Java error; None for any other error."""
     return _message_of(error, _CONFLICTS)
 
 

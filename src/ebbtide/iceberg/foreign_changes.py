@@ -72,12 +72,12 @@ class Look(NamedTuple):
 
 
 def look_at(topic: Topic) -> list[Look]:
-    """A look at each of the topic's data tables."""
+    """Return a look at each of the topic's data tables."""
     return [_look_at(topic, table) for table in Counted.of(topic.name)]
 
 
 def check_unchanged(topic: Topic) -> None:
-    """ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
+    """Raise ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
     _counted(topic)
 
 
@@ -138,7 +138,7 @@ def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]
 
 
 def counted_anew(topic: Topic) -> dict[str, str]:
-    """The properties that tell the rows as they are, whoever made them so."""
+    """Return the properties that tell the rows as they are, whoever made them so."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         loaded = java_table(topic.spark, table.table)
@@ -156,12 +156,12 @@ def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> RowsBySegment
 
 def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
     """What stops the topic, since when, and the way out."""
-    found = "; ".join(
+    changes = "; ".join(
         f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
     )
     return ForeignChangeError(
         f"expected the rows of {name} as ebbtide left them, found that somebody else changed them: "
-        f"{found}. The topic stands still until that is settled; to see the way out: "
+        f"{changes}. The topic stands still until that is settled; to see the way out: "
         f'airflow dags trigger repair_state --conf \'{{"topic": "{name}"}}\''
     )
 
@@ -180,22 +180,22 @@ def _look_at(topic: Topic, table: Counted) -> Look:
     if since.is_reached:
         if not since.commits:
             return Look(table, seen, {}, [])
-        own = [commit.id for commit in since.commits if commit.is_own]
-        changed = rows_changed(spark, loaded, own)
+        own_commits = [commit.id for commit in since.commits if commit.is_own]
+        changed = rows_changed(spark, loaded, own_commits)
         before = told_rows(topic.properties, table.what, partitions_of(changed))
         return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
-    found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
+    held_rows, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
     if not foreign:
-        own = [commit.id for commit in _own_after(spark, loaded, seen)]
-        expected = added(told, rows_changed(spark, loaded, own))
-        foreign = _unexplained(topic, table, expected, found)
-    return Look(table, seen, _told(table, loaded, found, told), foreign)
+        own_commits = [commit.id for commit in _own_after(spark, loaded, seen)]
+        expected = added(told, rows_changed(spark, loaded, own_commits))
+        foreign = _unexplained(topic, table, expected, held_rows)
+    return Look(table, seen, _told(table, loaded, held_rows, told), foreign)
 
 
 def _told(
     table: Counted, loaded: Any, rows: RowsBySegment, before: RowsBySegment
 ) -> dict[str, str | None]:
-    """The properties that tell these rows, also of partitions that had some before."""
+    """Return the properties that tell these rows, also of partitions that had some before."""
     current = loaded.currentSnapshot()
     seen = NOTHING_SEEN
     if current is not None:
@@ -205,11 +205,11 @@ def _told(
 
 
 def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
-    """ConfigurationError where somebody renamed or dropped one; others may be added."""
-    found = [column.name for column in columns_of(spark, loaded)]
-    missing = [name for name in table.columns if name not in found]
+    """Raise ConfigurationError where somebody renamed or dropped one; others may be added."""
+    columns = [column.name for column in columns_of(spark, loaded)]
+    missing = [name for name in table.columns if name not in columns]
     if missing:
-        others = [name for name in found if name not in table.columns]
+        others = [name for name in columns if name not in table.columns]
         raise ConfigurationError(
             f"expected the columns {quoted_list(missing)} in {table.table}, found it without, and "
             f"{quoted_list(others) or 'none'} that are not ebbtide's: somebody renamed or dropped "
@@ -253,10 +253,10 @@ def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
 
 
 def _unexplained(
-    topic: Topic, table: Counted, expected: RowsBySegment, found: RowsBySegment
+    topic: Topic, table: Counted, expected: RowsBySegment, held_rows: RowsBySegment
 ) -> list[str]:
     """Differences that neither an append without its state nor an announced removal explains."""
-    off = differences(expected, found)
+    off = differences(expected, held_rows)
     more = {place: count for place, count in off.items() if count > 0}
     appended = _appended(topic, table, more) if more else {}
     lines = []

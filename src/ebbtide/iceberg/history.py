@@ -97,20 +97,20 @@ class Since(NamedTuple):
 
 
 def history_since(spark: SparkSession, table: Any, snapshot: int | None) -> Since:
-    """The table's history from now back to `snapshot`; back to its first for None."""
-    found: list[Committed] = []
+    """Return the table's history from now back to `snapshot`; back to its first for None."""
+    commits: list[Committed] = []
     at = table.currentSnapshot()
     while at is not None:
         if int(at.snapshotId()) == snapshot:
-            return Since(found, True, False)
-        found.append(Committed.of(spark, at))
-        parent = found[-1].parent
+            return Since(commits, True, False)
+        commits.append(Committed.of(spark, at))
+        parent = commits[-1].parent
         if parent is None:
             break
         at = table.snapshot(parent)
         if at is None:
-            return Since(found, False, True)
-    return Since(found, snapshot is None, False)
+            return Since(commits, False, True)
+    return Since(commits, snapshot is None, False)
 
 
 def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
@@ -131,7 +131,7 @@ def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
 
 
 def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed]) -> bool:
-    """Whether nothing but ebbtide's commits and moved files lies between."""
+    """Return whether nothing but ebbtide's commits and moved files lies between."""
     while commit is not None and commit.id != told:
         if commit.is_foreign or commit.parent is None:
             return False

@@ -52,12 +52,12 @@ class HeldSnapshots(NamedTuple):
 def held_by(spark: SparkSession, table: str, hold: Hold) -> HeldSnapshots:
     """What the work holds of the table."""
     refs = java_table(spark, table).refs()
-    found = (refs.get(name) for name in (hold.own, hold.before))
-    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in found))
+    references = (refs.get(name) for name in (hold.own, hold.before))
+    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in references))
 
 
 def holding(table: Any, hold: Hold, before: int) -> tuple[Any, Callable[[Any], None]]:
-    """A transaction to begin an update in, and what commits both the update and the tags."""
+    """Return a transaction to begin an update in, and what commits both the update and the tags."""
     transaction = table.newTransaction()
     return transaction, partial(_commit_held, table, transaction, hold, before)
 
@@ -66,8 +66,8 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
     try:
         update.commit()
         tags = transaction.manageSnapshots()
-        own = transaction.table().currentSnapshot().snapshotId()
-        for name, snapshot in ((hold.own, own), (hold.before, before)):
+        snapshot_id = transaction.table().currentSnapshot().snapshotId()
+        for name, snapshot in ((hold.own, snapshot_id), (hold.before, before)):
             tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
         tags.commit()
         transaction.commitTransaction()

@@ -26,7 +26,7 @@ ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 
 
 def _names(columns: str) -> list[str]:
-    """The names of the columns of a table's definition."""
+    """Return the names of the columns of a table's definition."""
     return re.findall(r"^ {4}`?(\w+)`? [A-Z]", columns, re.MULTILINE)
 
 

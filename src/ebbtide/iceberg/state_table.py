@@ -56,8 +56,8 @@ class HeldState:
             self._commit(properties)
         except Py4JJavaError as error:
             # Whoever was faster has also removed the list of manifests that this change builds on.
-            found = self.table.operations().refresh().metadataFileLocation()
-            if found == self.base.metadataFileLocation():
+            metadata_file = self.table.operations().refresh().metadataFileLocation()
+            if metadata_file == self.base.metadataFileLocation():
                 raise
             raise CommitConflictError(
                 f"expected the state of {self.table.name()} as it was read, found that another "
@@ -173,9 +173,9 @@ def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
 
 
 def _held(spark: SparkSession, name: TopicName) -> HeldState:
-    found = read_state(spark, name)
-    assert found is not None
-    return found
+    state = read_state(spark, name)
+    assert state is not None
+    return state
 
 
 def _is_refused(action: Callable[[], None]) -> bool:

@@ -75,13 +75,13 @@ class Topic:
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
-    """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
+    """Return whether the topic has its tables; ForeignChangeError where one of them was dropped."""
     tables = (name.records_table, name.batches_table)
-    found = {table: table_exists(spark, table) for table in tables}
-    if len(set(found.values())) == 1:
-        return all(found.values())
+    exist = {table: table_exists(spark, table) for table in tables}
+    if len(set(exist.values())) == 1:
+        return all(exist.values())
     held = read_state(spark, name)
-    for table, is_there in found.items():
+    for table, is_there in exist.items():
         if not is_there and held is not None and parse_states(held.properties):
             raise ForeignChangeError(
                 f"expected {table}, as the state of {name} says, found that somebody dropped it; "
@@ -92,7 +92,7 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
-    """The topic as it is now; UnknownTopicError where it has no tables."""
+    """Return the topic as it is now; UnknownTopicError where it has no tables."""
     if not exists(spark, name):
         raise UnknownTopicError(
             f"expected the table {name.records_table}, found none; ingest the topic first"
@@ -111,14 +111,14 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
 
 
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
-    """The topic with its settings alone, where its state is lost or cannot be trusted."""
+    """Return the topic with its settings alone, where its state is lost or cannot be trusted."""
     return Topic(spark, name, settings_of(_records_properties(spark, name)))
 
 
-def _check_tables(name: TopicName, known: str, found: str) -> None:
-    if known != found:
+def _check_tables(name: TopicName, known: str, current: str) -> None:
+    if known != current:
         raise ForeignChangeError(
-            f"expected the tables of {name} that its state tells of, {known}, found {found}: "
+            f"expected the tables of {name} that its state tells of, {known}, found {current}: "
             "somebody dropped one and created it anew; put the old one back by registering its "
             "last metadata file, or drop both to begin the topic anew"
         )
@@ -135,7 +135,7 @@ def _ids_of(records: Any, batches: Any) -> str:
 
 
 def read_again(topic: Topic) -> Topic:
-    """The topic as it is by now."""
+    """Return the topic as it is by now."""
     return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
 
 
@@ -144,11 +144,11 @@ def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic
 
 
 def _with_state(
-    spark: SparkSession, name: TopicName, found: Mapping[str, str], held: HeldState | None
+    spark: SparkSession, name: TopicName, properties: Mapping[str, str], held: HeldState | None
 ) -> Topic:
     """The topic with this state; in tables of an older version it is on the records table."""
-    state = state_of(found) if held is None else held.properties
-    return Topic(spark, name, {**settings_of(found), **state})
+    state = state_of(properties) if held is None else held.properties
+    return Topic(spark, name, {**settings_of(properties), **state})
 
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
 
 
 def own_spec(table: Any) -> Any:
-    """The partition spec by partition and segment alone, which the table was created with.
+    """Return the partition spec by partition and segment alone, which the table was created with.
 
     Files may go on being written by it, whatever somebody partitions the table by later.
     """
@@ -214,7 +214,7 @@ def compare_and_set(
 
 
 def _state_to_change(topic: Topic) -> HeldState:
-    """The topic's state; that of an older version moves to a table of its own first."""
+    """Return the topic's state; that of an older version moves to a table of its own first."""
     spark, name = topic.spark, topic.name
     held = read_state(spark, name)
     old = state_of(_records_properties(spark, name))
@@ -252,7 +252,7 @@ def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object])
 
 
 def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
-    """The newest snapshot in the table's history whose summary holds `name` = `value`."""
+    """Return the newest snapshot in the table's history whose summary holds `name` = `value`."""
     loaded = java_table(spark, table)
     snapshot = loaded.currentSnapshot()
     while snapshot is not None:

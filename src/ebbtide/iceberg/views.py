@@ -34,7 +34,7 @@ def _exists(spark: SparkSession, name: TopicName, suffix: str) -> bool:
 
 
 def committed_view_sql(name: TopicName) -> str:
-    """The view that shows what a read_committed consumer gets.
+    """Return the view that shows what a read_committed consumer gets.
 
     Below the first undecided transaction, and not in an aborted one; both from batch rows.
     """
@@ -69,7 +69,7 @@ def committed_view_sql(name: TopicName) -> str:
 
 
 def v1_view_sql(name: TopicName) -> str:
-    """The view for readers to whom a null value means a tombstone: each tombstone has one.
+    """Return the view for readers to whom a null value means a tombstone: each tombstone has one.
 
     KIP-87's conversion for a consumer of an older format, of the committed records.
     """
@@ -83,7 +83,7 @@ def v1_view_sql(name: TopicName) -> str:
 
 
 def table_view_sql(name: TopicName) -> str:
-    """The view that shows the topic as a table: the latest committed value of each key.
+    """Return the view that shows the topic as a table: the latest committed value of each key.
 
     A key whose latest record is a tombstone is out, and so are records without key.
     """

@@ -55,7 +55,7 @@ _TARGETS = {"primary": "read-write", "any": "any", "preferSecondary": "prefer-st
 
 @contextmanager
 def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | None]:
-    """One of Spark's catalogs; None where it is a database that nobody has written to yet."""
+    """Yield one of Spark's catalogs; None where it is a database that nobody has written to yet."""
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 
@@ -80,7 +80,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
 
 
 def read_defaults(path: Path) -> dict[str, str]:
-    """The settings of a spark-defaults.conf, which Spark reads as Java properties."""
+    """Return the settings of a spark-defaults.conf, which Spark reads as Java properties."""
     import javaproperties
 
     if not path.exists():
@@ -112,13 +112,13 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         if "uri" not in ours:
             raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
         files = {name: value for name, value in ours.items() if name.startswith(_OF_FILES)}
-        found = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
-        found["warehouse"] = ours.get("warehouse", "")
+        settings = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
+        settings["warehouse"] = ours.get("warehouse", "")
     else:
         not_for_us = ("type", "catalog-impl", "io-impl", "cache-enabled")
-        found = {name: value for name, value in ours.items() if name not in not_for_us}
-        found["type"] = kind
-    return found | _of_files(ours)
+        settings = {name: value for name, value in ours.items() if name not in not_for_us}
+        settings["type"] = kind
+    return settings | _of_files(ours)
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
@@ -140,12 +140,12 @@ def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
 
 def _of_files(ours: Mapping[str, str]) -> dict[str, str]:
     """Settings of an object store that pyiceberg has other names for."""
-    found = {
+    file_settings = {
         theirs: str(int(ours[name]) / 1000) for name, theirs in _SECONDS.items() if name in ours
     }
     if "s3.endpoint" in ours and ours.get("s3.path-style-access", "").lower() != "true":
-        found["s3.force-virtual-addressing"] = "true"
-    return found
+        file_settings["s3.force-virtual-addressing"] = "true"
+    return file_settings
 
 
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
@@ -180,7 +180,7 @@ def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _libpq(given: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
-    """The parameters as libpq has them; ConfigurationError for one that it cannot be told."""
+    """Yield the parameters as libpq has them; ConfigurationError for one that it cannot be told."""
     for name, value in given.items():
         if name in _LIBPQ:
             yield _LIBPQ[name], value

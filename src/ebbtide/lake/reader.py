@@ -102,13 +102,13 @@ class Run:
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
         """What the job says about each partition."""
-        return {int(p): said for p, said in self.result.get("partitions", {}).items()}
+        return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
 
     @property
     def topic_result(self) -> Mapping[str, Any]:
         """What the job says about the topic as a whole."""
-        said: Mapping[str, Any] = self.result.get("topic", {})
-        return said
+        numbers: Mapping[str, Any] = self.result.get("topic", {})
+        return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,11 @@ class Lake:
 
     def topic(self, name: str) -> LakeTopic:
         """Settings and state of one topic; StateError where the state was edited by hand."""
-        found = self.records(name).properties
+        properties = self.records(name).properties
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
-            return LakeTopic(name, found)
-        return LakeTopic(name, {**settings_of(found), **unsealed(name, state)})
+            return LakeTopic(name, properties)
+        return LakeTopic(name, {**settings_of(properties), **unsealed(name, state)})
 
     def _state(self, name: str) -> dict[str, str] | None:
         try:
@@ -153,15 +153,15 @@ class Lake:
             return None
 
     def records(self, name: str) -> Table:
-        """The records table of a topic."""
+        """Return the records table of a topic."""
         return self._table(name, "")
 
     def batches(self, name: str) -> Table:
-        """The batches table of a topic."""
+        """Return the batches table of a topic."""
         return self._table(name, BATCHES_SUFFIX)
 
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
-        """Rows of `runs` whose columns equal what is given (any of several), oldest first.
+        """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
 
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
@@ -178,7 +178,7 @@ class Lake:
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
-        """The snapshots of each of a topic's tables, as `tidied` notes them."""
+        """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
         tables = {"records": self.records(name), "batches": self.batches(name)}
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
@@ -226,23 +226,23 @@ class Lake:
 
 
 def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
-    """The last attempt of each (topic, task), given attempts oldest first."""
+    """Return the last attempt of each (topic, task), given attempts oldest first."""
     return {(run.topic, run.task): run for run in runs}
 
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
-    """The topic's replicas, if all are tables that can be read from here; None where not."""
-    found = []
+    """Return the topic's replicas, if all are tables that can be read from here; None where not."""
+    replicas = []
     for replica in topic.config.replicas:
         if not isinstance(replica, TableReplica):
             return None
         name = replica.of(TopicName.parse(topic.name))
         try:
             with open_lake(catalog=name.catalog) as lake:
-                found.append(lake.topic(str(name._replace(catalog=CATALOG))))
+                replicas.append(lake.topic(str(name._replace(catalog=CATALOG))))
         except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
             return None
-    return found
+    return replicas
 
 
 @contextmanager
@@ -280,7 +280,7 @@ def _is_topic(table: Table) -> bool:
 
 
 def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
-    """Whether a table without a state table is a topic's.
+    """Return whether a table without a state table is a topic's.
 
     One that cannot be read may be one. It is named, so that it fails by itself and no other does.
     """
@@ -294,12 +294,14 @@ def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
-    found: BooleanExpression = expressions.AlwaysTrue()
+    condition: BooleanExpression = expressions.AlwaysTrue()
     if since is not None:
-        found = is_from("started", since.isoformat())
+        condition = is_from("started", since.isoformat())
     for column, value in equals.items():
-        found = expressions.And(found, is_in(column, [value] if isinstance(value, str) else value))
-    return found
+        condition = expressions.And(
+            condition, is_in(column, [value] if isinstance(value, str) else value)
+        )
+    return condition
 
 
 def _run(row: dict[str, Any]) -> Run:
@@ -313,7 +315,7 @@ def _run(row: dict[str, Any]) -> Run:
 
 
 def live_rows(table: Table) -> dict[int, int]:
-    """Rows of each partition that a scan would return, counted from manifests.
+    """Return rows of each partition that a scan would return, counted from manifests.
 
     Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
     only for the file it names, which needs manifests read with the v3 schema.
@@ -334,7 +336,7 @@ def live_rows(table: Table) -> dict[int, int]:
 
 
 def _files_of(table: Table) -> Iterator[Any]:
-    """The data and delete files of the table's current snapshot."""
+    """Yield the data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()
     for manifest in snapshot.manifests(table.io) if snapshot else ():
         yield from _live_files(table, manifest.manifest_path)

@@ -93,7 +93,7 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
 
 
 def lake_size(where: Paths) -> str:
-    """Bytes of all files below the warehouse, old snapshots and metadata included."""
+    """Return bytes of all files below the warehouse, old snapshots and metadata included."""
     files = (where.home / "lake" / "warehouse").rglob("*")
     return size(sum(file.stat().st_size for file in files if file.is_file()))
 
@@ -104,7 +104,7 @@ def last_append_of(manifest: Path) -> datetime:
 
 
 def topics_of(manifest: Path) -> list[str]:
-    """The topics of the sample, as the lake names them; no night touches any other."""
+    """Return the topics of the sample, as the lake names them; no night touches any other."""
     return sorted(f"{CLUSTER}.{topic}" for topic in _read(manifest)["topics"])
 
 
@@ -135,12 +135,12 @@ def next_steps() -> str:
 def _read(manifest: Path) -> dict[str, Any]:
     if not manifest.exists():
         raise StepError(f"expected the sample's {manifest.name}, found none in {manifest.parent}")
-    found: dict[str, Any] = json.loads(manifest.read_text())
-    return found
+    content: dict[str, Any] = json.loads(manifest.read_text())
+    return content
 
 
 def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
-    """The first 01:00 UTC at or after the last append, and the one a day later."""
+    """Return the first 01:00 UTC at or after the last append, and the one a day later."""
     first = last_append.replace(hour=HOUR_OF_NIGHT, minute=0, second=0, microsecond=0)
     if first < last_append:
         first += timedelta(days=1)
@@ -168,7 +168,7 @@ def ingest(
 def run_night(
     where: Paths, number: int, topics: Sequence[str], now: datetime, progress: Progress
 ) -> str:
-    """One run of the DAG on these topics as `airflow dags test` runs it; its run id."""
+    """Return one run of the DAG on these topics as `airflow dags test` runs it; its run id."""
     conf = {
         "topics": list(topics),
         "now": now.isoformat(),
@@ -197,18 +197,18 @@ class Watch:
 
     def see(self, line: str) -> None:
         """Take in one line of output."""
-        if not self.run_id and (found := RUN_ID.search(line)):
-            self.run_id = found[1]
+        if not self.run_id and (match := RUN_ID.search(line)):
+            self.run_id = match[1]
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
             self.notes.append("of which most is Airflow's in-process API, once")
-        elif found := STARTED.search(line):
-            self.notes.append(f"Spark for {found[1]}")
+        elif match := STARTED.search(line):
+            self.notes.append(f"Spark for {match[1]}")
         elif NO_SPARK.search(line):
             self.notes.append("nothing to do, Spark is not started")
-        elif found := ENDING.search(line):
-            self._lap(found[1])
+        elif match := ENDING.search(line):
+            self._lap(match[1])
 
     def finish(self) -> None:
         """The time between the last task and the process's end."""
@@ -236,7 +236,7 @@ def lines_of(
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """The command with both outputs in one."""
+    """Return the command with both outputs in one."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -254,12 +254,12 @@ def failures_of(run_id: str) -> str:
 
 
 def last_lines(text: str) -> str:
-    """The end of an output."""
+    """Return the end of an output."""
     return "\n".join(text.splitlines()[-LAST_LINES:])
 
 
 def report_of(run_id: str) -> str:
-    """The report of the newest run."""
+    """Return the report of the newest run."""
     with open_lake() as lake:
         return render_run(lake, run_id, find_run(lake, run_id))
 

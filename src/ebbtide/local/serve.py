@@ -61,7 +61,7 @@ class Children:
                 )
 
     def ended(self) -> str | None:
-        """The name of a component that is no longer there."""
+        """Return the name of a component that is no longer there."""
         return next((n for n, child in self.running.items() if child.poll() is not None), None)
 
     def ask_to_end(self, *_: int | FrameType | None) -> None:
@@ -146,13 +146,13 @@ def announce(port: int) -> None:
 
 
 def is_busy(port: int) -> bool:
-    """Whether something listens there already."""
+    """Return whether something listens there already."""
     with socket.socket() as probe:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def answers(port: int) -> bool:
-    """Whether the api-server says that it is well."""
+    """Return whether the api-server says that it is well."""
     try:
         url = f"http://{LOOPBACK}:{port}/api/v2/version"
         with urllib.request.urlopen(url, timeout=2) as response:
@@ -184,7 +184,7 @@ def children_left() -> list[int]:
 
 
 def has_children() -> bool:
-    """Whether any child is left, after taking note of those that ended."""
+    """Return whether any child is left, after taking note of those that ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def refused(error: ErrorCode, log_start_offset: int = -1, note: str = "") -> Answer:
-    """An answer that changes nothing."""
+    """Return an answer that changes nothing."""
     return Answer(log_start_offset, INVALID_LOW_WATERMARK, error, note)
 
 

@@ -39,7 +39,7 @@ class Segment(NamedTuple):
         return SegmentStart(self.base_offset, self.modified_ms)
 
     def with_more(self, later: Segment) -> Segment:
-        """The sums of this and of `later` batches of the same segment."""
+        """Return the sums of this and of `later` batches of the same segment."""
         first_ms = self.first_batch_timestamp_ms
         return self._replace(
             size_bytes=self.size_bytes + later.size_bytes,
@@ -59,7 +59,7 @@ class Segment(NamedTuple):
 
 
 def segment_of(base_offsets: Sequence[int], offset: int) -> int:
-    """Base offset of the last segment that starts at or below `offset`, else the first."""
+    """Return base offset of the last segment that starts at or below `offset`, else the first."""
     return base_offsets[max(bisect_right(base_offsets, offset) - 1, 0)]
 
 
@@ -87,7 +87,7 @@ class Cleanable(NamedTuple):
         return self.cleanable_bytes / total if total else 0.0
 
     def is_picked(self, min_cleanable_dirty_ratio: float) -> bool:
-        """Whether Kafka's cleaner would clean this log now."""
+        """Return whether Kafka's cleaner would clean this log now."""
         is_due = self.is_overdue and self.cleanable_bytes > 0
         return is_due or self.ratio > min_cleanable_dirty_ratio
 
@@ -138,7 +138,7 @@ def _is_overdue(dirty: Sequence[Segment], clean_until_ms: int) -> bool:
 def merged(
     segments: Sequence[Segment], first_uncleanable_offset: int, segment_bytes: int
 ) -> list[Segment]:
-    """The segments after a round: neighbours below the bound merged as Kafka groups them.
+    """Return the segments after a round: neighbours below the bound merged as Kafka groups them.
 
     Grouping goes by sizes before the round. A group keeps its first member's base offset and its
     last member's time; its sums are not added up.
@@ -158,7 +158,7 @@ def merged(
 
 
 def _is_near(head: Segment, segment: Segment, next_base: int) -> bool:
-    """Whether the offsets of the group still fit into an index of 32 bits."""
+    """Return whether the offsets of the group still fit into an index of 32 bits."""
     # Kafka prepends to the group as it grows, so the base it measures from is the first one's.
     return segment.size_bytes == 0 or next_base - 1 - head.base_offset <= MAX_INT
 
@@ -169,7 +169,7 @@ def neighbours_to_merge(
     target_bytes: int,
     at_least: int,
 ) -> list[list[int]]:
-    """Base offsets of physical segments, (base offset, bytes), that may be written as one.
+    """Return base offsets of physical segments, (base offset, bytes), that may be written as one.
 
     They lie in one closed logical segment, given by its base offset, and hold at most
     `target_bytes`. The last group still grows and waits for `at_least`, so that a row is seldom

@@ -30,9 +30,9 @@ def settings_to_follow(
 
     None stands for a removal. Its state, and what it decides for itself, stay as they are.
     """
-    wanted, found = _settings(primary), _settings(replica)
-    removed: dict[str, str | None] = {name: None for name in found if name not in wanted}
-    return removed | {name: v for name, v in wanted.items() if found.get(name) != v}
+    wanted, current = _settings(primary), _settings(replica)
+    removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
+    return removed | {name: v for name, v in wanted.items() if current.get(name) != v}
 
 
 def _settings(properties: Mapping[str, str]) -> dict[str, str]:
@@ -44,14 +44,14 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
-    """Whether a replica lacks something of its primary, by the properties of both."""
+    """Return whether a replica lacks something of its primary, by the properties of both."""
     if REPLICATION in replica or settings_to_follow(primary, replica):
         return True
     return not is_up_to_date(parse_states(replica), parse_states(primary))
 
 
 def is_up_to_date(replica: States, primary: States) -> bool:
-    """Whether the replica lacks nothing that the primary's partitions have."""
+    """Return whether the replica lacks nothing that the primary's partitions have."""
     return all(
         (state := replica.get(partition)) is not None
         and state_before(state, leader) == state
@@ -66,7 +66,7 @@ def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
 
 
 def state_before(replica: PartitionState | None, primary: PartitionState) -> PartitionState:
-    """The replica's state before anything is appended: it starts no lower than the primary.
+    """Return the replica's state before anything is appended: it starts no lower than the primary.
 
     One that is outrun, or not there yet, is empty at the primary's start.
     """
@@ -95,7 +95,7 @@ def state_before(replica: PartitionState | None, primary: PartitionState) -> Par
 
 
 def state_after(replica: PartitionState, primary: PartitionState) -> PartitionState:
-    """The replica's state once it holds all up to the primary's end; it cleans by itself.
+    """Return the replica's state once it holds all up to the primary's end; it cleans by itself.
 
     Marks come with the records, so the first unmarked offset follows the primary's where nothing
     before was left to be marked. What the primary had lost by then, the replica never gets.
@@ -133,12 +133,12 @@ class Replication:
     taken_over: bool
 
     def to_json(self) -> str:
-        """The value of the property `ebbtide.replication`."""
+        """Return the value of the property `ebbtide.replication`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Replication | None:
-        """The one in flight, if any."""
+        """Return the one in flight, if any."""
         text = properties.get(REPLICATION)
         expected = "the id of a replication and what it empties"
         return None if text is None else parse_property(REPLICATION, text, expected, cls._built)

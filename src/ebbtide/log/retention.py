@@ -165,7 +165,7 @@ def _time_conditions(
 
 
 def _limit(setting: int | None) -> int | None:
-    """A limit as it is set; below 0 is none, as in Kafka."""
+    """Return a limit as it is set; below 0 is none, as in Kafka."""
     return None if setting is None or setting < 0 else setting
 
 

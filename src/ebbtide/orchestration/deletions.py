@@ -73,7 +73,7 @@ class _Progress:
 
 
 def newest_deletion(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> DeletionDates | None:
-    """The newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
+    """Return the newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
     removals = [run for run in runs if run.rows_removed and run.job != JOB]
     if not removals:
         return None

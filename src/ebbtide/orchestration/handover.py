@@ -133,7 +133,7 @@ def _failed_topics(
     runs: Sequence[Run],
     causes: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """A line for each topic that some stage did not hand on."""
+    """Return a line for each topic that some stage did not hand on."""
     handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
     topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
     failures = first_failures(topics, handed_on, newest(runs))
@@ -147,14 +147,16 @@ def _failed_topics(
 
 def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
     """Low watermarks by topic and partition; partitions as text, as JSON has them."""
-    found: dict[str, dict[str, int]] = {}
+    watermarks: dict[str, dict[str, int]] = {}
     for answer in answers:
-        found.setdefault(answer["topic"], {})[str(answer["partition"])] = answer["low_watermark"]
-    return found
+        watermarks.setdefault(answer["topic"], {})[str(answer["partition"])] = answer[
+            "low_watermark"
+        ]
+    return watermarks
 
 
 def topic_asset(name: str) -> Asset:
-    """The asset of a topic, ebbtide://lake/<cluster>/<topic>."""
+    """Return the asset of a topic, ebbtide://lake/<cluster>/<topic>."""
     cluster, topic, _ = TopicName.parse(name)
     return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
 
@@ -180,15 +182,15 @@ def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
 
 
 def _plans(context: Any, stages: Sequence[str]) -> list[str]:
-    """The plans of a run that only plans."""
+    """Return the plans of a run that only plans."""
     pulled = context["ti"].xcom_pull(task_ids=list(stages), key=PLAN) or []
     return [plan for plan in pulled if plan]
 
 
 def _grouped_topics(context: Any, groups: str) -> list[str]:
-    """The topics of all groups; none where the task that makes them failed."""
-    found = context["ti"].xcom_pull(task_ids=groups)
-    return [name for group in found or () for name in group]
+    """Return the topics of all groups; none where the task that makes them failed."""
+    topic_groups = context["ti"].xcom_pull(task_ids=groups)
+    return [name for group in topic_groups or () for name in group]
 
 
 def _answers(context: Any, stage: str) -> list[LowWatermark]:

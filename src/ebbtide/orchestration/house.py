@@ -50,7 +50,7 @@ def cluster(variable: str) -> Param:
 
 
 def topic() -> Param:
-    """One topic, which has to be given."""
+    """Return one topic, which has to be given."""
     return Param(
         "demo.flights",
         type="string",
@@ -61,12 +61,12 @@ def topic() -> Param:
 
 
 def required(title: str, description: str) -> Param:
-    """A line of text, which has to be given."""
+    """Return a line of text, which has to be given."""
     return Param("", type="string", minLength=1, title=title, description=description)
 
 
 def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
-    """A Param that may stay empty."""
+    """Return a Param that may stay empty."""
     return Param(None, type=["null", kind], title=title, description=description, **schema)
 
 
@@ -84,7 +84,7 @@ def topics(empty: str, **schema: Any) -> Param:
 
 
 def topics_per_application(**schema: Any) -> Param:
-    """The size of a group that one Spark application serves."""
+    """Return the size of a group that one Spark application serves."""
     return Param(
         50,
         type="integer",
@@ -97,7 +97,7 @@ def topics_per_application(**schema: Any) -> Param:
 
 
 def now(clock_of: str, **schema: Any) -> Param:
-    """The run's clock; `clock_of` says what it is for."""
+    """Return the run's clock; `clock_of` says what it is for."""
     return Param(
         None,
         type=["null", "string"],

@@ -76,15 +76,15 @@ def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
         LowWatermark(
             topic=run.topic,
             partition=partition,
-            log_start_offset=said["log_start_offset"],
-            low_watermark=said["low_watermark"],
+            log_start_offset=numbers["log_start_offset"],
+            low_watermark=numbers["low_watermark"],
         )
-        for partition, said in sorted(run.partitions.items())
+        for partition, numbers in sorted(run.partitions.items())
     ]
 
 
 def grouped(names: Sequence[str], size: int) -> list[list[str]]:
-    """The names in groups of at most `size`: one Spark application serves a group."""
+    """Return the names in groups of at most `size`: one Spark application serves a group."""
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
@@ -129,11 +129,13 @@ def _nothing_to_free(topic: LakeTopic, lake: Lake) -> Reason | None:
     return None
 
 
-def _least_start(partition: int, own: PartitionState, replicas: Sequence[LakeTopic] | None) -> int:
+def _least_start(
+    partition: int, primary: PartitionState, replicas: Sequence[LakeTopic] | None
+) -> int:
     states = [replica.partitions.get(partition) for replica in replicas or ()]
     if replicas is None or None in states:
         return INVALID_LOW_WATERMARK
-    return min(state.log_start_offset for state in [own, *states] if state is not None)
+    return min(state.log_start_offset for state in [primary, *states] if state is not None)
 
 
 def _nothing_to_replicate(topic: LakeTopic) -> Reason | None:

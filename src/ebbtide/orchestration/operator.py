@@ -122,8 +122,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if context["params"].get("plan_only"):
             return self._settle_plan(problem)
         with open_lake() as lake:
-            said = None if problem is None else problem.message
-            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), said)
+            message = None if problem is None else problem.message
+            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), message)
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
@@ -134,7 +134,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             check_request(lake, self.request)
 
     def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
-        """The topics that the stage before handed on; None when the job chooses itself."""
+        """Return the topics that the stage before handed on; None when the job chooses itself."""
         if self.topics is None or self.after is None:
             return None if self.topics is None else list(self.topics)
         ti = context["ti"]
@@ -250,14 +250,14 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
         """What the stage `request_from` handed on; from state where its task died before that."""
         ti = context["ti"]
-        found: list[LowWatermark] = (
+        answers: list[LowWatermark] = (
             ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
         )
-        missing = set(topics) - {answer["topic"] for answer in found}
+        missing = set(topics) - {answer["topic"] for answer in answers}
         with open_lake() as lake:
             for name in sorted(missing):
-                found += low_watermarks_of_state(lake.topic(name))
-        return found
+                answers += low_watermarks_of_state(lake.topic(name))
+        return answers
 
     def _require_spark_connection(self) -> None:
         """Refuse a connection that Airflow would silently turn into YARN."""
@@ -282,7 +282,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
 
     def _settle_plan(self, problem: Problem | None) -> list[LowWatermark]:
-        """A plan writes no row: the exit code says whether it could be made."""
+        """Return a plan writes no row: the exit code says whether it could be made."""
         if problem is None:
             return []
         raise (AirflowException if problem.can_retry else AirflowFailException)(problem.message)
@@ -295,6 +295,6 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
 
 def attempts(lake: Lake, attempt: TaskAttempt) -> dict[str, Run]:
-    """The newest attempt by topic of this task in this DAG run."""
+    """Return the newest attempt by topic of this task in this DAG run."""
     runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
     return {run.topic: run for run in runs}

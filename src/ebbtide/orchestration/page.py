@@ -73,7 +73,7 @@ def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[st
 def describe_topic(
     lake: Lake, topic: LakeTopic, runs: Sequence[Run], clock: datetime
 ) -> dict[str, Any]:
-    """One topic; `runs` are its own, oldest first."""
+    """Return one topic; `runs` are its own, oldest first."""
     deletion = newest_deletion(topic, runs, clock)
     sizes = lake.file_bytes(topic.name)
     watermarks = low_watermarks(runs)
@@ -106,7 +106,7 @@ def describe_topic(
 
 
 def last_night(runs: Sequence[Run]) -> list[Run]:
-    """The newest attempt of each stage of the newest run of nightly_retention."""
+    """Return the newest attempt of each stage of the newest run of nightly_retention."""
     nights = [run for run in runs if run.dag == NIGHTLY]
     return list(newest(run for run in nights if run.run_id == nights[-1].run_id).values())
 
@@ -118,17 +118,17 @@ def failures(runs: Sequence[Run]) -> list[Run]:
 
 
 def low_watermarks(runs: Sequence[Run]) -> dict[int, int]:
-    """The newest low watermark of each partition that a job reported."""
+    """Return the newest low watermark of each partition that a job reported."""
     return {
-        partition: said["low_watermark"]
+        partition: numbers["low_watermark"]
         for run in runs
-        for partition, said in run.partitions.items()
-        if said.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
+        for partition, numbers in run.partitions.items()
+        if numbers.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
     }
 
 
 def describe_night(night: Sequence[Run]) -> dict[str, Any]:
-    """A night of one topic: failed if any of its stages did."""
+    """Return a night of one topic: failed if any of its stages did."""
     failed = [run for run in night if not run.succeeded]
     return {
         "run_id": night[-1].run_id,
@@ -141,7 +141,7 @@ def describe_night(night: Sequence[Run]) -> dict[str, Any]:
 
 
 def describe_failure(run: Run) -> dict[str, Any]:
-    """A failed attempt outside the last night."""
+    """Return a failed attempt outside the last night."""
     return {
         "run_id": run.run_id,
         "dag": run.dag,

@@ -20,8 +20,8 @@ def to_ms(column: pa.ChunkedArray) -> Int64s:
     micros = column.cast(pa.int64())
     if not column.null_count:
         return np.asarray(micros.to_numpy() // 1000)
-    found = micros.fill_null(0).to_numpy() // 1000
-    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, found)
+    ms = micros.fill_null(0).to_numpy() // 1000
+    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, ms)
 
 
 def to_timestamps(ms: Int64s) -> pa.Array:

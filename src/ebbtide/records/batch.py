@@ -122,10 +122,10 @@ class Control(NamedTuple):
     value: bytes | None = None
 
 
-def corrupt(path: str, position: int, expected: str, found: str) -> CorruptSegmentError:
+def corrupt(path: str, position: int, expected: str, actual: str) -> CorruptSegmentError:
     """Return the error for bytes at `position` that Kafka would not have written."""
     return CorruptSegmentError(
-        f"{path}: expected {expected} at position {position}, found {found}; "
+        f"{path}: expected {expected} at position {position}, found {actual}; "
         "copy the file again from its broker, or leave its topic out",
         path,
     )

@@ -35,7 +35,7 @@ class BatchRun(NamedTuple):
     headers: npt.NDArray[Any]
 
     def column(self, name: str) -> Int64s:
-        """A field of BatchHeader of each batch."""
+        """Return a field of BatchHeader of each batch."""
         return self.headers[name].astype(np.int64)
 
     @property
@@ -49,11 +49,11 @@ class BatchRun(NamedTuple):
         return int(self.position + self.starts[-1] + self.sizes[-1])
 
     def first(self, count: int) -> BatchRun:
-        """The first `count` of them."""
+        """Return the first `count` of them."""
         return self._replace(starts=self.starts[:count], headers=self.headers[:count])
 
     def where(self, mask: Bools) -> BatchRun:
-        """Those for which the mask is true."""
+        """Return those for which the mask is true."""
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:
@@ -92,7 +92,7 @@ class BatchRun(NamedTuple):
 
 
 def find_run(data: memoryview, position: int, max_batch_bytes: int, others: int) -> BatchRun | None:
-    """The whole batches at the beginning of the data; None for fewer than LEAST_BATCHES.
+    """Return the whole batches at the beginning of the data; None for fewer than LEAST_BATCHES.
 
     They end before one whose attributes have a bit of `others`, or that may be no batch.
     """

@@ -95,7 +95,7 @@ def decompress(
 
 
 def _collect(chunks: Iterator[bytes], max_bytes: int) -> bytes:
-    """All chunks as one; TooLargeError before they are more than `max_bytes`."""
+    """Return all chunks as one; TooLargeError before they are more than `max_bytes`."""
     first = next(chunks, b"")
     second = next(chunks, b"")
     _check_size(len(first) + len(second), max_bytes)

@@ -55,7 +55,7 @@ class ConsumerRecord:
 def is_tombstone(
     magic: int, attributes: int, value: bytes | None, *, is_explicit: bool = False
 ) -> bool:
-    """Whether a record says of itself that it is a tombstone: by its value until magic 2.
+    """Return whether a record says of itself that it is a tombstone: by its value until magic 2.
 
     In magic 2 bit 5 of the record's own attributes says so, and a null value too unless
     `is_explicit`, since no producer of today sets the bit.

@@ -69,9 +69,9 @@ def read_message(data: bytes | memoryview) -> Message:
     body = memoryview(data)[LOG_OVERHEAD_BYTES:]
     try:
         crc, magic, attributes = PREFIX.unpack_from(body)
-        found = zlib.crc32(body[MAGIC_START:])
-        if found != crc:
-            raise MalformedMessageError(f"CRC-32 {crc:#010x}", f"{found:#010x}")
+        actual_crc = zlib.crc32(body[MAGIC_START:])
+        if actual_crc != crc:
+            raise MalformedMessageError(f"CRC-32 {crc:#010x}", f"{actual_crc:#010x}")
         if magic not in (0, 1):
             raise MalformedMessageError("magic 0 or 1", f"{magic}")
         position = PREFIX.size

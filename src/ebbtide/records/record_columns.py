@@ -100,14 +100,14 @@ class BatchColumns(NamedTuple):
 
     @classmethod
     def of(cls, batches: Sequence[V2Batch]) -> BatchColumns:
-        """Those of batches."""
+        """Return those of batches."""
         names = cls._fields[1:]
         rows = [(b.position, *(getattr(b.header, name) for name in names)) for b in batches]
         return cls(*np.array(rows, np.int64).T)
 
     @classmethod
     def of_run(cls, run: BatchRun) -> BatchColumns:
-        """Those of a run of batches."""
+        """Return those of a run of batches."""
         return cls(run.position + run.starts, *(run.column(name) for name in cls._fields[1:]))
 
 
@@ -125,19 +125,19 @@ class Chunk(NamedTuple):
         """Return a number of each record's batch."""
         return np.repeat(of_batches, self.headers.record_count)
 
-    def malformed(self, row: int, expected: str, found: str) -> CorruptSegmentError:
+    def malformed(self, row: int, expected: str, actual: str) -> CorruptSegmentError:
         """Return the error for a record of the chunk."""
         after = np.cumsum(self.headers.record_count)
         number = int(np.searchsorted(after, row, side="right"))
         row -= int(after[number] - self.headers.record_count[number])
         in_batch = f"{expected} in record {row} of the batch"
-        return corrupt(self.path, int(self.headers.position[number]), in_batch, found)
+        return corrupt(self.path, int(self.headers.position[number]), in_batch, actual)
 
-    def require(self, is_sound: Bools, expected: str, found: Int64s) -> None:
+    def require(self, is_sound: Bools, expected: str, actual: Int64s) -> None:
         """Raise for the first record that is not sound."""
         if not is_sound.all():
             row = int(np.argmin(is_sound))
-            raise self.malformed(row, expected, str(found[row]))
+            raise self.malformed(row, expected, str(actual[row]))
 
     def varints(self, at: Int64s, width: int) -> tuple[Int64s, Int64s]:
         """Return a varint of each record and the positions after them."""
@@ -238,10 +238,10 @@ def _find_records(
             path, int(headers.position[0]), "less than 2 GiB of records", f"{len(raw)} bytes"
         )
     data = np.frombuffer(raw, dtype=np.uint8)
-    found = _scan_together(data, headers.record_count, bodies)
-    if found is None:
-        found = _scan_one_by_one(path, raw, headers, bodies)
-    return Chunk(path, headers, raw, data, *found)
+    bounds = _scan_together(data, headers.record_count, bodies)
+    if bounds is None:
+        bounds = _scan_one_by_one(path, raw, headers, bodies)
+    return Chunk(path, headers, raw, data, *bounds)
 
 
 def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s, Int64s] | None:
@@ -278,11 +278,11 @@ def _scan_one_by_one(
     for number, (begin, limit, count) in enumerate(spans):
         before = len(starts)
         end = _scan(raw, range(begin, limit), count, starts=starts, ends=ends)
-        found = len(starts) - before
-        if found < count or end != limit:
+        scanned = len(starts) - before
+        if scanned < count or end != limit:
             expected = f"{count} records in {limit - begin} bytes"
             position = int(headers.position[number])
-            raise corrupt(path, position, expected, f"{found} in {end - begin}")
+            raise corrupt(path, position, expected, f"{scanned} in {end - begin}")
     return np.array(starts), np.array(ends)
 
 
@@ -328,8 +328,8 @@ def _decode_headers(chunk: Chunk, at: Int64s) -> pa.Array:
         try:
             after[row] = _scan_headers(chunk.raw, span, count, places)
         except (IndexError, ValueError) as bad:
-            found = str((len(places) - before) // 4)
-            raise chunk.malformed(row, f"{count} headers inside its length", found) from bad
+            decoded = str((len(places) - before) // 4)
+            raise chunk.malformed(row, f"{count} headers inside its length", decoded) from bad
     chunk.require(after == chunk.end, "fields as long as its length", after - chunk.start)
     return _gather_headers(chunk, counts, np.array(places, dtype=np.int64).reshape(-1, 4))
 

@@ -50,7 +50,7 @@ TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
 
 
 def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
-    """The arguments that every job takes."""
+    """Return the arguments that every job takes."""
     parser = argparse.ArgumentParser(prog=job, description=description)
     parser.set_defaults(job=job)
     if has_topics:
@@ -92,7 +92,7 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_now(text: str) -> datetime:
-    """An ISO 8601 time with its zone."""
+    """Return an ISO 8601 time with its zone."""
     try:
         now = datetime.fromisoformat(text)
         if now.tzinfo is not None:
@@ -103,7 +103,7 @@ def parse_now(text: str) -> datetime:
 
 
 def to_ms(moment: datetime) -> int:
-    """Milliseconds since the epoch, exactly."""
+    """Return milliseconds since the epoch, exactly."""
     whole = int(moment.replace(microsecond=0).timestamp())
     return whole * 1000 + moment.microsecond // 1000
 
@@ -132,7 +132,7 @@ def run_topics(
 def run_unchecked(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """The same, whatever was done to the topics."""
+    """Return the same, whatever was done to the topics."""
     job_log.start(args.job)
     if not args.plan_only:
         create_runs(spark)
@@ -238,9 +238,13 @@ def _written(
 
 
 def _check_result(job: str, outcome: JobOutcome) -> None:
-    found = list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
-    if found:
-        raise AssertionError(f"the result of {job} is not of its types: {'; '.join(found)}")
+    problems_of_result = (
+        list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
+    )
+    if problems_of_result:
+        raise AssertionError(
+            f"the result of {job} is not of its types: {'; '.join(problems_of_result)}"
+        )
 
 
 def _log_failure(what: str, error: BaseException) -> None:

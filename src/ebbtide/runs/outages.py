@@ -113,7 +113,7 @@ class _Thrown(NamedTuple):
 
 
 def explained(error: BaseException) -> BaseException:
-    """The error as a job's outcome: an outage and a refusal as ours, any other as it is."""
+    """Return the error as a job's outcome: an outage and a refusal as ours, any other as it is."""
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError
@@ -122,9 +122,10 @@ def explained(error: BaseException) -> BaseException:
             f"expected a catalog and a store that these credentials may use, found {refused}; "
             "correct the catalog's settings, or grant them access"
         )
-    elif (found := outage_of(error)) is not None:
+    elif (outage := outage_of(error)) is not None:
         outcome = UnavailableError(
-            f"expected the catalog and its storage to answer, found {found}; run again once they do"
+            f"expected the catalog and its storage to answer, found {outage}; run again once they "
+            "do"
         )
     else:
         return error
@@ -146,7 +147,7 @@ def _is_denied(thrown: _Thrown) -> bool:
 
 
 def is_of_gone_files(error: BaseException) -> bool:
-    """Whether a table's file or snapshot was not there: other tools may have replaced it."""
+    """Return whether a table's file or snapshot was not there: other tools may have replaced it."""
     thrown = [each for link in _chain(error) for each in _thrown(link)]
     return any(
         _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message) for each in thrown
@@ -160,7 +161,7 @@ def outage_of(error: BaseException) -> str | None:
     if any(_LASTING.intersection(each.classes) for each in thrown):
         return None
     passing = [each.in_words() for each in thrown if _is_passing(each)]
-    passing += [said for link in chain if (said := _of_python(link))]
+    passing += [message for link in chain if (message := _of_python(link))]
     return _first_line(passing[-1]) if passing else None
 
 
@@ -182,12 +183,12 @@ def _of_python(error: BaseException) -> str | None:
         return f"{type(error).__name__}: {error}" if is_passing else None
     if not isinstance(error, Py4JError | CapturedException):
         return None
-    found = [match for match in _IN_A_WORKER.finditer(str(error)) if int(match[1]) in _ERRNOS]
-    return found[-1].group() if found else None
+    matches = [match for match in _IN_A_WORKER.finditer(str(error)) if int(match[1]) in _ERRNOS]
+    return matches[-1].group() if matches else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes in Python, outermost first."""
+    """Yield the error and its causes in Python, outermost first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

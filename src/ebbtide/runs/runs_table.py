@@ -44,7 +44,7 @@ class JobOutcome:
     error: BaseException | None = None  # what was refused, beside what was done
 
     def to_json(self) -> str:
-        """The row's `result`, a `ebbtide.log.results.Result`."""
+        """Return the row's `result`, a `ebbtide.log.results.Result`."""
         partitions = {str(partition): numbers for partition, numbers in self.partitions.items()}
         result = {"version": VERSION, "partitions": partitions, "topic": self.topic}
         return json.dumps(result)

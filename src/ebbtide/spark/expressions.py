@@ -50,12 +50,12 @@ class Expression(NamedTuple):
         try:
             # A WHERE takes neither aggregates, nor window functions, nor generators.
             judged = empty.where(self.column.isNull())
-            found = empty.select(self.column).schema[0].dataType
+            data_type = empty.select(self.column).schema[0].dataType
         except PySparkException as error:
             raise self.refused(str(error).strip().splitlines()[0]) from error
         if reason := self._not_of_one_record(judged):
             raise self.refused(reason)
-        return found
+        return data_type
 
     def _not_of_one_record(self, judged: DataFrame) -> str | None:
         """Why the expression in the frame's WHERE says not the same each time; None if it does."""
@@ -75,10 +75,10 @@ class Expression(NamedTuple):
             )
         return None
 
-    def refused(self, found: str) -> ConfigurationError:
+    def refused(self, actual: str) -> ConfigurationError:
         """What is wrong with it."""
         return ConfigurationError(
-            f"expected {self.expected} in {self.setting}{self.text}, found {found}"
+            f"expected {self.expected} in {self.setting}{self.text}, found {actual}"
         )
 
     @contextmanager
@@ -101,7 +101,7 @@ def _condition(judged: DataFrame) -> Any:
 
 
 def _casts_words_of_the_run(judged: DataFrame) -> bool:
-    """Whether the optimizer would put a time in the place of a cast; it does so by a rule.
+    """Return whether the optimizer would put a time in the place of a cast; it does so by a rule.
 
     Nobody else does: a cast of a record's text, or of text that only folding makes constant, knows
     no such words.
@@ -129,5 +129,5 @@ def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
 
 
 def _failure(error: Exception) -> str | None:
-    found = _DATA_EXCEPTION.search(str(error))
-    return found.group(1) if found else None
+    match = _DATA_EXCEPTION.search(str(error))
+    return match.group(1) if match else None

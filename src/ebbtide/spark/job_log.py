@@ -62,7 +62,7 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
     context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)
     try:
-        with told(log, doing, "tasks", partial(_tasks, context, group)):
+        with progress_logged(log, doing, "tasks", partial(_tasks, context, group)):
             yield
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description"):
@@ -70,7 +70,7 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
 
 
 @contextmanager
-def told(
+def progress_logged(
     log: logging.Logger, doing: str, what: str, progress: Callable[[], tuple[int, int]]
 ) -> Iterator[None]:
     """Log now and then how many of all, `what` there are, are done, and the time that is left."""
@@ -98,8 +98,8 @@ def _watch(
         if 0 < done < total:
             seconds = time.monotonic() - started
             left_s = seconds * (total - done) / done
-            said = "%s: %d of %d %s done in %.0f s, %.0f s left"
-            log.info(said, doing, done, total, what, seconds, left_s)
+            line = "%s: %d of %d %s done in %.0f s, %.0f s left"
+            log.info(line, doing, done, total, what, seconds, left_s)
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:

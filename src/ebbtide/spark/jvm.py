@@ -18,7 +18,7 @@ def java_class(spark: SparkSession, name: str) -> Any:
 
 
 def iceberg_class(spark: SparkSession, name: str) -> Any:
-    """A class of Iceberg by its name below `org.apache.iceberg`."""
+    """Return a class of Iceberg by its name below `org.apache.iceberg`."""
     return java_class(spark, ICEBERG + name)
 
 
@@ -28,19 +28,19 @@ def items(java_list: Any) -> list[Any]:
 
 
 def as_dict(spark: SparkSession, of: Any) -> dict[str, str]:
-    """A Java map in one call; going through it one by one takes two for each entry."""
-    found: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
-    return found
+    """Return a Java map in one call; going through it one by one takes two for each entry."""
+    entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
+    return entries
 
 
 def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
-    """A Java map of strings in one call, likewise."""
+    """Return a Java map of strings in one call, likewise."""
     kind = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
     return _mapper(spark).readValue(json.dumps(dict(values)), kind)
 
 
 def java_array(spark: SparkSession, texts: Sequence[str]) -> Any:
-    """A Java array of strings, for a method that takes any number of them."""
+    """Return a Java array of strings, for a method that takes any number of them."""
     gateway: Any = spark.sparkContext._gateway
     array = gateway.new_array(java_class(spark, "java.lang.String"), len(texts))
     for number, text in enumerate(texts):

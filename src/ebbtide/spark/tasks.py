@@ -22,7 +22,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, SourceError, class_named
-from ebbtide.spark.job_log import told, watched
+from ebbtide.spark.job_log import progress_logged, watched
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _OnDriver(NamedTuple, Generic[T]):
 
 @contextmanager
 def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
-    """The value for work on so many rows; executors get it once each."""
+    """Yield the value for work on so many rows; executors get it once each."""
     if is_on_driver(spark, rows):
         yield _OnDriver(value)
         return
@@ -93,7 +93,7 @@ def in_threads(
         return sum(future.done() for future in futures), len(futures)
 
     try:
-        with told(log, f"{doing} {len(units)} segments", "segments", progress):
+        with progress_logged(log, f"{doing} {len(units)} segments", "segments", progress):
             return [future.result() for future in futures]
     finally:
         for future in futures:
@@ -103,7 +103,7 @@ def in_threads(
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """One for all topics of a process, so that they share the cores."""
+    """Return one for all topics of a process, so that they share the cores."""
     return ThreadPoolExecutor(threads, "segments")
 
 

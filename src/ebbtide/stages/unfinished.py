@@ -84,7 +84,7 @@ def in_flight(topic: Topic) -> set[Work]:
         Work.SLICE: SLICE in topic.properties,
         Work.REPLICATION: REPLICATION in topic.properties,
     }
-    return {work for work, found in is_written.items() if found}
+    return {work for work, is_in_flight in is_written.items() if is_in_flight}
 
 
 def settle(topic: Topic, job: str) -> Topic:

@@ -49,12 +49,12 @@ _REFUSED = {
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """ConfigurationError for a setting by which files would not be opened as it says."""
+    """Raise ConfigurationError for a setting by which files would not be opened as it says."""
     for name, refused in _REFUSED.items():
-        found = settings.get(name)
-        if found is not None and refused in (None, found.lower()):
+        value = settings.get(name)
+        if value is not None and refused in (None, value.lower()):
             raise ConfigurationError(
-                f"expected no {name} = {found} among the catalog's settings: ebbtide opens files "
+                f"expected no {name} = {value} among the catalog's settings: ebbtide opens files "
                 "by keys, roles or vended credentials, and leaves encryption to the bucket; "
                 "remove it"
             )
@@ -63,37 +63,41 @@ def check_settings(settings: Mapping[str, str]) -> None:
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
     """The file system of a bucket; what no setting tells comes from the machine's environment."""
-    said = dict(settings)
+    properties = dict(settings)
     arguments: dict[str, Any] = {
-        name: value for name, of in _ARGUMENTS.items() if (value := _first(said, of)) is not None
+        name: value
+        for name, of in _ARGUMENTS.items()
+        if (value := _first(properties, of)) is not None
     }
     for name, of in _MILLISECONDS.items():
-        if (value := _first(said, of)) is not None:
+        if (value := _first(properties, of)) is not None:
             arguments[name] = _whole(of[0], value) / 1000
-    attempts = 1 + _whole("s3.retry.num-retries", said.get("s3.retry.num-retries", str(_RETRIES)))
+    attempts = 1 + _whole(
+        "s3.retry.num-retries", properties.get("s3.retry.num-retries", str(_RETRIES))
+    )
     arguments["allow_delayed_open"] = True  # a small file is one request
     arguments["retry_strategy"] = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
-    endpoint = said.get("s3.endpoint")
+    endpoint = properties.get("s3.endpoint")
     if endpoint is not None:
-        arguments |= _at(endpoint, said)
+        arguments |= _at(endpoint, properties)
     elif "region" not in arguments:
         arguments["region"] = pyarrow.fs.resolve_s3_region(bucket)
     return pyarrow.fs.S3FileSystem(**arguments)
 
 
-def _at(endpoint: str, said: Mapping[str, str]) -> dict[str, Any]:
+def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
     """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
-    found = urlsplit(endpoint)
-    if found.scheme not in ("http", "https") or not found.hostname:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(
             f"expected s3.endpoint to be http://HOST:PORT or https://..., found {endpoint}"
         )
-    is_path_style = said.get("s3.path-style-access", "false").lower() == "true"
+    is_path_style = properties.get("s3.path-style-access", "false").lower() == "true"
     return {
-        "scheme": found.scheme,
-        "endpoint_override": found.netloc + found.path.rstrip("/"),
+        "scheme": url.scheme,
+        "endpoint_override": url.netloc + url.path.rstrip("/"),
         # A bucket cannot be put before an IP address; AWS's own client does the same.
-        "force_virtual_addressing": not is_path_style and not _is_ip(found.hostname),
+        "force_virtual_addressing": not is_path_style and not _is_ip(url.hostname),
     }
 
 
@@ -105,8 +109,8 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _first(said: Mapping[str, str], names: Iterable[str]) -> str | None:
-    return next((said[name] for name in names if name in said), None)
+def _first(properties: Mapping[str, str], names: Iterable[str]) -> str | None:
+    return next((properties[name] for name in names if name in properties), None)
 
 
 def _whole(name: str, value: str) -> int:

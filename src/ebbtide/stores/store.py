@@ -46,12 +46,12 @@ class Store:
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Store:
         """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
-        found = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
-        s3.check_settings(found)
-        return cls(tuple(sorted(found.items())))
+        settings = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
+        s3.check_settings(settings)
+        return cls(tuple(sorted(settings.items())))
 
     def resolve(self, uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
-        """The file system of a path or URI, and the path inside it."""
+        """Return the file system of a path or URI, and the path inside it."""
         scheme = scheme_of(uri)
         if not scheme:
             return pyarrow.fs.LocalFileSystem(), os.path.abspath(uri)
@@ -76,7 +76,7 @@ class Store:
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """A table's file, opened by position; FileNotFoundError where there is none.
+        """Yield a table's file, opened by position; FileNotFoundError where there is none.
 
         A small one comes from an object store whole: each range of it would be one more request.
         """
@@ -101,7 +101,7 @@ AMBIENT = Store()
 
 
 def is_object_store(file_system: pyarrow.fs.FileSystem) -> bool:
-    """Whether it has neither directories nor a rename in one step."""
+    """Return whether it has neither directories nor a rename in one step."""
     return file_system.type_name in _OBJECT_STORES
 
 

@@ -11,23 +11,23 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
 
 def scheme_of(uri: str) -> str:
     """Its scheme in lower case; empty for a path."""
-    found = _SCHEME.match(uri)
-    return found[1].lower() if found else ""
+    match = _SCHEME.match(uri)
+    return match[1].lower() if match else ""
 
 
 def authority_of(uri: str) -> str:
     """What stands between `//` and the path, such as a bucket; empty for a path."""
-    found = _SCHEME.match(uri)
-    return (found[2] or "") if found else ""
+    match = _SCHEME.match(uri)
+    return (match[2] or "") if match else ""
 
 
 def after_authority(uri: str) -> str:
-    """The path within a URI, encoded as it is."""
+    """Return the path within a URI, encoded as it is."""
     return _SCHEME.sub("", uri, count=1)
 
 
 def encoded(location: str) -> str:
-    """A table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
+    """Return a table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
     if not scheme_of(location):
         return location
     return _SCHEME.match(location)[0] + quote(after_authority(location))  # type: ignore[index]

@@ -4,7 +4,7 @@ import pytest
 
 from ebbtide.errors import RequestError
 from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.rebuilding import Asked, Found, parse_asked, rebuilt_states
+from ebbtide.log.state.rebuilding import Asked, LogInTables, parse_asked, rebuilt_states
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
 TOLD = PartitionState(
@@ -21,7 +21,7 @@ TOLD = PartitionState(
     first_appended_offset=95,
     horizon_ms=9,
 )
-FOUND = Found(
+FOUND = LogInTables(
     start=5, end=100, segments=(SegmentStart(0, 11), SegmentStart(50, -1)), max_event_time_ms=70
 )
 

@@ -58,7 +58,7 @@ class Appending(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
-        """The table as it is now; ConfigurationError where it lacks one of the columns."""
+        """Return the table as it is now; ConfigurationError where it lacks one of the columns."""
         loaded = java_table(spark, table)
         properties = as_dict(spark, loaded.properties())
         codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
@@ -73,7 +73,7 @@ class Appending(NamedTuple):
         return cls(spark, loaded, target)
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
-        """A new file for each (partition, segment)."""
+        """Return a new file for each (partition, segment)."""
         provider = self.table.locationProvider()
         return [
             self.target._replace(

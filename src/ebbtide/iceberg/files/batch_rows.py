@@ -73,10 +73,10 @@ def look_at_headers(
     if snapshot is not None:
         units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(outlines, MAX_OFFSET))
         look, rows = partial(_look_at, outlines), count_rows(units) // HEADERS_A_RECORD
-        for unit, found in zip(
+        for unit, headers in zip(
             units, map_segments(spark, look, units, rows, "looks at headers of"), strict=True
         ):
-            parts[unit.partition] += found
+            parts[unit.partition] += headers
     return {p: LogHeaders.of_all(parts[p], outline) for p, outline in outlines.items()}
 
 
@@ -91,7 +91,7 @@ _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
     """Whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
-    found = np.zeros(records.num_rows, np.bool_)
+    is_old = np.zeros(records.num_rows, np.bool_)
     partitions = records["partition"].to_numpy()
     for partition, units in _units_of(spark, batches_table, records).items():
         mine = partitions == partition
@@ -107,14 +107,14 @@ def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) ->
                 f"{int(batches[bases[at] != batches][0])}; roll the tables back to a snapshot "
                 "before it went"
             )
-        found[mine] = headers["magic"].to_numpy()[at] < 2
-    return found
+        is_old[mine] = headers["magic"].to_numpy()[at] < 2
+    return is_old
 
 
 def _units_of(
     spark: SparkSession, batches_table: str, records: pa.Table
 ) -> dict[int, list[SegmentFiles]]:
-    """The batch rows' files that may hold the records' batches, by partition."""
+    """Return the batch rows' files that may hold the records' batches, by partition."""
     snapshot = current_snapshot(spark, batches_table)
     ranges = {
         row["partition"]: (row["batch_min"], row["batch_max"])
@@ -125,13 +125,13 @@ def _units_of(
     if snapshot is None or not ranges:
         return {}
     ends = {partition: last + 1 for partition, (_, last) in ranges.items()}
-    found: dict[int, list[SegmentFiles]] = {}
+    units: dict[int, list[SegmentFiles]] = {}
     for unit in plan_segments(spark, batches_table, snapshot, ends):
-        mine = found.setdefault(unit.partition, [])
+        mine = units.setdefault(unit.partition, [])
         if unit.segment <= ranges[unit.partition][0]:
             mine.clear()  # those before end where this one begins
         mine.append(unit)
-    return found
+    return units
 
 
 def prepare_changes(

@@ -113,15 +113,15 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
 
 
 def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
-    """The rows of each (partition, segment), in the order of the column `by`."""
+    """Return the rows of each (partition, segment), in the order of the column `by`."""
     order = [("partition", "ascending"), ("segment", "ascending"), (by, "ascending")]
     rows = rows.sort_by(order)
     keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
-    found, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    places, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
     # Copies, since a slice takes all of the table along when it is sent to a task.
     return {
         (int(partition), int(segment)): rows.take(np.arange(start, start + count))
-        for partition, segment, start, count in zip(*found, starts, counts, strict=True)
+        for partition, segment, start, count in zip(*places, starts, counts, strict=True)
     }
 
 
@@ -217,14 +217,14 @@ def _reading(store: Store, path: str) -> Iterator[pa.NativeFile]:
 
 
 def read_vector(store: Store, vector: Vector) -> Offsets:
-    """The positions that a deletion vector names."""
+    """Return the positions that a deletion vector names."""
     # A length and a magic number before the bitmap, a checksum after it.
     bitmap = BitMap64.deserialize(read_blob(store, vector)[8:-4])
     return np.frombuffer(bitmap.to_array(), np.int64)
 
 
 def read_blob(store: Store, vector: Vector) -> bytes:
-    """A deletion vector as its Puffin file holds it."""
+    """Return a deletion vector as its Puffin file holds it."""
     with _reading(store, vector.path) as handle:
         return bytes(handle.read_at(vector.size_bytes, vector.position))
 
@@ -246,7 +246,7 @@ def write_rows(store: Store, path: str, rows: pa.Table) -> None:
 
 
 def write_groups(store: Store, path: str, groups: Iterable[pa.Table]) -> bool:
-    """The same, a row group at a time; False and no file where there is no row."""
+    """Return the same, a row group at a time; False and no file where there is no row."""
     filled = (group for group in groups if group.num_rows)
     first = next(filled, None)
     if first is None:

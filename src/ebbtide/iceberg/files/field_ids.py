@@ -28,7 +28,7 @@ class TableColumn(NamedTuple):
 
 
 def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
-    """The columns of Iceberg's table object, in its order."""
+    """Return the columns of Iceberg's table object, in its order."""
     schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
     return tuple(
         TableColumn(field["name"], field["id"], field.get("initial-default"))
@@ -44,18 +44,18 @@ def read_file(
     Columns may be null whatever the writer knew, so that files of all writers go together.
     """
     names = {_id_of(field): field.name for field in opened.schema_arrow}
-    found = [column for column in columns if column.field_id in names]
-    in_file = [names[column.field_id] for column in found]
+    present = [column for column in columns if column.field_id in names]
+    in_file = [names[column.field_id] for column in present]
     if group is None:
         table = opened.read(columns=in_file, use_threads=False)
     else:
         table = opened.read_row_group(group, columns=in_file, use_threads=False)
-    if not found:  # a table without columns would have no rows
+    if not present:  # a table without columns would have no rows
         return table
     arrays = [table[name] for name in in_file]
     fields = [
         table.schema.field(inner).with_name(column.name).with_nullable(True)
-        for inner, column in zip(in_file, found, strict=True)
+        for inner, column in zip(in_file, present, strict=True)
     ]
     return pa.table(arrays, schema=pa.schema(fields))
 
@@ -72,7 +72,7 @@ def bytes_of_column(opened: pq.ParquetFile, column: TableColumn) -> int:
 
 
 def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.Table:
-    """The rows of several files as one table; what some lack has its default there."""
+    """Return the rows of several files as one table; what some lack has its default there."""
     names = {name for table in tables for name in table.column_names}
     filled = [column for column in columns if column.name in names and column.default is not None]
     tables = [_with_defaults(table, filled) for table in tables]
@@ -89,10 +89,10 @@ def _with_defaults(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
 
 
 def field_of(column: TableColumn, kind: pa.DataType) -> pa.Field:
-    """The column as a file that is to be written has it."""
+    """Return the column as a file that is to be written has it."""
     return pa.field(column.name, kind, metadata={_FIELD_ID: str(column.field_id)})
 
 
 def _id_of(field: pa.Field) -> int | None:
-    found = (field.metadata or {}).get(_FIELD_ID)
-    return None if found is None else int(found)
+    field_id = (field.metadata or {}).get(_FIELD_ID)
+    return None if field_id is None else int(field_id)

@@ -78,7 +78,7 @@ class RowDelta(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
-        """The parts, each of other segments, as one."""
+        """Return the parts, each of other segments, as one."""
         return cls(*(tuple(chain.from_iterable(of)) for of in zip(*parts, strict=True)))
 
 
@@ -158,7 +158,7 @@ def prepare_rewrite(
 
 
 def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Iterator[Any]:
-    """The deletion vectors for data files, as Iceberg lists them."""
+    """Yield the deletion vectors for data files, as Iceberg lists them."""
     manifests = iceberg_class(spark, "ManifestFiles")
     for manifest in items(table.currentSnapshot().deleteManifests(table.io())):
         reader = manifests.readDeleteManifest(manifest, table.io(), table.specs())
@@ -209,7 +209,7 @@ class _Tasks(NamedTuple):
         return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)
 
     def unchanged(self, file: DataFile) -> Any:
-        """The task of a file with the deletions that it was planned with."""
+        """Return the task of a file with the deletions that it was planned with."""
         task = self.by_path.get(file.path)
         if task is not None and data_file(self._described(task)).vector == file.vector:
             return task
@@ -219,7 +219,7 @@ class _Tasks(NamedTuple):
         )
 
     def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
-        """The file written to `path` for the segment, as Iceberg lists it."""
+        """Return the file written to `path` for the segment, as Iceberg lists it."""
         task = self._described(self.by_path[unit.files[0].path])
         place = Place(self.spec["spec-id"], unit.partition, unit.segment, path)
         task["data-file"] = read_description(unit.store, place)

@@ -33,13 +33,13 @@ class ListedFile(NamedTuple):
 
 
 def current_files(spark: SparkSession, table: Any) -> list[ListedFile]:
-    """The files of the current snapshot of Iceberg's table object."""
+    """Return the files of the current snapshot of Iceberg's table object."""
     current = table.currentSnapshot()
     return [] if current is None else list(_files(spark, table, [current]))
 
 
 def all_sizes(spark: SparkSession, table: Any) -> dict[str, int]:
-    """Bytes of each file that some snapshot needs, by path."""
+    """Return bytes of each file that some snapshot needs, by path."""
     files = _files(spark, table, items(table.snapshots()))
     return {file.path: file.size_bytes for file in files}
 
@@ -64,7 +64,7 @@ def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
 
 
 def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterator[ListedFile]:
-    """The files of snapshots; each manifest is read once."""
+    """Yield the files of snapshots; each manifest is read once."""
     store = store_of(spark, table)
     manifests = {
         manifest["manifest_path"]: None

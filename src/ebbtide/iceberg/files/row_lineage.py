@@ -30,7 +30,7 @@ class Lineage(NamedTuple):
 def with_lineage(
     rows: pa.Table, positions: npt.NDArray[np.int64], lineage: Lineage | None
 ) -> pa.Table:
-    """The rows at these positions of their file with the two columns of LINEAGE."""
+    """Return the rows at these positions of their file with the two columns of LINEAGE."""
     if lineage is None or lineage.first_row_id is None:
         return rows
     inherited = {
@@ -42,6 +42,6 @@ def with_lineage(
         if at < 0:
             rows = rows.append_column(field_of(column, pa.int64()), values)
         else:
-            said = pc.coalesce(rows.column(at), values)
-            rows = rows.set_column(at, field_of(column, pa.int64()), said)
+            row_ids = pc.coalesce(rows.column(at), values)
+            rows = rows.set_column(at, field_of(column, pa.int64()), row_ids)
     return rows

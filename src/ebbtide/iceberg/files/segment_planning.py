@@ -78,8 +78,8 @@ def scan_tasks(
         of_any = one_of("partition", [to_integer(partition) for partition in ends])
         below = expressions.lessThan("segment", max(ends.values()))
         return planned_tasks(table, snapshot, both(of_any, below), bound=bound)
-    found = (wanted(partition, end) for partition, end in ends.items())
-    return planned_tasks(table, snapshot, any_expression(spark, found), bound=bound)
+    filters = (wanted(partition, end) for partition, end in ends.items())
+    return planned_tasks(table, snapshot, any_expression(spark, filters), bound=bound)
 
 
 def plan_where(
@@ -108,11 +108,11 @@ def _units(
     has_lineage: bool = False,
     bound: str | None = None,
 ) -> list[SegmentFiles]:
-    """The files of scan tasks by segment; `is_wanted` is asked with (partition, segment)."""
+    """Return the files of scan tasks by segment; `is_wanted` is asked with (partition, segment)."""
     parser = iceberg_class(spark, "ScanTaskParser")
     columns, store = columns_of(spark, table), store_of(spark, table)
     bound_id = next((column.field_id for column in columns if column.name == bound), None)
-    found: dict[tuple[int, int], list[DataFile]] = {}
+    files: dict[tuple[int, int], list[DataFile]] = {}
     for task in tasks:
         described = json.loads(parser.toJson(task))
         place = segment_of_task(described, columns)
@@ -124,9 +124,9 @@ def _units(
                 file = file._replace(lineage=lineage)
             if bound_id is not None:
                 file = file._replace(last=_upper_bound(described["data-file"], bound_id))
-            found.setdefault(place, []).append(file)
+            files.setdefault(place, []).append(file)
     return [
-        SegmentFiles(*place, tuple(sorted(found[place])), columns, store) for place in sorted(found)
+        SegmentFiles(*place, tuple(sorted(files[place])), columns, store) for place in sorted(files)
     ]
 
 
@@ -215,7 +215,7 @@ def segment_of_task(task: Mapping[str, Any], columns: Sequence[TableColumn]) -> 
 
 
 def data_file(task: Mapping[str, Any]) -> DataFile:
-    """The file that a scan task, as Iceberg describes it in JSON, reads."""
+    """Return the file that a scan task, as Iceberg describes it in JSON, reads."""
     deletes, file_format = task["delete-files"], task["data-file"]["file-format"]
     if file_format.lower() != "parquet":
         raise ConfigurationError(

@@ -63,17 +63,17 @@ class Erasure:
     @property
     def headers(self) -> TombstoneHeaders:
         """What each tombstone says of itself."""
-        said = {
+        values = {
             REQUESTED_BY: self.requested_by,
             REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),
             REASON: self.reason,
             RUN_ID: self.run_id,
         }
-        return tuple((name, text.encode()) for name, text in said.items())
+        return tuple((name, text.encode()) for name, text in values.items())
 
 
 def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys, each once, in order; an empty line is none. No message repeats a line."""
+    """Return the keys, each once, in order; an empty line is none. No message repeats a line."""
     decode = _DECODERS[encoding]
     keys: dict[bytes, None] = {}
     for number, line in enumerate(lines, 1):
@@ -97,7 +97,7 @@ _DECODERS: dict[Encoding, Callable[[str], bytes]] = {
 
 
 def check_is_compacted(topic: str, config: TopicConfig) -> None:
-    """ConfigurationError where a tombstone would delete nothing."""
+    """Raise ConfigurationError where a tombstone would delete nothing."""
     if not config.is_compacted:
         raise ConfigurationError(
             f"expected kafka.cleanup.policy of {topic} to hold compact, found "
@@ -143,7 +143,7 @@ def produced_headers(config: TopicConfig, erasure: Erasure) -> TombstoneHeaders:
 
 
 def _connection(config: TopicConfig, erasure: Erasure) -> str | None:
-    """The connection asked for, the upstream's, or that of the only live replica."""
+    """Return the connection asked for, the upstream's, or that of the only live replica."""
     if erasure.connection:
         return erasure.connection
     if config.upstream is not None and config.upstream.connection is not None:

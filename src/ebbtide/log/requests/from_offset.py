@@ -29,7 +29,7 @@ def parse_from_offset(text: str) -> FromOffset:
 def ranges_to_mark(
     states: Mapping[int, PartitionState], again_from: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """The offsets [first, end) of each partition that has any to look at."""
+    """Return the offsets [first, end) of each partition that has any to look at."""
     ranges = {}
     for partition, state in states.items():
         first = min(state.first_unmarked_offset, again_from.get(partition, state.log_end_offset))
@@ -56,15 +56,15 @@ def offsets_to_mark_again_from(
             f"found {', '.join(map(_shown, asked))}"
         )
     offsets = {p: chosen.get(p, for_all[0] if for_all else None) for p in (*states, *chosen)}
-    found = {partition: offset for partition, offset in offsets.items() if offset is not None}
-    for partition, offset in found.items():
+    known = {partition: offset for partition, offset in offsets.items() if offset is not None}
+    for partition, offset in known.items():
         if partition not in states:
             raise RequestError(
                 f"expected one of the partitions {', '.join(map(str, states))} to mark again, "
                 f"found {partition}"
             )
         _check_bounds(partition, states[partition], cleaned_up_to.get(partition, 0), offset)
-    return found
+    return known
 
 
 def _check_bounds(partition: int, state: PartitionState, cleaned_up_to: int, offset: int) -> None:

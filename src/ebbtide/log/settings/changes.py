@@ -41,18 +41,18 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
 
 
 def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
-    """ConfigurationError where a topic of these properties cannot have the changes."""
+    """Raise ConfigurationError where a topic of these properties cannot have the changes."""
     parse_config(changed(properties, changes))
 
 
 def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str, str]:
-    """The properties after the changes."""
+    """Return the properties after the changes."""
     merged: dict[str, str | None] = {**properties, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """A setting given as NAME=VALUE, checked as far as it can be without the topic."""
+    """Return a setting given as NAME=VALUE, checked as far as it can be without the topic."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise RequestError(f"expected NAME=VALUE for a setting, found {text!r}")
@@ -62,7 +62,7 @@ def parse_setting(text: str) -> tuple[str, str]:
 
 
 def check_names(changes: SettingChanges) -> None:
-    """ConfigurationError for a name that no topic may be given."""
+    """Raise ConfigurationError for a name that no topic may be given."""
     known = {*settings(), *ICEBERG_SETTINGS}
     for name, value in changes.items():
         if name == SOURCE and value is not None:

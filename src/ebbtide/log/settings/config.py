@@ -148,7 +148,7 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
 
 
 def settings() -> list[str]:
-    """Names of all properties that configure a topic."""
+    """Return names of all properties that configure a topic."""
     return sorted(SETTINGS)
 
 
@@ -178,7 +178,7 @@ def _ratio(name: str, text: str) -> float:
 
 
 def _digits(text: str) -> str:
-    """The text, unless it has what Python takes in a number and Kafka does not."""
+    """Return the text, unless it has what Python takes in a number and Kafka does not."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text

@@ -20,7 +20,7 @@ _VALUE = re.compile(rf"([?&][^=&\s]*{_SECRET}[^=&\s]*=)[^&\s'\"]*", re.IGNORECAS
 
 
 def check_uri(uri: str) -> str:
-    """The URI; RequestError where it holds a user, a password or a key."""
+    """Return the URI; RequestError where it holds a user, a password or a key."""
     if _FOUND.search(uri):
         raise RequestError(
             f"expected a URI without credentials, found some in {redacted(uri)}: it would be "
@@ -31,5 +31,5 @@ def check_uri(uri: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """The text with the credentials of each URI in it left out."""
+    """Return the text with the credentials of each URI in it left out."""
     return _VALUE.sub(r"\1***", _USER.sub(r"\1***@", text))

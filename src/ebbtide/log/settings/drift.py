@@ -34,30 +34,30 @@ class Drift(NamedTuple):
 
 
 def layout_of(configs: Mapping[str, str]) -> dict[str, str]:
-    """The properties of a new table, from the brokers' configuration of the topic."""
+    """Return the properties of a new table, from the brokers' configuration of the topic."""
     names = [name for name in LAYOUT if name in configs and _is_known(name, configs[name])]
     return {PREFIX + name: configs[name] for name in names}
 
 
 def drifts(properties: Mapping[str, str], configs: Mapping[str, str]) -> list[Drift]:
-    """Each setting that takes effect differently here and there."""
-    found = []
+    """Return each setting that takes effect differently here and there."""
+    differing = []
     for name in (*LAYOUT, *REMOVAL):
         if name not in configs or not _is_known(name, configs[name]):
             continue
         here, there = properties.get(PREFIX + name), configs[name]
         is_no_limit = here is None and (name, there) in _NO_LIMIT
         if not is_no_limit and _parsed(name, here) != _parsed(name, there):
-            found.append(Drift(PREFIX + name, here, there))
-    return found
+            differing.append(Drift(PREFIX + name, here, there))
+    return differing
 
 
-def drift_note(topic: str, found: list[Drift]) -> str:
+def drift_note(topic: str, differing: list[Drift]) -> str:
     """What a run says of them, and how they are confirmed."""
-    names = ", ".join(drift.name for drift in found)
+    names = ", ".join(drift.name for drift in differing)
     conf = json.dumps({"topic": topic, "from_source": True, "plan_only": True})
     return (
-        f"{len(found)} settings differ from the brokers': {names}; to see what a night would "
+        f"{len(differing)} settings differ from the brokers': {names}; to see what a night would "
         f"remove with theirs, trigger configure_topic with {conf}, and with plan_only false to "
         "take them over"
     )
@@ -68,7 +68,7 @@ def _parsed(name: str, text: str | None) -> object:
 
 
 def _is_known(name: str, text: str) -> bool:
-    """Whether the value is one that this version can run with."""
+    """Return whether the value is one that this version can run with."""
     try:
         _parsed(name, text)
     except ConfigurationError:

@@ -30,7 +30,7 @@ class Upstream(NamedTuple):
 
 
 def parse_upstream(name: str, text: str) -> Upstream | None:
-    """The upstream that the property `name` names; None for an empty one."""
+    """Return the upstream that the property `name` names; None for an empty one."""
     kind, _, where = text.strip().partition(":")
     if not text.strip():
         return None

@@ -25,16 +25,16 @@ def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T
 
 
 def unreadable(name: str, text: str, expected: str) -> ConfigurationError:
-    """The error for a property that ebbtide wrote otherwise."""
-    found = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
+    """Return the error for a property that ebbtide wrote otherwise."""
+    shown = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
     return ConfigurationError(
-        f"expected {expected} in {name}, found {found}; "
+        f"expected {expected} in {name}, found {shown}; "
         "restore the property from an older table metadata"
     )
 
 
 def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields; TypeError where a plain one is of another type."""
+    """Return the values of a dataclass's fields; TypeError where a plain one is of another type."""
     for field in fields(kind):
         value = values.get(field.name)
         if field.name not in values or field.type not in ("int", "bool", "str"):

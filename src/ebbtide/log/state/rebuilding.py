@@ -17,7 +17,7 @@ from ebbtide.log.state.topic_state import NEVER, PartitionState
 _MAX_LONG = 2**63 - 1
 
 
-class Found(NamedTuple):
+class LogInTables(NamedTuple):
     """What a partition's batches tell: offsets [start, end), and its segments.
 
     A segment's `modified_ms` is its largest timestamp, -1 where it has none.
@@ -54,20 +54,20 @@ def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
 
 
 def rebuilt_states(
-    told: Mapping[int, PartitionState], found: Mapping[int, Found], asked: Asked, now_ms: int
+    told: Mapping[int, PartitionState], held: Mapping[int, LogInTables], asked: Asked, now_ms: int
 ) -> dict[int, PartitionState]:
-    """The state of each partition; `told` is empty where nobody can trust the state."""
-    partitions = {*told, *found, *asked.log_start_offsets}
+    """Return the state of each partition; `told` is empty where nobody can trust the state."""
+    partitions = {*told, *held, *asked.log_start_offsets}
     return {
-        p: _kept(told[p], found.get(p)) if p in told else _made(p, found.get(p), asked, now_ms)
+        p: _kept(told[p], held.get(p)) if p in told else _made(p, held.get(p), asked, now_ms)
         for p in sorted(partitions)
     }
 
 
-def _kept(told: PartitionState, found: Found | None) -> PartitionState:
+def _kept(told: PartitionState, held: LogInTables | None) -> PartitionState:
     """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
     start = told.log_start_offset
-    end = min(told.log_end_offset, max(start, start if found is None else found.end))
+    end = min(told.log_end_offset, max(start, start if held is None else held.end))
     segments = tuple(s for s in told.segments if s.base_offset < end) or told.segments[:1]
     return replace(
         told,
@@ -84,14 +84,14 @@ def _kept(told: PartitionState, found: Found | None) -> PartitionState:
     )
 
 
-def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> PartitionState:
-    if found is None:
+def _made(partition: int, held: LogInTables | None, asked: Asked, now_ms: int) -> PartitionState:
+    if held is None:
         start = asked.log_start_offsets[partition]
-        found = Found(start, start, (SegmentStart(start, now_ms),), NEVER)
-    start = asked.log_start_offsets.get(partition, found.start)
-    end = max(start, found.end)
+        held = LogInTables(start, start, (SegmentStart(start, now_ms),), NEVER)
+    start = asked.log_start_offsets.get(partition, held.start)
+    end = max(start, held.end)
     # A segment without timestamps counts as written now, so that it stays longest.
-    segments = tuple(SegmentStart(base, now_ms if ms < 0 else ms) for base, ms in found.segments)
+    segments = tuple(SegmentStart(base, now_ms if ms < 0 else ms) for base, ms in held.segments)
     newest_ms = asked.max_event_times_ms.get(partition, NEVER)
     return PartitionState(
         log_start_offset=start,
@@ -99,6 +99,6 @@ def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> Par
         first_dirty_offset=start,
         first_unmarked_offset=start,
         segments=segments,
-        max_event_time_ms=max(newest_ms, found.max_event_time_ms),
+        max_event_time_ms=max(newest_ms, held.max_event_time_ms),
         expired_end_offset=end,  # retention may have taken single records anywhere
     )

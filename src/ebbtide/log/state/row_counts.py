@@ -41,7 +41,7 @@ def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
 
 
 def seen_property(what: str, seen: Seen) -> dict[str, str]:
-    """The property for `seen_of`."""
+    """Return the property for `seen_of`."""
     return {SEEN_PREFIX + what: json.dumps([seen.snapshot, seen.sequence_number])}
 
 
@@ -53,7 +53,7 @@ def _seen(values: Any) -> Seen:
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
 ) -> RowsBySegment:
-    """The rows that the state tells of a table, or of some of its partitions."""
+    """Return the rows that the state tells of a table, or of some of its partitions."""
     if partitions is None:
         prefix = _name(what, "")
         names = [name for name in properties if name.startswith(prefix)]
@@ -71,7 +71,7 @@ def told_rows(
 def rows_properties(
     what: str, rows: RowsBySegment, partitions: Iterable[int]
 ) -> dict[str, str | None]:
-    """The properties of these partitions for `told_rows`; None for one without rows."""
+    """Return the properties of these partitions for `told_rows`; None for one without rows."""
     of_partitions: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
     for (partition, segment), count in sorted(rows.items()):
         of_partitions[partition].append((segment, count))
@@ -90,19 +90,19 @@ def _pairs(values: Any) -> list[tuple[int, int]]:
 
 
 def partitions_of(*rows: RowsBySegment) -> set[int]:
-    """The partitions that any of these have rows in."""
+    """Return the partitions that any of these have rows in."""
     return {partition for of in rows for partition, _ in of}
 
 
 def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
-    """The rows after changes to them, which may be negative."""
+    """Return the rows after changes to them, which may be negative."""
     total = Counter(dict(rows))
     for change in changes:
         total.update(change)
     return {place: count for place, count in total.items() if count}
 
 
-def differences(told: RowsBySegment, found: RowsBySegment) -> dict[tuple[int, int], int]:
+def differences(told: RowsBySegment, held: RowsBySegment) -> dict[tuple[int, int], int]:
     """How many more rows were found than told, by place; negative for fewer."""
-    both = {p: found.get(p, 0) - told.get(p, 0) for p in sorted({*told, *found})}
+    both = {p: held.get(p, 0) - told.get(p, 0) for p in sorted({*told, *held})}
     return {place: count for place, count in both.items() if count}

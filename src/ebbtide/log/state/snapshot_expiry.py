@@ -29,7 +29,7 @@ class TableSnapshots(NamedTuple):
 
 
 def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
-    """The property that notes what was left tidy."""
+    """Return the property that notes what was left tidy."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
     settings = [config.rewrite_deleted_share, config.merge_target_bytes]
     note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
@@ -42,7 +42,7 @@ def is_tidy(
     tables: Mapping[str, TableSnapshots],
     clock_ms: int,
 ) -> bool:
-    """Whether nothing can be freed; `clock_ms` is that of the machines that commit."""
+    """Return whether nothing can be freed; `clock_ms` is that of the machines that commit."""
     if ROUND in properties or _is_merging(properties):
         return False
     if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
@@ -52,7 +52,7 @@ def is_tidy(
 
 
 def _is_merging(properties: Mapping[str, str]) -> bool:
-    """A merge that is done leaves a trace without groups."""
+    """Return a merge that is done leaves a trace without groups."""
     text = properties.get(MERGE)
     if text is None:
         return False

@@ -93,7 +93,7 @@ class PartitionState:
         return known if known > 0 else None
 
     def is_clean_at(self, now_ms: int) -> bool:
-        """Whether a round at `now_ms` would find nothing to do."""
+        """Return whether a round at `now_ms` would find nothing to do."""
         if now_ms <= self.cleaned_at_ms:
             return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
@@ -137,17 +137,17 @@ _ADDED: dict[str, int | None] = {
 
 
 def is_state(name: str) -> bool:
-    """Whether a property belongs to the state table."""
+    """Return whether a property belongs to the state table."""
     return name.startswith((PREFIX, ROWS_PREFIX, SEEN_PREFIX)) or name in _OF_TOPIC
 
 
 def state_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that belong to the state table."""
+    """Return the properties that belong to the state table."""
     return {name: value for name, value in properties.items() if is_state(name)}
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that belong to the records table."""
+    """Return the properties that belong to the records table."""
     return {name: value for name, value in properties.items() if not is_state(name)}
 
 
@@ -169,11 +169,11 @@ def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
 
 
-def _check_layout(topic: str, found: str) -> None:
-    if not found.isdecimal() or int(found) > LAYOUT_VERSION:
+def _check_layout(topic: str, layout: str) -> None:
+    if not layout.isdecimal() or int(layout) > LAYOUT_VERSION:
         raise NotCoveredError(
             f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
-            f"{LAYOUT} = {found}: a newer ebbtide has worked on them; upgrade this one"
+            f"{LAYOUT} = {layout}: a newer ebbtide has worked on them; upgrade this one"
         )
 
 
@@ -183,7 +183,7 @@ def _checksum(state: Mapping[str, str]) -> str:
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
-    """The table properties that hold `state`."""
+    """Return the table properties that hold `state`."""
     key = f"{PREFIX}{partition}."
     integers = {name: getattr(state, name) for name in (*_INTEGERS, *_ADDED)}
     properties = {
@@ -195,7 +195,7 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
 
 
 def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
-    """The state of every partition among a table's properties."""
+    """Return the state of every partition among a table's properties."""
     partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
     return {partition: _parse_state(partition, properties) for partition in sorted(partitions)}
 
@@ -220,11 +220,11 @@ def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionStat
             f"{quoted_list(missing)}; restore the property from an older table metadata"
         )
     keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: _integer(properties, key) for name, key in keys.items() if key in properties
     }
     segments = _segments(properties, key + "segments")
-    return PartitionState(**{**_ADDED, **found}, segments=segments, partition=partition)
+    return PartitionState(**{**_ADDED, **numbers}, segments=segments, partition=partition)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:

@@ -37,13 +37,13 @@ def explained(context: Context) -> Iterator[None]:
 
 
 def causes_of(context: Any) -> dict[str, list[str]]:
-    """The causes that the tasks before this one handed on, by task."""
-    ti, found = context["ti"], {}
+    """Return the causes that the tasks before this one handed on, by task."""
+    ti, causes = context["ti"], {}
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
         pulled = ti.xcom_pull(task_ids=[task_id], key=CAUSE) or []
-        if said := [str(cause) for cause in pulled if cause]:
-            found[task_id] = list(dict.fromkeys(said))
-    return found
+        if of_task := [str(cause) for cause in pulled if cause]:
+            causes[task_id] = list(dict.fromkeys(of_task))
+    return causes
 
 
 def _kind(error: Exception) -> type[AirflowException]:

@@ -66,13 +66,13 @@ class DriverFiles:
         return self.directory / "plan.txt"
 
     def read_plan(self) -> str:
-        """The plan, if the job wrote one."""
+        """Return the plan, if the job wrote one."""
         return self.plan.read_text() if self.plan.exists() else ""
 
 
 @contextmanager
 def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
-    """A directory of this user's own, with the request in it, removed afterwards."""
+    """Yield a directory of this user's own, with the request in it, removed afterwards."""
     with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
         files = DriverFiles(Path(directory))
         if request is not None:
@@ -82,7 +82,7 @@ def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFil
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """RequestError where the operating system would refuse the command line."""
+    """Raise RequestError where the operating system would refuse the command line."""
     option = "the arguments"
     for argument in arguments:
         option = argument if argument.startswith("--") else option
@@ -96,7 +96,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def check_size(value: str, name: str, remedy: str) -> None:
-    """RequestError where the operating system would refuse the value."""
+    """Raise RequestError where the operating system would refuse the value."""
     size_bytes = len(value.encode())
     if size_bytes > MAX_VALUE_BYTES:
         raise RequestError(

@@ -17,7 +17,7 @@ from ebbtide.log.state.topic_state import REPAIR
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
-    """EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
+    """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
         if job == REPAIR:
             lake.records(name)  # of which the state may be lost

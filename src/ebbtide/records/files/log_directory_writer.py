@@ -35,12 +35,12 @@ Epochs = tuple[tuple[int, int], ...]  # (leader epoch, start offset)
 
 
 def partition_name(topic: str, partition: int) -> str:
-    """The name of a partition's directory."""
+    """Return the name of a partition's directory."""
     return f"{topic}-{partition}"
 
 
 def segment_name(base_offset: int) -> str:
-    """The name of the segment file that begins at an offset."""
+    """Return the name of the segment file that begins at an offset."""
     return f"{base_offset:020}.log"
 
 
@@ -55,7 +55,7 @@ def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
 
 
 def epochs_from(epochs: Epochs, log_start_offset: int) -> Epochs:
-    """The epochs of a log that starts at an offset; the one it starts in begins there."""
+    """Return the epochs of a log that starts at an offset; the one it starts in begins there."""
     before = [epoch for epoch, start in epochs if start <= log_start_offset]
     after = tuple((epoch, start) for epoch, start in epochs if start > log_start_offset)
     return ((before[-1], log_start_offset), *after) if before else after
@@ -66,10 +66,10 @@ def read_export(uri: str) -> dict[str, Any] | None:
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
-            found = parse_json(stream.read()).get("export")
+            export = parse_json(stream.read()).get("export")
     except (FileNotFoundError, NotADirectoryError, AttributeError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return export if isinstance(export, dict) else None
 
 
 def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -83,13 +83,13 @@ def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def check_target(uri: str) -> None:
-    """RequestError where no log directory can be put at `uri` as a whole."""
+    """Raise RequestError where no log directory can be put at `uri` as a whole."""
     file_system, path = _resolve_target(uri)
-    found = file_system.get_file_info(path)
-    if found.type is pyarrow.fs.FileType.NotFound:
+    file_info = file_system.get_file_info(path)
+    if file_info.type is pyarrow.fs.FileType.NotFound:
         return
     names: list[str] = []
-    if found.type is pyarrow.fs.FileType.Directory:
+    if file_info.type is pyarrow.fs.FileType.Directory:
         names = _names(file_system, path)
         if not names:
             return
@@ -124,7 +124,7 @@ def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> s
 
 
 def open_segment(uri: str) -> pyarrow.NativeFile:
-    """A stream to a new segment file."""
+    """Return a stream to a new segment file."""
     file_system, path = AMBIENT.resolve(uri)
     return file_system.open_output_stream(path, compression=None, buffer_size=BUFFER_BYTES)
 
@@ -210,14 +210,14 @@ def _check_segments(uri: str, directories: Sequence[PartitionDirectory]) -> None
         for segment in directory.segments
     }
     selected = pyarrow.fs.FileSelector(path, recursive=True, allow_not_found=True)
-    found = {
+    sizes = {
         info.path: info.size
         for info in file_system.get_file_info(selected)
         if SEGMENT_NAME.fullmatch(info.base_name)
     }
-    if found != expected:
-        odd = min(set(found.items()) ^ set(expected.items()))[0]
+    if sizes != expected:
+        odd = min(set(sizes.items()) ^ set(expected.items()))[0]
         raise UnavailableError(
             f"expected the {len(expected)} segment files that were written in {uri}, found "
-            f"{len(found)}, and another {odd}: somebody else writes there; run again when it ended"
+            f"{len(sizes)}, and another {odd}: somebody else writes there; run again when it ended"
         )

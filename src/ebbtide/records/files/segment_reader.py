@@ -269,8 +269,8 @@ def _check_v2(path: str, frame: Frame, max_bytes: int) -> BatchRow:
         raise corrupt(path, frame.position, expected, str(header.record_count))
     if header.base_offset + header.last_offset_delta > MAX_LONG:
         expected = f"offsets of at most {MAX_LONG}"
-        found = f"{header.base_offset} + {header.last_offset_delta}"
-        raise corrupt(path, frame.position, expected, found)
+        actual = f"{header.base_offset} + {header.last_offset_delta}"
+        raise corrupt(path, frame.position, expected, actual)
     return v2_row(frame.position, header, _control_of(path, frame, header, max_bytes))
 
 
@@ -347,8 +347,8 @@ def _data_batches(
                 continue
             frame = _read_frame(reader, path, position, to_position - position)
             if isinstance(frame, TornBatch):
-                found = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
-                raise corrupt(path, position, "the batch that was found here before", found)
+                actual = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
+                raise corrupt(path, position, "the batch that was found here before", actual)
             batch = _open_frame(path, frame, max_bytes)
             if batch is not None:
                 yield batch

@@ -88,7 +88,7 @@ def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
 
 
 def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[WrittenBatch]:
-    """Each batch with the records that `rows` (RECORD_COLUMNS, in offset order) has of it."""
+    """Yield each batch with the records that `rows` (RECORD_COLUMNS, in offset order) has of it."""
     records = _to_records(rows, _times_ms(batches, rows))
     bases, counts = np.unique(rows["batch"].to_numpy(), return_counts=True)
     held = dict(zip(bases.tolist(), counts.tolist(), strict=True))
@@ -135,12 +135,12 @@ def _control_record(batch: StoredBatch) -> Record:
 
 
 def _times_ms(batches: Sequence[StoredBatch], rows: pa.Table) -> Int64s:
-    """The time that each record's delta leads to; -1 where no column holds it."""
+    """Return the time that each record's delta leads to; -1 where no column holds it."""
     timestamp_ms = to_ms(rows["timestamp"])
-    own = [batch.base_offset for batch in batches if batch.has_producer_times]
-    if not own:
+    producer_timed = [batch.base_offset for batch in batches if batch.has_producer_times]
+    if not producer_timed:
         return timestamp_ms
-    is_own = np.isin(rows["batch"].to_numpy(), own)
+    is_own = np.isin(rows["batch"].to_numpy(), producer_timed)
     return np.where(is_own, to_ms(rows["event_time"]), timestamp_ms)
 
 

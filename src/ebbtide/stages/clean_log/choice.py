@@ -165,7 +165,7 @@ def _idle_round(part: PartitionRound, now_ms: int) -> Round:
 
 
 def _due_batches(headers: BatchHeaders, this_round: Round) -> list[Batch]:
-    """The data batches whose horizon is reached; they may hold no tombstone any more."""
+    """Return the data batches whose horizon is reached; they may hold no tombstone any more."""
     may_be = headers.has_bit(DELETE_HORIZON) & ~headers.is_control
     may_be &= headers.column("base_offset") < this_round.first_uncleanable_offset
     return [
@@ -178,7 +178,7 @@ def _due_batches(headers: BatchHeaders, this_round: Round) -> list[Batch]:
 def _with_tombstones(
     topic: Topic, due: Mapping[int, list[Batch]], records_snapshot: int
 ) -> dict[int, set[int]]:
-    """The base offsets of the `due` batches that still hold a tombstone, by partition."""
+    """Return the base offsets of the `due` batches that still hold a tombstone, by partition."""
     bases = {partition: {batch.base_offset for batch in of} for partition, of in due.items()}
     ends = {partition: max(of) + 1 for partition, of in bases.items()}
     if not ends:

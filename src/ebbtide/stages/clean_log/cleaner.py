@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
-from ebbtide.columns.header_columns import BatchHeaders, of_bereaved
+from ebbtide.columns.header_columns import BatchHeaders, batches_of_affected_producers
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
@@ -145,7 +145,7 @@ def _judge(
         part.held_back_from,
     )
     last = last_records(
-        notable.of_last_records.batches(),
+        notable.last_batches_of_producers.batches(),
         now_ms=cleaning.now_ms,
         expiration_ms=cleaning.producer_id_expiration_ms,
     )
@@ -164,7 +164,7 @@ def _judge(
 def _clean_units(
     topic: Topic, cleaning: CleaningRound, judged: Mapping[int, JudgedPartition]
 ) -> list[UnitEffect]:
-    """The offset map from the dirty segments, then each segment of the round."""
+    """Return the offset map from the dirty segments, then each segment of the round."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in cleaning.partitions.items()}
     batches = {
@@ -221,15 +221,17 @@ def _clean_unit(
     unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
     this_round, verdicts = rules[partition]
-    found = read_segment(unit.records, COLUMNS)
-    is_covered = found.table["offset"].to_numpy() >= this_round.log_start_offset
-    rows = found.table if is_covered.all() else found.table.filter(pa.array(is_covered))
+    segment_rows = read_segment(unit.records, COLUMNS)
+    is_covered = segment_rows.table["offset"].to_numpy() >= this_round.log_start_offset
+    rows = (
+        segment_rows.table if is_covered.all() else segment_rows.table.filter(pa.array(is_covered))
+    )
     if not rows.num_rows:
         return None
     headers = BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
     done = clean_segment(rows, headers, verdicts, is_superseded, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
-    files, positions = found.files[gone], found.positions[gone]
+    files, positions = segment_rows.files[gone], segment_rows.positions[gone]
     return UnitEffect(
         partition,
         rows["batch"][0].as_py(),
@@ -263,7 +265,7 @@ def _after(judged: JudgedPartition, seen: Container[int]) -> Iterator[tuple[Batc
 
 
 def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
-    """A control batch holds one record; its delta grows when its horizon is set."""
+    """Return a control batch holds one record; its delta grows when its horizon is set."""
     if verdict.discards_records or not batch.record_count:
         return Survivors(0)
     at_ms = batch.max_timestamp_ms
@@ -284,10 +286,12 @@ def _changes(
     after: Sequence[tuple[Batch, Batch | None]],
     units: Sequence[UnitEffect],
 ) -> pa.Table:
-    """All changes of the partition's rows, those of batches without data among them."""
+    """Return all changes of the partition's rows, those of batches without data among them."""
     changed = [(before, batch, NEVER) for before, batch in after if batch != before]
-    own = _by_segment(partition, headers, changed)
-    return pa.concat_tables([no_changes(), *own, *(unit.rewriting.changes for unit in units)])
+    by_segment = _by_segment(partition, headers, changed)
+    return pa.concat_tables(
+        [no_changes(), *by_segment, *(unit.rewriting.changes for unit in units)]
+    )
 
 
 def _by_segment(
@@ -306,10 +310,10 @@ def _by_segment(
 def _with_carried(
     partition: int, headers: BatchHeaders, judged: JudgedPartition, changes: pa.Table
 ) -> pa.Table:
-    """The changes, and those of rows that must go on saying what removed rows said."""
+    """Return the changes, and those of rows that must go on saying what removed rows said."""
     removed = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     first_segment = judged.part.first_segment_offset
-    told = of_bereaved(headers, removed, first_segment)
+    told = batches_of_affected_producers(headers, removed, first_segment)
     if not len(told):
         return changes
     log = [after_changes(batch, changes) for batch in told.batches()]

@@ -45,8 +45,8 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
         commit(Step.HEADERS_REBUILT, prepared)
 
     def forgotten(current: Topic) -> PropertyChanges | None:
-        found = open_round(current)
-        return {ROUND: None} if found is not None and found.id == lost.id else None
+        in_flight = open_round(current)
+        return {ROUND: None} if in_flight is not None and in_flight.id == lost.id else None
 
     return compare_and_set(topic, Step.LOST_ROUND_STATE, forgotten)
 
@@ -58,7 +58,7 @@ def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
     snapshot = current_snapshot(spark, name.records_table)
     units = [] if snapshot is None else plan_segments(spark, name.records_table, snapshot, ends)
     headers = read_headers(spark, name.batches_table, lost.partitions)
-    found = [
+    header_parts = [
         of_segment
         for partition, part in lost.partitions.items()
         for of_segment in _of_partition(
@@ -70,7 +70,7 @@ def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
             {unit.segment: unit for unit in units if unit.partition == partition},
         )
     ]
-    return pa.concat_tables([in_segment(0, 0, changes_of([])), *found])
+    return pa.concat_tables([in_segment(0, 0, changes_of([])), *header_parts])
 
 
 def _of_partition(

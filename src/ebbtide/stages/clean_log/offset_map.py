@@ -149,8 +149,8 @@ class _TurnWork(NamedTuple):
         superseded = [BitMap64() for _ in self.numbers]
         for turn_number in range(turn.shares):
             share = _Share(turn_number, turn.shares)
-            found = self._with_map(share, partial(_find_superseded, share))
-            superseded = [one | more for one, more in zip(superseded, found, strict=True)]
+            of_share = self._with_map(share, partial(_find_superseded, share))
+            superseded = [one | more for one, more in zip(superseded, of_share, strict=True)]
         work = partial(_clean_by_offsets, clean)
         of_segments = [_Superseded(*of) for of in zip(self.numbers, superseded, strict=True)]
         return self._in_tasks(work, of_segments)
@@ -158,11 +158,13 @@ class _TurnWork(NamedTuple):
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
         """What `work` makes of a partition's map, a number and its segment."""
         keys = partial(_keys_of, self.find_keys, share)
-        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of")
+        offset_maps = map_segments(
+            self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of"
+        )
         by_partition: dict[int, list[pa.Table]] = {
             self.segments[n].partition: [] for n in self.numbers
         }
-        for unit, of_segment in zip(self.dirty, found, strict=True):
+        for unit, of_segment in zip(self.dirty, offset_maps, strict=True):
             by_partition[unit.partition].append(of_segment)
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))

@@ -100,12 +100,12 @@ def _hold(merge: Merge) -> Hold:
 
 
 def _finished(merge: Merge, current: Topic) -> PropertyChanges | None:
-    found = last_merge(current)
-    return {MERGE: merge.done().to_json()} if found is not None and found.id == merge.id else None
+    last = last_merge(current)
+    return {MERGE: merge.done().to_json()} if last is not None and last.id == merge.id else None
 
 
 def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
-    """The neighbours to merge in each partition, from manifests alone."""
+    """Return the neighbours to merge in each partition, from manifests alone."""
     target_bytes = topic.config.merge_target_bytes
     states, name = topic.partitions, topic.name
     sizes: dict[int, Counter[int]] = {}
@@ -124,7 +124,7 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
         )
         for partition, state in states.items()
     }
-    return {partition: found for partition, found in groups.items() if found}
+    return {partition: of_partition for partition, of_partition in groups.items() if of_partition}
 
 
 def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
@@ -134,8 +134,10 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
         return None
     segments = {(p, base) for p, groups in merge.groups.items() for of in groups for base in of}
     planned = plan_with_lineage(spark, table, segments)
-    found = {(unit.partition, unit.segment): unit for unit in planned}
-    units = list(filter(None, (_as_one(found, p, g) for p, of in merge.groups.items() for g in of)))
+    by_place = {(unit.partition, unit.segment): unit for unit in planned}
+    units = list(
+        filter(None, (_as_one(by_place, p, g) for p, of in merge.groups.items() for g in of))
+    )
     if not units:
         return None
     work = planned_rewrites(spark, table, units)
@@ -144,10 +146,10 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
 
 
 def _as_one(
-    found: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
+    by_place: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
 ) -> SegmentFiles | None:
     """The files of a group as those of its first segment; None where they are that already."""
-    members = [found[partition, base] for base in group if (partition, base) in found]
+    members = [by_place[partition, base] for base in group if (partition, base) in by_place]
     if all(member.segment == group[0] for member in members):
         return None
     files = tuple(file for member in members for file in member.files)

@@ -66,7 +66,7 @@ class CleanPlan:
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan, which are those of its execution too."""
+        """Return the numbers of the plan, which are those of its execution too."""
         outcome = JobOutcome()
         for partition in self.topic.partitions:
             reason = self.reasons.get(partition, "finishing the round in flight")
@@ -125,7 +125,7 @@ def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]
 
 
 def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
-    """A round in flight, as of the snapshots before its own commits, else the newest ones.
+    """Return a round in flight, as of the snapshots before its own commits, else the newest ones.
 
     Other tools may have moved rows to other files, and what is below the round's bound is decided,
     so that newer rows say the same.
@@ -206,8 +206,8 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
     table = topic.name.batches_table
     if not effect.changes.num_rows or _is_done(topic, table, this_round):
         return None
-    said = _summary(this_round, len(effect.changes))
-    return prepare_changes(topic.spark, table, effect.changes, said, _hold(this_round))
+    summary = _summary(this_round, len(effect.changes))
+    return prepare_changes(topic.spark, table, effect.changes, summary, _hold(this_round))
 
 
 def _commit_batches(
@@ -227,11 +227,11 @@ def _commit_batches(
 
 
 def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
-    """The round, with a word that its records are deleted."""
-    found = open_round(current)
-    if found is None or found.id != this_round.id:
+    """Return the round, with a word that its records are deleted."""
+    in_flight = open_round(current)
+    if in_flight is None or in_flight.id != this_round.id:
         return None
-    return {ROUND: replace(found, are_records_done=True).to_json()}
+    return {ROUND: replace(in_flight, are_records_done=True).to_json()}
 
 
 def give_up_lost_round(topic: Topic) -> Topic:
@@ -243,7 +243,7 @@ def give_up_lost_round(topic: Topic) -> Topic:
 
 
 def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
-    """Whether the snapshots are there that the round has to read."""
+    """Return whether the snapshots are there that the round has to read."""
     tables = (
         (topic.name.records_table, this_round.records_snapshot),
         (topic.name.batches_table, this_round.batches_snapshot),
@@ -264,8 +264,8 @@ def _hold(this_round: CleaningRound) -> Hold:
 
 
 def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
-    found = open_round(topic)
-    is_said = found is not None and found.id == this_round.id and found.are_records_done
+    in_flight = open_round(topic)
+    is_said = in_flight is not None and in_flight.id == this_round.id and in_flight.are_records_done
     return is_said or _is_done(topic, topic.name.records_table, this_round)
 
 

@@ -31,7 +31,7 @@ class ConfigurePlan:
     marking: MarkPlan | None = None  # where what makes a tombstone changes
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         before = self.topic.properties
         changes = {name: [before.get(name), after] for name, after in self.changes.items()}
         outcome = JobOutcome(topic={"changes": changes, "next_run": self.guard})
@@ -49,8 +49,8 @@ class ConfigurePlan:
                 f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
                 "the event time they have"
             )
-        if self.marking is not None and "note" in (said := self.marking.outcome().topic):
-            notes.append(said["note"])
+        if self.marking is not None and "note" in (numbers := self.marking.outcome().topic):
+            notes.append(numbers["note"])
         return notes
 
 

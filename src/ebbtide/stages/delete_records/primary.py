@@ -37,7 +37,7 @@ class DeletePlan:
     answers: dict[int, Answer]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
         for partition, reply in self.answers.items():
             numbers = numbers_of(reply, self.topic.partitions.get(partition))
@@ -49,7 +49,7 @@ class DeletePlan:
 
 
 def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:
-    """An answer as a row in `runs` has it."""
+    """Return an answer as a row in `runs` has it."""
     numbers = {
         "log_start_offset": reply.log_start_offset,
         "low_watermark": reply.low_watermark,

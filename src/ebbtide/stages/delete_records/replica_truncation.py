@@ -148,7 +148,7 @@ class Replicas:
                 return
 
     def _wait(self) -> bool:
-        """Whether there was time left to wait."""
+        """Return whether there was time left to wait."""
         left_s = self._deadline - time.monotonic()
         time.sleep(max(0.0, min(POLL_S, left_s)))
         return left_s > 0
@@ -158,7 +158,7 @@ class Replicas:
         return [reason for reason in reasons if reason]
 
     def _delete_live(self, connection: str, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:
-        """The brokers' answers; never past what every table holds."""
+        """Return the brokers' answers; never past what every table holds."""
         live = self._live[connection] or self._connect(connection)
         if live is None:
             note = f"kafka:{connection} cannot be reached"
@@ -189,7 +189,7 @@ class Replicas:
 
 
 def _unless_short(reply: Answer, wanted: Wanted, connection: str) -> Answer:
-    """The answer, but timed out where the brokers were not let go as far as was asked."""
+    """Return the answer, but timed out where the brokers were not let go as far as was asked."""
     if reply.error is ErrorCode.NONE and reply.low_watermark < wanted.offset:
         note = f"kafka:{connection} stays at {reply.low_watermark} until every table has the rest"
         return refused(ErrorCode.REQUEST_TIMED_OUT, note=note)

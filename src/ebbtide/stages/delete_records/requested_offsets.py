@@ -37,17 +37,17 @@ class RequestedOffsets:
 
 
 def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:
-    """The offsets that a request means at `now_ms`; -1 stands for the high watermark.
+    """Return the offsets that a request means at `now_ms`; -1 stands for the high watermark.
 
     A partition that the topic does not have gets some offset: its answer does not depend on it.
     """
-    found = RequestedOffsets()
+    requested = RequestedOffsets()
     times: dict[int, int] = {}
     groups: dict[CommittedBy, list[int]] = defaultdict(list)
     for partition, selector in asked.of(topic.partitions).items():
-        found.offsets[partition] = NOTHING
+        requested.offsets[partition] = NOTHING
         if isinstance(selector, AtOffset):
-            found.offsets[partition] = selector.offset
+            requested.offsets[partition] = selector.offset
         elif partition not in topic.partitions:
             continue
         elif isinstance(selector, CommittedBy):
@@ -56,19 +56,19 @@ def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> Requested
             time = selector.at(now_ms) if isinstance(selector, OlderThan) else selector
             times[partition] = time.timestamp_ms
     if times:
-        _resolve_times(topic, times, found)
+        _resolve_times(topic, times, requested)
     for committed, partitions in groups.items():
-        _resolve_groups(topic, committed, partitions, found)
-    return found
+        _resolve_groups(topic, committed, partitions, requested)
+    return requested
 
 
-def _resolve_times(topic: Topic, times: Mapping[int, int], found: RequestedOffsets) -> None:
+def _resolve_times(topic: Topic, times: Mapping[int, int], requested: RequestedOffsets) -> None:
     first_offsets = find_first_at_or_after(topic, times)
     older = count_older(topic, times, first_offsets)
     for partition, timestamp_ms in times.items():
         # Kafka: offsetsForTimes finds nothing, so everything is older.
-        found.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
-        found.said[partition] = {
+        requested.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
+        requested.said[partition] = {
             "timestamp_ms": timestamp_ms,
             "older_kept": older.get(partition, 0),
         }
@@ -90,13 +90,13 @@ def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, 
             ),
         )
 
-    found = (
+    first_offsets = (
         _records(topic)
         .where(is_found(_timestamp))
         .select("partition", "offset")
         .union(_markers(topic).where(is_found(F.lit)).select("partition", "offset"))
     )
-    rows = found.groupBy("partition").agg(F.min("offset").alias("first"))
+    rows = first_offsets.groupBy("partition").agg(F.min("offset").alias("first"))
     return {row["partition"]: row["first"] for row in rows.collect()}
 
 
@@ -117,7 +117,7 @@ def count_older(
 
 
 def _resolve_groups(
-    topic: Topic, asked: CommittedBy, partitions: list[int], found: RequestedOffsets
+    topic: Topic, asked: CommittedBy, partitions: list[int], requested: RequestedOffsets
 ) -> None:
     connection = asked.connection or _only_connection(topic)
     live = LiveTopic.connect(connection, topic.name.topic)
@@ -125,12 +125,12 @@ def _resolve_groups(
         end = topic.partitions[partition].log_end_offset
         without = [group for group, offset in committed.items() if offset is None]
         offsets = [offset for offset in committed.values() if offset is not None]
-        found.said[partition] = {"committed": committed}
+        requested.said[partition] = {"committed": committed}
         if without:
             note = f"left alone: no commit of {', '.join(without)}"
-            found.said[partition]["note"] = note
+            requested.said[partition]["note"] = note
         else:
-            found.offsets[partition] = min(*offsets, end)
+            requested.offsets[partition] = min(*offsets, end)
 
 
 def _only_connection(topic: Topic) -> str:
@@ -149,7 +149,7 @@ def _records(topic: Topic) -> DataFrame:
 
 
 def _markers(topic: Topic) -> DataFrame:
-    """The control records, each the one record of its batch; their timestamps in ms."""
+    """Return the control records, each the one record of its batch; their timestamps in ms."""
     batches = topic.spark.table(topic.name.batches_table)
     is_marker = F.col("control_type").isNotNull() & (F.col("record_count") > 0)
     return batches.where(is_marker).select(

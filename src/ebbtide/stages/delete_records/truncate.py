@@ -159,7 +159,7 @@ class _StayingBatches:
 
 def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
     """Base offsets of what tells a producer's last record or where an open transaction begins."""
-    candidates = notable.of_last_records.batches()
+    candidates = notable.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
     last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
     first_offsets = open_transactions(notable).first_offsets.values()

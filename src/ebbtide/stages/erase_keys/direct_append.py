@@ -82,7 +82,7 @@ def finish_append(topic: Topic) -> Appended:
 
 
 def _begun(topic: Topic) -> set[int]:
-    """The partitions that the append in flight writes to."""
+    """Return the partitions that the append in flight writes to."""
     text = topic.properties.get(APPEND, "[]")
     return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
 
@@ -169,7 +169,7 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
     ]
     count = len(keys)
     now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
-    said = [{"key": name, "value": value} for name, value in erasure.headers]
+    record_headers = [{"key": name, "value": value} for name, value in erasure.headers]
     columns: dict[str, pa.Array] = {
         "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
         "offset": pa.array(range(first, first + count), pa.int64()),
@@ -180,7 +180,7 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
         "append_time": pa.repeat(pa.scalar(now, TIME), count),
         "key": pa.array(keys, pa.binary()),
         "value": pa.nulls(count, pa.binary()),
-        "headers": pa.array([said] * count, HEADERS_TYPE),
+        "headers": pa.array([record_headers] * count, HEADERS_TYPE),
         "attributes": pa.repeat(pa.scalar(TOMBSTONE, pa.int32()), count),
         "is_tombstone": pa.repeat(pa.scalar(False), count),
         "tombstone_by": pa.nulls(count, pa.string()),
@@ -239,7 +239,7 @@ def _read_back(topic: Topic, ends: Ends) -> pa.Table:
 
 
 def _batches(topic: Topic, rows: pa.Table) -> pa.Table:
-    """The batches that hold the rows, as the batches table has them."""
+    """Return the batches that hold the rows, as the batches table has them."""
     epochs = _leader_epochs(topic)
     keys = [rows["partition"].to_pylist(), rows["batch"].to_pylist()]
     counts = Counter(zip(*keys, strict=True))
@@ -289,7 +289,7 @@ _BATCH_ROWS = pa.schema(
 
 
 def _leader_epochs(topic: Topic) -> dict[int, int]:
-    """The last leader epoch of each partition: nobody has led it since."""
+    """Return the last leader epoch of each partition: nobody has led it since."""
     rows = (
         topic.spark.table(topic.name.batches_table)
         .where(F.col("leader_epoch") != NO_LEADER_EPOCH)
@@ -301,7 +301,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
 
 
 def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
-    """The states past the last appended offsets; as they were before, where nothing was."""
+    """Return the states past the last appended offsets; as they were before, where nothing was."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]

@@ -34,12 +34,12 @@ class LeftOfKey(NamedTuple):
 
 
 def typed_keys(encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys that were typed in, from the environment."""
+    """Return the keys that were typed in, from the environment."""
     return decode_keys(os.environ.get(KEYS, "").split("\n"), encoding)
 
 
 def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys of a text file, one a line, on any file system that Spark reads."""
+    """Return the keys of a text file, one a line, on any file system that Spark reads."""
     try:
         lines = spark.read.text(uri).limit(MAX_KEYS + 1).toArrow()["value"].to_pylist()
     except Exception as failure:

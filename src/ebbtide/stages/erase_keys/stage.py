@@ -91,27 +91,27 @@ class ErasePlan:
     @property
     def not_found(self) -> list[bytes]:
         """The keys of which no partition holds a record."""
-        found = {key for _, key in self.held}
-        return [key for key in self.keys if key not in found]
+        held_keys = {key for _, key in self.held}
+        return [key for key in self.keys if key not in held_keys]
 
     def row_of(self, place: PartitionKey, offset: int | None, way: Way | None) -> KeyRow:
-        """The row of a key before anything was cleaned."""
+        """Return the row of a key before anything was cleaned."""
         partition, key = place
-        found = self.held[place].found
-        return KeyRow(hash_of(key), partition, found, way, offset)
+        records = self.held[place].found
+        return KeyRow(hash_of(key), partition, records, way, offset)
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
-        keys, found = Counter[int](), Counter[int]()
+        keys, records = Counter[int](), Counter[int]()
         for (partition, _), held in self.held.items():
             keys[partition] += 1
-            found[partition] += held.found
+            records[partition] += held.found
         tombstones = Counter(partition for partition, _ in self.lacking)
         for partition in self.topic.partitions:
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
                 "keys": keys[partition],
-                "found": found[partition],
+                "found": records[partition],
                 "tombstones": tombstones[partition],
             }
         outcome.topic = {
@@ -136,7 +136,7 @@ def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOut
 def prepare_erase(
     spark: SparkSession, name: TopicName, erasure: Erasure
 ) -> tuple[Topic, JobOutcome]:
-    """The topic once nothing is in flight and what can be told a tombstone is marked.
+    """Return the topic once nothing is in flight and what can be told a tombstone is marked.
 
     Beside it what that removed and committed.
     """
@@ -193,8 +193,8 @@ def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
     `done` is what the run has removed and committed before; the outcome counts it too.
     """
     topic, erasure = plan.topic, plan.erasure
-    found = "%d keys, found in %d places, of which %d lack a tombstone"
-    log.info(found, len(plan.keys), len(plan.held), len(plan.lacking))
+    line = "%d keys, found in %d places, of which %d lack a tombstone"
+    log.info(line, len(plan.keys), len(plan.held), len(plan.lacking))
     rows = _log_tombstones(plan, done)
     _await_arrival(topic, rows, erasure.timeout_ms)
     topic = read_again(topic)
@@ -285,7 +285,7 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
 
 
 def _report(plan: ErasePlan, rows: KeyRows, cleaned: JobOutcome) -> JobOutcome:
-    """The run's numbers; a row in `erasures` for each key."""
+    """Return the run's numbers; a row in `erasures` for each key."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}
     left = find_left(topic, tombstones)
@@ -347,25 +347,25 @@ def _numbers(rows: list[KeyRow]) -> dict[str, Any]:
 
 
 def _latest(times_ms: list[int | None]) -> int | None:
-    """The latest of all; None while one of them is not known."""
+    """Return the latest of all; None while one of them is not known."""
     known = [ms for ms in times_ms if ms is not None]
     return max(known) if known and len(known) == len(times_ms) else None
 
 
 def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> str:
     """What the run says aloud, without a key."""
-    said = _numbers(rows)
+    totals = _numbers(rows)
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{said['superseded']} superseded records have left the table, {said['left']} have not"
+        f"{totals['superseded']} superseded records have left the table, {totals['left']} have not"
     )
-    if said["off_disk_from_ms"] is not None:
-        moment = _moment(said["off_disk_from_ms"])
+    if totals["off_disk_from_ms"] is not None:
+        moment = _moment(totals["off_disk_from_ms"])
         text += f"; they leave the disk with the first expire_snapshots after {moment}"
-    elif said["out_of_table_ms"] is not None:
+    elif totals["out_of_table_ms"] is not None:
         text += f"; they are on the disk still: {disk.wait}"
-    if said["last_horizon_ms"] is not None:
-        text += f"; their tombstones may leave from {_moment(said['last_horizon_ms'])} on"
+    if totals["last_horizon_ms"] is not None:
+        text += f"; their tombstones may leave from {_moment(totals['last_horizon_ms'])} on"
     return f"{text}. Key by key: lake.ebbtide.erasures"
 
 

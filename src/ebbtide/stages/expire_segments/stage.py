@@ -80,7 +80,7 @@ class ExpirePlan:
         """
         limited = sum(expiry.limited_bytes for expiry in self.expiries.values())
         kept = sum(expiry.kept_bytes for expiry in self.expiries.values())
-        records = sum(found.size_bytes for found in self.records.values())
+        records = sum(expired.size_bytes for expired in self.records.values())
         return min(1.0, (limited + records) / (limited + kept)) if limited + kept else 0.0
 
     @property
@@ -93,7 +93,7 @@ class ExpirePlan:
         ]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic={"plan": self.id, "delete_ratio": round(self.delete_ratio, 4)})
         for partition, expiry in self.expiries.items():
             outcome.partitions[partition] = self._numbers(partition, expiry)
@@ -177,7 +177,9 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
         expiries[partition] = expiry
     records = find_expired_records(topic, scopes)
     log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
-    past = {p: f"{number(found.rows)} records are past the limit" for p, found in records.items()}
+    past = {
+        p: f"{number(expired.rows)} records are past the limit" for p, expired in records.items()
+    }
     log_partitions(log, past)
     return ExpirePlan(topic, now_ms, expiries, scopes, records, missing)
 
@@ -209,7 +211,7 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Jo
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]
     if plan.records:
-        outcome.rows_removed += sum(found.rows for found in plan.records.values())
+        outcome.rows_removed += sum(expired.rows for expired in plan.records.values())
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
         deleted = delete_expired_records(plan.topic, scopes)
         outcome.files_removed += len(deleted.files)
@@ -277,7 +279,7 @@ def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
 def _check_unchanged(
     current: Topic, partition: int, planned: PartitionState, plan: ExpirePlan
 ) -> None:
-    """CommitConflictError where the plan no longer says what to do."""
+    """Raise CommitConflictError where the plan no longer says what to do."""
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset

@@ -61,8 +61,8 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
         outcome.topic |= find_left_on_disk(topic).result()
         return outcome
     before, deletions = _disk(topic), find_deletions(topic)
-    found = "%d files of %s, with %s deleted rows still in them"
-    log.info(found, before.files, size(before.bytes), number(deletions.rows))
+    line = "%d files of %s, with %s deleted rows still in them"
+    log.info(line, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
     # Nothing is freed before snapshots expire, so what came by then was written.
     full = _disk(topic) if rewritten else before
@@ -96,7 +96,7 @@ def _note_tidied(topic: Topic) -> None:
 
 
 def _tables(topic: Topic) -> dict[str, str]:
-    """All tables whose snapshots expire, by what they hold."""
+    """Return all tables whose snapshots expire, by what they hold."""
     name = topic.name
     tables = {"records": name.records_table, "batches": name.batches_table}
     if table_exists(topic.spark, name.quarantine_table):

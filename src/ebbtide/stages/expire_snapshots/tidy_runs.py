@@ -61,7 +61,7 @@ def compact_runs(spark: SparkSession, now: datetime) -> int:
 
 
 def _is_any_in_pieces(spark: SparkSession, first: date, today: date) -> bool:
-    """Whether a day from the first on and before today has several files."""
+    """Return whether a day from the first on and before today has several files."""
     files = current_files(spark, java_table(spark, RUNS_TABLE))
     count = Counter(day for file in files for day in file.partition.values())
     return any(of > 1 and first <= day < today for day, of in count.items())

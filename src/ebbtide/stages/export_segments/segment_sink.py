@@ -107,7 +107,7 @@ def write_segment(segment: SegmentToWrite) -> WrittenSegment:
 
 @contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """A full or failing disk is no fault of the tables."""
+    """Yield a full or failing disk is no fault of the tables."""
     try:
         yield
     except PermissionError as failure:
@@ -123,7 +123,7 @@ def _writing(path: str) -> Iterator[None]:
 
 
 def _batches(segment: SegmentToWrite) -> Iterator[WrittenBatch]:
-    """The segment's batches; the rows of one physical segment are held at a time."""
+    """Yield the segment's batches; the rows of one physical segment are held at a time."""
     for batches, records in segment.stored:
         headers = read_segment(batches, StoredBatch._fields, "base_offset").table
         stored = to_stored_batches(_within(headers, "base_offset", segment))
@@ -140,22 +140,22 @@ _NO_RECORDS = pa.table({name: pa.array([], pa.int64()) for name in RECORD_COLUMN
 
 
 def _within(rows: pa.Table, column: str, segment: SegmentToWrite) -> pa.Table:
-    """The rows of the segment's batches."""
+    """Return the rows of the segment's batches."""
     bases = rows[column].to_numpy()
     is_within = (bases >= segment.base_offset) & (bases < segment.end_offset)
     return rows if np.all(is_within) else rows.filter(pa.array(is_within))
 
 
 def _check_count(segment: SegmentToWrite, written: WrittenBatch) -> None:
-    """SafetyError where the records table has not all that a visible batch counts."""
-    batch, found, _ = written
+    """Raise SafetyError where the records table has not all that a visible batch counts."""
+    batch, count, _ = written
     expected = 0 if batch.is_control else batch.record_count
     # DeleteRecords hides some below the one, retention may have deleted some below the other.
     may_miss = batch.base_offset < max(segment.log_start_offset, segment.expired_end_offset)
-    if found > expected or (found < expected and not may_miss):
+    if count > expected or (count < expected and not may_miss):
         raise SafetyError(
             f"expected {expected} records of the batch [{batch.base_offset}, {batch.last_offset}] "
-            f"in {partition_name(segment.topic, segment.partition)}, found {found}: rows were "
+            f"in {partition_name(segment.topic, segment.partition)}, found {count}: rows were "
             "added or deleted by another than these jobs; roll the table back to a snapshot "
             "before that"
         )

@@ -78,7 +78,7 @@ class ExportPlan:
     written: Mapping[str, Numbers] | None = None
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic={"target": self.export.target})
         for partition, state in self.states.items():
             outcome.partitions[partition] = {
@@ -92,9 +92,9 @@ class ExportPlan:
 def plan_export(topic: Topic, export: Export) -> ExportPlan:
     """What to write of the topic as it is at this moment."""
     states = _states(topic, export)
-    found = read_export(export.target)
-    if found is not None and _is_of(found, topic, export, states):
-        return ExportPlan(topic, export, states, (), found["partitions"])
+    earlier_export = read_export(export.target)
+    if earlier_export is not None and _is_of(earlier_export, topic, export, states):
+        return ExportPlan(topic, export, states, (), earlier_export["partitions"])
     check_target(export.target)
     stored = _stored_segments(topic, states)
     segments = [
@@ -117,11 +117,18 @@ def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
 
 
 def _is_of(
-    found: Mapping[str, Any], topic: Topic, export: Export, states: Mapping[int, PartitionState]
+    earlier_export: Mapping[str, Any],
+    topic: Topic,
+    export: Export,
+    states: Mapping[int, PartitionState],
 ) -> bool:
-    """Whether an export that is there already is this run's own."""
+    """Return whether an export that is there already is this run's own."""
     wanted = (str(topic.name), export.run_id, {str(partition) for partition in states})
-    return (found.get("topic"), found.get("run_id"), set(found.get("partitions", ()))) == wanted
+    return (
+        earlier_export.get("topic"),
+        earlier_export.get("run_id"),
+        set(earlier_export.get("partitions", ())),
+    ) == wanted
 
 
 def _stored_segments(

@@ -46,7 +46,7 @@ SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "e
 def new_topic(
     spark: SparkSession, name: TopicName, properties: dict[str, str], *, is_plan_only: bool
 ) -> Topic:
-    """The topic with its tables made, or as it would be."""
+    """Return the topic with its tables made, or as it would be."""
     if is_plan_only:
         return Topic(spark, name, properties)
     commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
@@ -54,7 +54,7 @@ def new_topic(
 
 
 def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """The topic as it is, with the views that a killed create would have made last.
+    """Return the topic as it is, with the views that a killed create would have made last.
 
     RequestError for a replica.
     """
@@ -66,7 +66,7 @@ def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> T
 
 
 def pinned(topic_ids: Collection[str]) -> dict[str, str]:
-    """The property that holds the table to the one topic id; none where it is not known."""
+    """Return the property that holds the table to the one topic id; none where it is not known."""
     return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
 
 
@@ -80,12 +80,12 @@ def with_origin(
     return {**changes, **unsaid}
 
 
-def check_topic_id(topic: Topic, found: str | None, where: str) -> None:
-    """ForeignLogError where the source is another topic of the same name."""
+def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
+    """Raise ForeignLogError where the source is another topic of the same name."""
     expected = topic.config.topic_id
-    if expected is not None and found is not None and found != expected:
+    if expected is not None and source_id is not None and source_id != expected:
         raise ForeignLogError(
-            f"expected topic id {expected} for {topic.name}, found {found} in "
+            f"expected topic id {expected} for {topic.name}, found {source_id} in "
             f"{where}: the topic was deleted and created anew; ingest it under "
             "another cluster name, or drop the table to begin anew"
         )
@@ -95,16 +95,16 @@ def live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> Slice | None:
     """The slice of the live topic that a killed ingest_topic has appended, without its state."""
     if SLICE not in topic.properties:
         return None
-    found = Slice.parse(topic.properties[SLICE])
+    slice_in_flight = Slice.parse(topic.properties[SLICE])
     is_written = any(
         partition in held and held[partition].records_end > taken.start
-        for partition, taken in found.ranges.items()
+        for partition, taken in slice_in_flight.ranges.items()
     )
-    return found if is_written and found.continues(topic.partitions) else None
+    return slice_in_flight if is_written and slice_in_flight.continues(topic.partitions) else None
 
 
 def check_no_live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """ForeignLogError where a killed ingest_topic has left records without their batches."""
+    """Raise ForeignLogError where a killed ingest_topic has left records without their batches."""
     if live_slice(topic, held) is not None:
         raise ForeignLogError(
             f"expected {topic.name} to hold only what was taken as a whole, found {SLICE} among "
@@ -126,7 +126,7 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
 
 
 def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
-    """The writer of rows that come segment by segment as they are."""
+    """Return the writer of rows that come segment by segment as they are."""
     return (
         rows.writeTo(table)
         .option(f"snapshot-property.{OWN}", "true")

@@ -89,31 +89,31 @@ def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
 
 
 def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
-    """The rows of one file: its batches, or one row with what is wrong with it."""
+    """Return the rows of one file: its batches, or one row with what is wrong with it."""
     try:
         with _reading(file.path):
-            found = walk_segment(
+            walked = walk_segment(
                 file.path,
                 max_batch_bytes=limits.file_bytes,
                 max_decompressed_bytes=limits.decompressed_bytes,
                 store=store,
             )
         if not file.is_last:
-            require_whole(found, file.path)
+            require_whole(walked, file.path)
     except SourceError as error:
         yield _walk_rows(file, [], 1, error=error)
         return
-    if found.batches.num_rows:
-        yield _walk_rows(file, [found.batches], found.batches.num_rows)
-    if found.torn is not None:
-        at, expected, present = found.torn
+    if walked.batches.num_rows:
+        yield _walk_rows(file, [walked.batches], walked.batches.num_rows)
+    if walked.torn is not None:
+        at, expected, present = walked.torn
         torn = f"{file.path}: a torn batch at position {at}, {present} of {expected} bytes"
         yield _walk_rows(file, [], 1, torn=torn)
 
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """A failing disk or object store is no fault of the bytes."""
+    """Yield a failing disk or object store is no fault of the bytes."""
     try:
         yield
     except PermissionError as failure:
@@ -174,7 +174,7 @@ def records_frame(
     ranges: Sequence[RecordsToRead],
     read: Callable[[RecordsToRead], Iterator[pa.Table]],
 ) -> DataFrame:
-    """The records of the byte ranges, as rows of a records table.
+    """Return the records of the byte ranges, as rows of a records table.
 
     A task's rows come segment by segment, so that one data file is open at a time.
     """
@@ -213,7 +213,7 @@ def _to_rows(
 
 
 def log_append_batches(header: pa.Table) -> list[int]:
-    """Base offsets of the batches whose records carry the broker's clock."""
+    """Return base offsets of the batches whose records carry the broker's clock."""
     flags = pc.bit_wise_and(header.column("attributes"), LOG_APPEND_TIME)
     stamped: list[int] = header.filter(pc.not_equal(flags, 0)).column("base_offset").to_pylist()
     return stamped

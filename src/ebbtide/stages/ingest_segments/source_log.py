@@ -139,7 +139,7 @@ class SourceLog:
         return not self.errors and (state is None or self.log_end_offset > state.log_end_offset)
 
     def unread(self) -> Iterator[tuple[str, pa.Table]]:
-        """The batches of each file whose records are not all in the records table."""
+        """Yield the batches of each file whose records are not all in the records table."""
         visible = self.visible
         is_new = pc.greater_equal(visible.column("last_offset"), self.held.records_end)
         new = visible.filter(is_new)
@@ -148,7 +148,7 @@ class SourceLog:
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
     ) -> PartitionState | None:
-        """The partition's state once all of this is in the tables; None for none at all."""
+        """Return the partition's state once all of this is in the tables; None for none at all."""
         if not self.segments:
             return state
         if state is None:
@@ -245,7 +245,7 @@ def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
 
 
 def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
-    """The log of which nothing is taken yet."""
+    """Return the log of which nothing is taken yet."""
     state = held.state
     if state is None:
         start = walked.start
@@ -323,7 +323,7 @@ def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
 def _check_gaps(
     walked: Walked, new: pa.Table, log: SourceLog, *, reached: int, rule: GapRule
 ) -> list[tuple[int, int]]:
-    """The gaps up to where `new` reaches that only the user's word explains."""
+    """Return the gaps up to where `new` reaches that only the user's word explains."""
     first, accepted = log.first_offset, []
     bases = new.column("base_offset").to_numpy()
     if log.held.state is not None and walked.start > first:
@@ -343,7 +343,7 @@ def _check_gaps(
 def _begun(
     walked: Walked, state: PartitionState | None, log_end_offset: int
 ) -> tuple[SegmentStart, ...]:
-    """The source's segments up to the log end offset; a bad file's time is not believed."""
+    """Return the source's segments up to the log end offset; a bad file's time is not believed."""
     held_until = -1 if state is None else state.active_segment
     return tuple(
         SegmentStart(segment.base_offset, segment.modified_ms)

@@ -109,27 +109,27 @@ class Source:
         settings: Mapping[str, str] | None = None,
         store: Store = AMBIENT,
     ) -> Self:
-        """The log directory as it is now."""
+        """Return the log directory as it is now."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
     def listed_again(self) -> Source:
-        """The same log directory as it is by now."""
+        """Return the same log directory as it is by now."""
         return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
-        """The same without these partitions of a topic."""
+        """Return the same without these partitions of a topic."""
         left = [
             d for d in self.directories if d.topic != name.topic or d.partition not in partitions
         ]
         return replace(self, directories=left)
 
     def of(self, name: TopicName) -> list[PartitionDirectory]:
-        """The partitions of one topic."""
+        """Return the partitions of one topic."""
         return [directory for directory in self.directories if directory.topic == name.topic]
 
     def topics(self) -> list[str]:
-        """The names of all topics but Kafka's own."""
+        """Return the names of all topics but Kafka's own."""
         return sorted({d.topic for d in self.directories} - INTERNAL_TOPICS)
 
 
@@ -149,7 +149,7 @@ class IngestPlan:
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan; `error` where a part of the source was refused."""
+        """Return the numbers of the plan; `error` where a part of the source was refused."""
         outcome = JobOutcome(partitions=numbers_of(self.topic, self.logs))
         errors = [error for log in self.logs.values() for error in log.errors]
         outcome.error = standing_for(errors)
@@ -199,7 +199,7 @@ def _refusal(
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """The topic as it is, or as its source says a new one is to be."""
+    """Return the topic as it is, or as its source says a new one is to be."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
@@ -245,11 +245,11 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, SourceError]
 
 
 def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
-    """The files' paths by partition."""
-    found: dict[int, set[str]] = {}
+    """Return the files' paths by partition."""
+    paths: dict[int, set[str]] = {}
     for file in files:
-        found.setdefault(file.partition, set()).add(file.path)
-    return found
+        paths.setdefault(file.partition, set()).add(file.path)
+    return paths
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
@@ -266,7 +266,7 @@ def _walk_slice(
     store: Store,
     config: TopicConfig,
 ) -> tuple[pa.Table, list[FileToWalk]]:
-    """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
+    """Return the batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
 
     Files that begin below their partition's log end are all among those walked.
     """
@@ -345,7 +345,7 @@ def _to_take(numbers: Mapping[str, Any]) -> str:
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
-    """One byte range a file that has records which the records table does not hold."""
+    """Return one byte range a file that has records which the records table does not hold."""
     return [
         RecordsToRead(
             partition,

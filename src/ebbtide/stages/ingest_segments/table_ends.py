@@ -51,7 +51,7 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
 
 
 def _last_offsets(spark: SparkSession, table: str, *columns: str) -> dict[int, list[int]]:
-    """The largest value of the columns in each partition's files, from manifests alone."""
+    """Return the largest value of the columns in each partition's files, from manifests alone."""
     bounds = ", ".join(f"max(readable_metrics.{column}.upper_bound)" for column in columns)
     rows = spark.sql(
         f"SELECT partition.`partition`, {bounds} FROM {table}.data_files GROUP BY 1"
@@ -115,14 +115,14 @@ def read_ingested(
             ("max_event_time_ms", "max"),
         ]
     )
-    found = {row["partition"]: row for row in totals.to_pylist()}
-    is_untimed = any(row["untimed_sum"] for row in found.values())
+    by_partition = {row["partition"]: row for row in totals.to_pylist()}
+    is_untimed = any(row["untimed_sum"] for row in by_partition.values())
     return Ingested(
         batches,
-        {p: row["records_sum"] or 0 for p, row in found.items()},
-        {p: row["max_event_time_ms_max"] for p, row in found.items()},
+        {p: row["records_sum"] or 0 for p, row in by_partition.items()},
+        {p: row["max_event_time_ms_max"] for p, row in by_partition.items()},
         _timestamps_in_headers(topic, is_planned) if is_untimed else {},
-        {p: row["event_times_missing_sum"] or 0 for p, row in found.items()},
+        {p: row["event_times_missing_sum"] or 0 for p, row in by_partition.items()},
     )
 
 
@@ -163,7 +163,7 @@ def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: Segmen
 
 
 def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
-    """The same, and how many have no such event time, which Spark works out."""
+    """Return the same, and how many have no such event time, which Spark works out."""
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
     return (
@@ -209,11 +209,11 @@ def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
 
 
 def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
-    """ForeignLogError where the table does not hold each visible record once."""
+    """Raise ForeignLogError where the table does not hold each visible record once."""
     is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
     is_visible = pc.greater_equal(batches.column("base_offset"), log.visible_from)
-    found = pc.coalesce(batches.column("records"), 0)
-    differs = pc.not_equal(found, pc.cast(batches.column("record_count"), pa.int64()))
+    counts = pc.coalesce(batches.column("records"), 0)
+    differs = pc.not_equal(counts, pc.cast(batches.column("record_count"), pa.int64()))
     for row in batches.filter(pc.and_(pc.and_(is_data, is_visible), differs)).to_pylist()[:1]:
         count = row["records"] or 0
         raise ForeignLogError(

@@ -109,22 +109,26 @@ class LivePlan:
 
     def drift(self) -> dict[str, Any]:
         """Which settings the brokers have differently, and how they are taken over."""
-        found = drifts(self.topic.properties, self.live.configs)
-        said: dict[str, Any] = {"drift": [drift._asdict() for drift in found]}
-        return {**said, "note": drift_note(str(self.topic.name), found)} if found else said
+        drifts_of_topic = drifts(self.topic.properties, self.live.configs)
+        numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
+        return (
+            {**numbers, "note": drift_note(str(self.topic.name), drifts_of_topic)}
+            if drifts_of_topic
+            else numbers
+        )
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic=self.drift(), error=standing_for(self.errors))
-        for partition, found in self.left.items():
+        for partition, offsets in self.left.items():
             state = self.topic.partitions.get(partition)
-            start = found.start if state is None else state.log_start_offset
+            start = offsets.start if state is None else state.log_start_offset
             gap = self.accepted_gaps.get(partition)
             outcome.partitions[partition] = {
                 "log_start_offset": start,
                 "low_watermark": self.topic.low_watermark(start),
-                "log_end_offset": found.end,
-                "offsets": found.offsets,
+                "log_end_offset": offsets.end,
+                "offsets": offsets.offsets,
                 "accepted_gaps": [gap] if gap else [],
             }
         return outcome
@@ -133,7 +137,7 @@ class LivePlan:
 def choose_topics(
     source: LiveSource, cluster: str, asked: Sequence[TopicName], pattern: str | None
 ) -> list[TopicName]:
-    """The topics asked for by name, and those whose whole name is the regular expression."""
+    """Return the topics asked for by name, and those whose whole name is the regular expression."""
     for name in asked:
         if name.cluster != cluster or name.topic in INTERNAL_TOPICS:
             raise RequestError(
@@ -151,14 +155,14 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
     except re.error as error:
         raise RequestError(f"expected a regular expression, found {pattern!r}: {error}") from None
     known = list_topics(source.connection)
-    found = [topic for topic in known if is_matching(topic)]
-    if not found:
+    matching = [topic for topic in known if is_matching(topic)]
+    if not matching:
         raise UnknownTopicError(
             f"expected topics named {pattern!r} at the brokers of connection "
             f"{source.connection!r}, found {len(known)} others; check the pattern, and what that "
             "connection's user may see"
         )
-    return found
+    return matching
 
 
 def ingest_topic(
@@ -195,7 +199,7 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """The topic as it is, or as its brokers say a new one is to be."""
+    """Return the topic as it is, or as its brokers say a new one is to be."""
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
         return held_topic(spark, name, is_plan_only=is_plan_only)
@@ -205,7 +209,7 @@ def _topic(
 
 
 def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """ForeignLogError where the tables hold what no state tells of."""
+    """Raise ForeignLogError where the tables hold what no state tells of."""
     for partition, log in held.items():
         end = 0 if log.state is None else log.state.log_end_offset
         if max(log.records_end, log.batches_end) > end:
@@ -220,7 +224,7 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
     """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
-    if not any(found.offsets for found in left.values()):
+    if not any(offsets.offsets for offsets in left.values()):
         return
     producers = (
         topic.spark.table(topic.name.batches_table)
@@ -242,11 +246,11 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
     """Which offsets of each partition the tables lack."""
     plan = LivePlan(topic, live, source)
     offsets = live.offsets(live.description.partitions, source.isolation)
-    for partition, found in offsets.items():
+    for partition, live_offsets in offsets.items():
         state = topic.partitions.get(partition)
         where = f"{live.topic}-{partition}"
         try:
-            taken = range_to_take(where, state, found, accepts_gap=source.accept_gap)
+            taken = range_to_take(where, state, live_offsets, accepts_gap=source.accept_gap)
         except EbbtideError as error:
             plan.errors.append(error)
             continue
@@ -260,7 +264,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
     live, planned = plan.live, plan.topic
     topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
-    ranges = {partition: found for partition, found in piece.ranges.items() if found.offsets}
+    ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
     taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
     log_partitions(log, taken)
     if ranges:
@@ -292,11 +296,13 @@ def _ends(topic: Topic) -> dict[int, int]:
 
 
 def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
-    """The segment of each partition that goes on growing, and what it holds."""
+    """Return the segment of each partition that goes on growing, and what it holds."""
     active = {}
-    for partition, found in piece.ranges.items():
+    for partition, offsets in piece.ranges.items():
         state = topic.partitions.get(partition)
-        begun = SegmentStart(found.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        begun = (
+            SegmentStart(offsets.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        )
         active[partition] = ActiveSegment(*begun)
     is_active = any_of(
         f"`partition` = {p} AND base_offset >= {segment.base_offset}"
@@ -326,11 +332,11 @@ def _finish_slice(
     logs = {
         partition: _log(
             headers_of.get(partition, headers.slice(0, 0)),
-            found,
+            offsets,
             held[partition],
             to_ms(piece.now),
         )
-        for partition, found in piece.ranges.items()
+        for partition, offsets in piece.ranges.items()
     }
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
@@ -347,7 +353,7 @@ def _finish_slice(
 
 
 def _headers(topic: Topic, piece: Slice) -> pa.Table:
-    """The batches of the slice, with what their headers would say."""
+    """Return the batches of the slice, with what their headers would say."""
     is_taken = any_of(f"`partition` = {p} AND offset >= {r.start}" for p, r in piece.ranges.items())
     columns = ("partition", "offset", "segment", "batch", "timestamp", "append_time", "size_bytes")
     order = [("partition", "ascending"), ("offset", "ascending")]
@@ -362,16 +368,16 @@ def _headers(topic: Topic, piece: Slice) -> pa.Table:
     return to_headers(records, is_stamped)
 
 
-def _log(batches: pa.Table, found: Range, held: HeldLog, now_ms: int) -> SourceLog:
-    """The slice's part of one partition, as every ingest takes it."""
-    begun = {found.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
+def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> SourceLog:
+    """Return the slice's part of one partition, as every ingest takes it."""
+    begun = {offsets.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
     begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
     return SourceLog(
         held,
-        log_start_offset=found.start if held.state is None else held.state.log_start_offset,
-        visible_from=found.start,
-        first_offset=found.start,
-        log_end_offset=found.end,
+        log_start_offset=offsets.start if held.state is None else held.state.log_start_offset,
+        visible_from=offsets.start,
+        first_offset=offsets.start,
+        log_end_offset=offsets.end,
         batches=batches,
         segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
     )
@@ -383,9 +389,9 @@ def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
     for partition in plan.left:
         offsets = plan.topic.offsets_of(partition)
         gap = plan.accepted_gaps.get(partition)
-        found = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
+        numbers = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
         done.partitions[partition] = {
-            **found,
+            **numbers,
             **offsets,
             "accepted_gaps": [gap] if gap else [],
         }

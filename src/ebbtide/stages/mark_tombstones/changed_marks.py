@@ -81,36 +81,36 @@ def no_changes() -> pa.Table:
 
 
 def count_changes(changes: pa.Table, partitions: Iterable[int]) -> dict[int, Counts]:
-    """The numbers of each of the partitions."""
-    found: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
+    """Return the numbers of each of the partitions."""
+    by_code: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
     grouped = changes.group_by(["partition", "becomes"]).aggregate([([], "count_all")])
     for row in grouped.to_pylist():
-        found[row["partition"]][row["becomes"]] = row["count_all"]
-    return {partition: _counts(of) for partition, of in found.items()}
+        by_code[row["partition"]][row["becomes"]] = row["count_all"]
+    return {partition: _counts(of) for partition, of in by_code.items()}
 
 
-def _counts(found: Mapping[int, int]) -> Counts:
-    by = {reason: found[n] for n, reason in enumerate(REASONS, 1) if n in found}
-    return Counts(sum(by.values()), by, found.get(NO_TOMBSTONE, 0), found.get(TO_QUARANTINE, 0))
+def _counts(by_code: Mapping[int, int]) -> Counts:
+    by = {reason: by_code[n] for n, reason in enumerate(REASONS, 1) if n in by_code}
+    return Counts(sum(by.values()), by, by_code.get(NO_TOMBSTONE, 0), by_code.get(TO_QUARANTINE, 0))
 
 
 def quarantined(changes: pa.Table) -> pa.Table:
-    """The changes that take a record out of the log."""
+    """Return the changes that take a record out of the log."""
     return changes.filter(pc.equal(changes["becomes"], TO_QUARANTINE))
 
 
 def find_changes(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> pa.Table:
-    """The records in the ranges whose mark is not what the rule says, as of a snapshot."""
+    """Return the records in the ranges whose mark is not what the rule says, as of a snapshot."""
     with rule.failing_clearly():
-        found = candidates(topic, rule, ranges, snapshot).toArrow()
-    becomes = _becomes(topic, rule, found)
-    found = found.set_column(
-        found.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
+        records = candidates(topic, rule, ranges, snapshot).toArrow()
+    becomes = _becomes(topic, rule, records)
+    records = records.set_column(
+        records.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
     )
-    is_changed = becomes != found["was"].to_numpy()
-    return found.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
+    is_changed = becomes != records["was"].to_numpy()
+    return records.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
 
 
 def candidates(
@@ -145,21 +145,21 @@ def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
 
 
 def _code(reason: Column) -> Column:
-    """The number of a reason, 0 where there is none."""
+    """Return the number of a reason, 0 where there is none."""
     code = F.lit(NO_TOMBSTONE)
     for number, name in enumerate(REASONS, 1):
         code = F.when(reason == name, F.lit(number)).otherwise(code)
     return code.cast("tinyint")
 
 
-def _becomes(topic: Topic, rule: TombstoneRule, found: pa.Table) -> Codes:
+def _becomes(topic: Topic, rule: TombstoneRule, records: pa.Table) -> Codes:
     """What each record found becomes: a null value comes first, where it says anything."""
-    is_null = found["is_null"].to_numpy()
-    becomes: Codes = found["marked_by"].to_numpy().copy()
+    is_null = records["is_null"].to_numpy()
+    becomes: Codes = records["marked_by"].to_numpy().copy()
     if not rule.is_explicit:
         becomes[is_null] = _NULL_VALUE
         return becomes
-    with_null = found.filter(pa.array(is_null))
+    with_null = records.filter(pa.array(is_null))
     is_old = np.zeros(len(is_null), np.bool_)
     is_old[is_null] = has_old_magic(topic.spark, topic.name.batches_table, with_null)
     becomes[is_old] = _NULL_VALUE
@@ -215,7 +215,7 @@ def _write_marked(work: _MarkedSegment) -> RowDelta:
 
 
 def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
-    """The rows with what they become as their mark."""
+    """Return the rows with what they become as their mark."""
     reasons = pa.array([None, *REASONS], pa.string()).take(pa.array(becomes))
     is_tombstone = pa.array(becomes != NO_TOMBSTONE)
     for name, column in (("is_tombstone", is_tombstone), ("tombstone_by", reasons)):

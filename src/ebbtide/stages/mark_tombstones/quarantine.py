@@ -42,48 +42,48 @@ def quarantine_note(count: int, table: str) -> str:
     )
 
 
-def take_to_quarantine(topic: Topic, found: pa.Table, snapshot: int, run: RunOf) -> list[int]:
+def take_to_quarantine(topic: Topic, records: pa.Table, snapshot: int, run: RunOf) -> list[int]:
     """Copy the records found, as of a snapshot, and let the log miss them; the snapshot of it.
 
     What a killed run has copied is not copied again.
     """
     spark, name = topic.spark, topic.name
-    log.warning("%s", quarantine_note(found.num_rows, name.quarantine_table))
+    log.warning("%s", quarantine_note(records.num_rows, name.quarantine_table))
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
-    missing = _not_held(topic, found, table_id)
+    missing = _not_held(topic, records, table_id)
     if missing.num_rows:
-        said: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "reason": UNMARKED_NULL_VALUE,
             "run_id": run.id,
             "quarantined_at": run.now,
             "table_id": table_id,
         }
         rows = _records(topic, missing, snapshot).withColumns(
-            {column: F.lit(value) for column, value in said.items()}
+            {column: F.lit(value) for column, value in columns.items()}
         )
         rows = rows.select(spark.table(name.quarantine_table).columns)
         commit(Step.QUARANTINE_RECORDS, rows.writeTo(name.quarantine_table).append)
-    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, found))
+    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, records))
     committed = current_snapshot(spark, name.quarantine_table)
     return [committed] if missing.num_rows and committed is not None else []
 
 
-def _not_held(topic: Topic, found: pa.Table, table_id: str) -> pa.Table:
+def _not_held(topic: Topic, records: pa.Table, table_id: str) -> pa.Table:
     held = (
         topic.spark.table(topic.name.quarantine_table)
         .where(F.col("table_id") == table_id)
-        .where(F.col("offset") >= pc.min(found["offset"]).as_py())
+        .where(F.col("offset") >= pc.min(records["offset"]).as_py())
         .select(_PLACE)
         .toArrow()
-        .cast(found.select(_PLACE).schema)
+        .cast(records.select(_PLACE).schema)
     )
-    return found.select(_PLACE).join(held, _PLACE, join_type="left anti")
+    return records.select(_PLACE).join(held, _PLACE, join_type="left anti")
 
 
 def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
-    """The records at these places, as they were in the snapshot."""
+    """Return the records at these places, as they were in the snapshot."""
     table = topic.name.records_table
     first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
     return (
@@ -93,10 +93,10 @@ def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
     )
 
 
-def _may_miss(current: Topic, found: pa.Table) -> PropertyChanges:
-    """The state by which nobody looks for these records any more."""
+def _may_miss(current: Topic, records: pa.Table) -> PropertyChanges:
+    """Return the state by which nobody looks for these records any more."""
     changes: dict[str, str | None] = {REMOVING: "true"}
-    for row in found.group_by("partition").aggregate([("offset", "max")]).to_pylist():
+    for row in records.group_by("partition").aggregate([("offset", "max")]).to_pylist():
         state = current.partitions[row["partition"]]
         end = max(state.expired_end_offset, row["offset_max"] + 1)
         changes |= to_properties(row["partition"], state.moved(expired_end_offset=end))

@@ -53,7 +53,7 @@ class MarkPlan:
         return count_changes(self.changes, self.topic.partitions)
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
         for partition, counts in self.counts.items():
             outcome.partitions[partition] = self.topic.offsets_of(partition) | counts.to_dict()

@@ -39,7 +39,7 @@ class TombstoneRule(NamedTuple):
 
 
 def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
-    """The topic's rule; ConfigurationError for a predicate that no record can be asked."""
+    """Return the topic's rule; ConfigurationError for a predicate that no record can be asked."""
     is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
     marked_by = F.when(is_flagged, F.lit(FLAG))
     may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)
@@ -69,7 +69,7 @@ def _has_header(wanted: TombstoneHeader) -> Column:
 def _checked(spark: SparkSession, text: str) -> Expression:
     expected = "a boolean expression over key, value, headers and timestamp"
     predicate = Expression("ebbtide.tombstone.predicate=", text, expected)
-    found = predicate.type(spark)
-    if not isinstance(found, BooleanType):
-        raise predicate.refused(f"one of type {found.simpleString()}")
+    data_type = predicate.type(spark)
+    if not isinstance(data_type, BooleanType):
+        raise predicate.refused(f"one of type {data_type.simpleString()}")
     return predicate

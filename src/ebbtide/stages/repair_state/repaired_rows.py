@@ -21,7 +21,7 @@ from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.rebuilding import Found
+from ebbtide.log.state.rebuilding import LogInTables
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.stages.clean_log.lost_round import lost_headers
 
@@ -40,7 +40,7 @@ class StrayRows(NamedTuple):
         return sum(len(of) for of in self.positions.values())
 
 
-def find_found(topic: Topic) -> dict[int, Found]:
+def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
     """What the batches of each partition tell of it."""
     if current_snapshot(topic.spark, topic.name.batches_table) is None:
         return {}
@@ -56,22 +56,22 @@ def find_found(topic: Topic) -> dict[int, Found]:
         .orderBy("partition", "segment")
         .collect()
     )
-    found: dict[int, Found] = {}
+    held: dict[int, LogInTables] = {}
     for row in rows:
-        one = Found(
+        one = LogInTables(
             row["start"],
             row["last"] + 1,
             (SegmentStart(row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
             -1 if row["event_ms"] is None else row["event_ms"],
         )
-        before = found.get(row["partition"], one)
-        found[row["partition"]] = Found(
+        before = held.get(row["partition"], one)
+        held[row["partition"]] = LogInTables(
             min(before.start, one.start),
             max(before.end, one.end),
             one.segments if before is one else before.segments + one.segments,
             max(before.max_event_time_ms, one.max_event_time_ms),
         )
-    return found
+    return held
 
 
 def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
@@ -109,7 +109,7 @@ def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[st
 
 
 def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
-    """The rows with their places; of those with the same offset the oldest has number 1."""
+    """Return the rows with their places; of those with the same offset the oldest has number 1."""
     return topic.spark.sql(
         f"SELECT *, _file AS file, _pos AS pos, row_number() OVER (PARTITION BY `partition`, "
         f"{offset} ORDER BY _last_updated_sequence_number, _file, _pos) AS copy FROM {table}"
@@ -133,17 +133,17 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
 
 
 def _removal(rows: DataFrame, reason: Column) -> StrayRows:
-    found = (
+    rows_to_remove = (
         rows.withColumn("reason", reason)
         .where(F.col("reason").isNotNull())
         .select("file", "pos", "partition", "reason")
         .toArrow()
     )
     by_reason: dict[int, dict[str, int]] = {}
-    counts = found.group_by(["partition", "reason"]).aggregate([("pos", "count")])
+    counts = rows_to_remove.group_by(["partition", "reason"]).aggregate([("pos", "count")])
     for row in counts.to_pylist():
         by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
-    positions = found.group_by("file").aggregate([("pos", "list")]).to_pylist()
+    positions = rows_to_remove.group_by("file").aggregate([("pos", "list")]).to_pylist()
     return StrayRows(
         by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
     )
@@ -167,7 +167,7 @@ def rebuild_headers(topic: Topic, now_ms: int) -> int:
 def _whole_log(
     config: TopicConfig, states: Mapping[int, PartitionState], now_ms: int
 ) -> CleaningRound:
-    """A round that covers all that the partitions hold."""
+    """Return a round that covers all that the partitions hold."""
     parts = {
         partition: PartitionRound(
             log_start_offset=state.log_start_offset,

@@ -34,7 +34,7 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
-    find_found,
+    read_log_in_tables,
     find_removals,
     rebuild_headers,
     remove_rows,
@@ -62,7 +62,7 @@ class RepairPlan:
     problem: str | None = None  # why the change cannot be taken back
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
         if not self.what:
             topic["note"] = "nobody else has changed the topic; there is nothing to repair"
@@ -118,24 +118,24 @@ def plan_repair(
         return _plan_keep(topic, now_ms, asked, what)
     targets, problems = {}, []
     for look in looks:
-        found = _before_change(spark, look) if look.foreign else None
-        if isinstance(found, int):
-            targets[look.table.what] = found
-        elif found is not None:
-            problems.append(f"{look.table.what}: {found}")
+        before_change = _before_change(spark, look) if look.foreign else None
+        if isinstance(before_change, int):
+            targets[look.table.what] = before_change
+        elif before_change is not None:
+            problems.append(f"{look.table.what}: {before_change}")
     problem = "; ".join(problems) or None
     return RepairPlan(topic, now_ms, what, TAKE_BACK, targets, problem=problem)
 
 
 def _before_change(spark: SparkSession, look: Look) -> int | str:
-    """The snapshot to go back to, or why there is none."""
+    """Return the snapshot to go back to, or why there is none."""
     if look.seen is None or look.seen.snapshot is None:
         return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
     return newest_untouched(spark, java_table(spark, look.table.table), look.seen.snapshot)
 
 
 def _plan_keep(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> RepairPlan:
-    states = rebuilt_states(topic.partitions, find_found(topic), asked, now_ms)
+    states = rebuilt_states(topic.partitions, read_log_in_tables(topic), asked, now_ms)
     removals = find_removals(topic, states)
     return RepairPlan(topic, now_ms, what, KEEP, removals=removals, states=states)
 
@@ -172,7 +172,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 
 
 def _keep(plan: RepairPlan) -> JobOutcome:
-    """Rows first and the state last: until then the topic stands still."""
+    """Return rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):

@@ -73,10 +73,10 @@ class ReplicatePlan:
         """The replicas that lack something of the primary."""
         return [
             name
-            for name, found in self.replicas.items()
+            for name, replica in self.replicas.items()
             if (
-                is_behind(self.primary.properties, found.properties)
-                if found
+                is_behind(self.primary.properties, replica.properties)
+                if replica
                 else self.primary.partitions
             )
         ]
@@ -86,8 +86,8 @@ class ReplicatePlan:
         outcome = JobOutcome(topic={"replicas": {}})
         for partition, state in self.primary.partitions.items():
             known = {
-                name: found.partitions.get(partition) if found is not None else None
-                for name, found in self.replicas.items()
+                name: replica.partitions.get(partition) if replica is not None else None
+                for name, replica in self.replicas.items()
             }
             starts = [s.log_start_offset for s in known.values() if s is not None]
             is_known = not self.errors and len(starts) == len(self.primary.config.replicas)
@@ -133,8 +133,10 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
         except EbbtideError as error:
             plan.errors.append(error)
     outcome = replace(plan, replicas=after).outcome()
-    outcome.topic["replicas"] = {str(name): said.numbers for name, said in numbers.items()}
-    outcome.snapshot_ids = [s for said in numbers.values() for s in said.snapshot_ids]
+    outcome.topic["replicas"] = {
+        str(name): replicated.numbers for name, replicated in numbers.items()
+    }
+    outcome.snapshot_ids = [s for replicated in numbers.values() for s in replicated.snapshot_ids]
     return outcome
 
 
@@ -142,11 +144,11 @@ def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> No
     """ForeignLogError where the tables in the replica's place hold another log, or more of it."""
     if replica is None or not replica.partitions:
         return
-    found, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
-    if found != expected:
+    primary_id, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
+    if primary_id != expected:
         raise ForeignLogError(
             f"expected {name} to be a replica of {primary.name}, whose table has the id "
-            f"{expected}, found {REPLICA_OF} = {found}; name another namespace in "
+            f"{expected}, found {REPLICA_OF} = {primary_id}; name another namespace in "
             "ebbtide.replicas, or drop its tables to begin anew"
         )
     for partition, state in replica.partitions.items():
@@ -177,11 +179,11 @@ def _pinned(topic: Topic) -> _Source:
     """The topic without a round or a merge in flight, and both snapshots as they then were."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
-        found = settle(read_again(topic), "replicate_log")
+        settled = settle(read_again(topic), "replicate_log")
         records = current_snapshot(spark, name.records_table)
         batches = current_snapshot(spark, name.batches_table)
-        if read_again(topic).properties == found.properties:
-            return _Source(found, records, batches, uuid.uuid4().hex)
+        if read_again(topic).properties == settled.properties:
+            return _Source(settled, records, batches, uuid.uuid4().hex)
     raise CommitConflictError(
         f"expected {name} to stand still for a moment, found other writers at each of "
         f"{PIN_ATTEMPTS} looks; run the job again when they are done"
@@ -196,20 +198,20 @@ class _Replicated(NamedTuple):
 
 
 def _replicate(
-    source: _Source, name: TopicName, found: Topic | None, now_ms: int
+    source: _Source, name: TopicName, copy: Topic | None, now_ms: int
 ) -> tuple[Topic, _Replicated]:
     spark = source.topic.spark
-    if found is None or not found.partitions:
+    if copy is None or not copy.partitions:
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
-        found = load(spark, name)
+        copy = load(spark, name)
     else:
         create_views(spark, name)
-        found = count_own(found)
-    replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
+        copy = count_own(copy)
+    replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
-    if replication.taken_over or _has_moved(found.partitions, states):
+    if replication.taken_over or _has_moved(copy.partitions, states):
         truncation = truncate_below_start(replica, now_ms)
         numbers["records_removed"] = truncation.rows.total()
     tables = _tables(source, name)
@@ -247,7 +249,7 @@ def _started(source: _Source, current: Topic) -> PropertyChanges:
 
 
 def _finished(source: _Source, states: States, current: Topic) -> PropertyChanges:
-    """The states with all that was appended."""
+    """Return the states with all that was appended."""
     _own_replication(source, current)
     changes: dict[str, str | None] = {REPLICATION: None}
     for partition, leader in source.topic.partitions.items():
@@ -267,17 +269,17 @@ def _finished(source: _Source, states: States, current: Topic) -> PropertyChange
 
 def _own_replication(source: _Source, replica: Topic) -> Replication:
     """The replication in flight, if it is this one; CommitConflictError where another began."""
-    found = Replication.of(replica.properties)
-    if found is None or found.id != source.id:
+    replication = Replication.of(replica.properties)
+    if replication is None or replication.id != source.id:
         raise CommitConflictError(
             f"expected nobody else to replicate into {replica.name}, found that another run began "
             "meanwhile; run the job again when it is done"
         )
-    return found
+    return replication
 
 
 def _has_moved(before: States, states: States) -> bool:
-    """Whether a log start offset has moved in a partition that was there before."""
+    """Return whether a log start offset has moved in a partition that was there before."""
     return any(
         state.log_start_offset < states[partition].log_start_offset
         for partition, state in before.items()
@@ -362,9 +364,9 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
     if table.pinned is None:
         return None
     new = " OR ".join(
-        f"(`partition` = {p} AND {table.last_offset} >= {own.log_end_offset} "
+        f"(`partition` = {p} AND {table.last_offset} >= {replica_state.log_end_offset} "
         f"AND {table.first_offset} < {leader.log_end_offset})"
-        for p, (own, leader) in lacking.items()
+        for p, (replica_state, leader) in lacking.items()
     )
     spark = replica.spark
     rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
@@ -394,7 +396,9 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
 def _place(lacking: Lacking) -> Column:
     """The physical segment of a row: the primary's own, or the one that the replica has begun."""
     place = F.col("segment")
-    for partition, (own, _) in lacking.items():
-        has_begun = (F.col("partition") == partition) & (F.col("segment") < own.log_end_offset)
-        place = F.when(has_begun, F.lit(own.active_segment).cast("long")).otherwise(place)
+    for partition, (replica_state, _) in lacking.items():
+        has_begun = (F.col("partition") == partition) & (
+            F.col("segment") < replica_state.log_end_offset
+        )
+        place = F.when(has_begun, F.lit(replica_state.active_segment).cast("long")).otherwise(place)
     return place
