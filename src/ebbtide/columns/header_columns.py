@@ -96,7 +96,7 @@ class BatchHeaders:
 
     @property
     def last_batches_of_producers(self) -> BatchHeaders:
-        """The batches that tell each producer's last record: its last data, and markers after it."""
+        """The batches that tell each producer's last record: its last data, markers after it."""
         return self.where(self.may_be_last_records)
 
     @property

@@ -63,8 +63,8 @@ def check_continuation(
         source_batch = "none there" if other is None else _described(other)
         raise ForeignLogError(
             f"expected {where} to hold the batch {_described(last)}, the last that the table "
-            f"holds, found {source_batch}: the source was truncated and written anew, or is another "
-            "log; ingest it under another cluster name, or drop the table to begin anew"
+            f"holds, found {source_batch}: the source was truncated and written anew, or is "
+            "another log; ingest it under another cluster name, or drop the table to begin anew"
         )
 
 

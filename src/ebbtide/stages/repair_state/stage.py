@@ -34,8 +34,8 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
-    read_log_in_tables,
     find_removals,
+    read_log_in_tables,
     rebuild_headers,
     remove_rows,
 )
