@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg import commits
@@ -26,10 +27,15 @@ from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.nights.test_reported_numbers import PARTITIONS, other_settings, topic_of
+from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ANY_SHARE, DAY_MS, at, set_properties
 
 FIXED_SEED = 56
 DISTURBED_SHARE = 0.7
+CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0"}
+SEGMENTS = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
+LEFT_BEHIND = "by a cleaner round that a killed job had left and that this run finished first"
+KILLED = "by a run of clean_log that was killed before it could say so"
 ERASURE = ("--requested-by", "a", "--reason", "b", "--append")
 
 
@@ -49,27 +55,34 @@ def fail(step: Step) -> None:
     raise ValueError(f"a bug at {step}")
 
 
+Ending = Callable[[Step], None]
+
+
 @dataclass(slots=True)
 class Disturbances:
-    """Ends some jobs at a random one of their commits, each in a random way."""
+    """Ends a job at one of its commits: the next of a step, or after so many of any."""
 
-    rng: random.Random
-    left: int = -1  # commits before the next end; negative for none
-    end: Callable[[Step], None] = kill
+    rng: random.Random | None = None  # ends jobs at random
+    end: Ending | None = None
+    step: Step | None = None
+    left: int = -1
     happened: Counter[str] = field(default_factory=Counter)
 
     def next_job(self) -> None:
-        """Choose how the next job ends."""
-        is_disturbed = self.rng.random() < DISTURBED_SHARE
-        self.left = self.rng.randrange(8) if is_disturbed else -1
-        self.end = self.rng.choice([kill, conflict, fail])
+        """Choose how the next job ends, where chance has to."""
+        if self.rng is not None and self.rng.random() < DISTURBED_SHARE:
+            self.left = self.rng.randrange(8)
+            self.end = self.rng.choice([kill, conflict, fail])
 
     def before_commit(self, step: Step) -> None:
         """End the job if this is the commit."""
+        if self.end is None:
+            return
         self.left -= 1
-        if self.left == -1:
-            self.happened[f"{self.end.__name__} at {step}"] += 1
-            self.end(step)
+        if step is self.step or self.left == -1:
+            end, self.end = self.end, None
+            self.happened[f"{end.__name__} at {step}"] += 1
+            end(step)
 
 
 @dataclass(slots=True)
@@ -78,12 +91,12 @@ class Lake:
 
     spark: SparkSession
     name: TopicName
-    disturbances: Disturbances
+    disturbances: Disturbances = field(default_factory=Disturbances)
     held: set[tuple[int, int]] = field(default_factory=set)
     gone: set[tuple[int, int]] = field(default_factory=set)
 
-    def run(self, job: str, now_ms: int, *arguments: str) -> None:
-        """Run the job until it has succeeded; only the first try is disturbed."""
+    def run(self, job: str, now_ms: int, *arguments: str, tries: int = 2) -> None:
+        """Run the job, of which only the first try is disturbed; a second has to succeed."""
         main: Callable[[Sequence[str]], int] = import_module(f"jobs.{job}").main
         words = [*arguments, "--now", at(now_ms).isoformat(), "--run-id", f"{job}-{now_ms}"]
         if job not in ("ingest_segments", "delete_records"):
@@ -93,15 +106,22 @@ class Lake:
         with suppress(KilledError):
             code = main(words)
         self._look()
-        self.disturbances.left = -1
-        if code:
+        self.disturbances.end = None
+        if code and tries > 1:
             assert main(words) == 0
             self._look()
 
     def reported(self) -> int:
         """The records that the rows in `runs` say were removed."""
-        rows = self.spark.table(RUNS_TABLE).where(f"topic = '{self.name}'")
-        return sum(row["rows_removed"] for row in rows.collect())
+        return sum(row["rows_removed"] for row in self._rows())
+
+    def notes(self) -> list[str]:
+        """The notes of all runs on the topic."""
+        results = [json.loads(row["result"])["topic"] for row in self._rows()]
+        return [result["note"] for result in results if "note" in result]
+
+    def _rows(self) -> list[Row]:
+        return self.spark.table(RUNS_TABLE).where(f"topic = '{self.name}'").collect()
 
     def _look(self) -> None:
         if not self.spark.catalog.tableExists(self.name.records_table):
@@ -137,24 +157,58 @@ def run_nights(lake: Lake, topic: Topic, directory: Path, rng: random.Random) ->
     lake.run("expire_segments", now_ms + 10 * DAY_MS)
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
-def test_each_record_that_left_is_in_the_row_of_one_run(
-    seed: int,
-    sandbox: LakeSandbox,
-    cluster: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Jobs are killed, lose races and fail at random commits, and are run again."""
-    session, rng = sandbox.session, random.Random(seed)
+@pytest.fixture
+def lake(sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A topic to be; nothing disturbs its jobs yet."""
+    session = sandbox.session
     monkeypatch.setattr(session, "newSession", lambda: session)
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
     monkeypatch.setattr(application, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "key-0\nkey-1\nkey-2\nkey-3")
     for name, value in sandbox.environment().items():
         monkeypatch.setenv(name, value)
-    lake = Lake(session, TopicName(cluster, TOPIC), Disturbances(rng))
+    lake = Lake(session, TopicName(cluster, TOPIC))
     monkeypatch.setattr(commits, "before_commit", lake.disturbances.before_commit)
+    return lake
+
+
+@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+def test_each_record_that_left_is_in_the_row_of_one_run(
+    seed: int, lake: Lake, tmp_path: Path
+) -> None:
+    """Jobs are killed, lose races and fail at random commits, and are run again."""
+    rng = random.Random(seed)
+    lake.disturbances.rng = rng
     run_nights(lake, topic_of(rng.randrange(10**6)), tmp_path / "log", rng)
     assert lake.gone
     assert lake.reported() == len(lake.gone), dict(lake.disturbances.happened)
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "then", "note"),
+    [
+        (Step.ROUND_RECORDS, kill, "expire_segments", LEFT_BEHIND),
+        (Step.ROUND_BATCHES, kill, "clean_log", None),
+        (Step.ROUND_BATCHES, fail, "clean_log", "before the run failed"),
+        (Step.RUN_ROW, kill, "clean_log", KILLED),
+    ],
+)
+def test_a_note_says_how_records_left_that_the_numbers_do_not_hold(
+    step: Step,
+    end: Ending,
+    then: str,
+    note: str | None,
+    lake: Lake,
+    tmp_path: Path,
+) -> None:
+    write_log(tmp_path, TOPIC, SEGMENTS, CONFIG)
+    source = ("--source", str(tmp_path), "--cluster", lake.name.cluster)
+    lake.run("ingest_segments", FIRST_MS, *source)
+    lake.run("mark_tombstones", FIRST_MS)
+    lake.disturbances.step, lake.disturbances.end = step, end
+    lake.run("clean_log", FIRST_MS + DAY_MS, tries=1)
+    lake.run(then, FIRST_MS + 2 * DAY_MS)
+    assert lake.reported() == len(lake.gone) == 1
+    assert [re.sub(" at .* UTC", "", said) for said in lake.notes()] == (
+        [f"1 records left {note}"] if note else []
+    )

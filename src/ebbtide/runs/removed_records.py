@@ -19,6 +19,7 @@ from ebbtide.iceberg.commits import Commits
 from ebbtide.iceberg.history import Committed, rows_changed
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import items
 from ebbtide.text import moment, number
@@ -49,32 +50,32 @@ def count_removed(
     A note tells what the job's own numbers do not hold.
     """
     numbered = set(outcome.snapshot_ids)
-    of_run = [s for s in commits.snapshots if s not in numbered]
-    outcome.snapshot_ids += _of_topic(spark, name, of_run)
+    others = [snapshot for snapshot in commits.snapshots if snapshot not in numbered]
+    outcome.snapshot_ids += _of_topic(spark, name, others)
     since = started - LOOKS_BACK
     removals = _uncounted(spark, name, outcome.snapshot_ids, commits.job, since)
     outcome.rows_removed = sum(removal.rows for removal in removals)
     outcome.files_removed = sum(removal.files for removal in removals)
-    ids = {*outcome.snapshot_ids}
-    outcome.snapshot_ids += [r.commit.id for r in removals if r.commit.id not in ids]
-    notes = [*_notes(removals, numbered, set(of_run), commits.job)]
+    beside = [removal for removal in removals if removal.commit.id not in numbered]
+    named = set(outcome.snapshot_ids)
+    outcome.snapshot_ids += [r.commit.id for r in beside if r.commit.id not in named]
+    notes = [_note(removal, commits, outcome) for removal in beside]
     if notes:
         outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
-def _notes(
-    removals: Collection[RemovingCommit], numbered: set[int], of_run: set[int], job: str
-) -> Iterator[str]:
-    """What was removed beside the job's own numbers, and when."""
-    for removal in removals:
-        made = removal.commit
-        if made.id in numbered:
-            continue
-        at = f"{number(removal.rows)} records left at {moment(made.at_ms)} UTC"
-        if made.id in of_run:
-            yield f"{at} before the work that the other numbers tell of"
-        else:
-            yield f"{at} by a run of {job} that was killed before it could say so"
+def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str:
+    """Why the job's own numbers do not hold a removal."""
+    made = removal.commit
+    if made.id not in commits.snapshots:
+        why = f"by a run of {made.job} that was killed before it could say so"
+    elif not outcome.partitions:
+        why = "before the run failed"
+    elif ROUND in made.summary:
+        why = "by a cleaner round that a killed job had left and that this run finished first"
+    else:
+        why = "in an attempt before this run's last"
+    return f"{number(removal.rows)} records left at {moment(made.at_ms)} UTC {why}"
 
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
