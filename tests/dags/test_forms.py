@@ -16,6 +16,7 @@ from ebbtide.errors import (
 )
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import note, rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -85,6 +86,24 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
     assert submitted.options.unset == ["kafka.retention.bytes"]
     assert submitted.topics == ["log.a"]
     assert not submitted.options.plan_only
+
+
+def test_configure_takes_icebergs_setting(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    for lines in ({"set": [f"{MAX_SNAPSHOT_AGE}=0"]}, {"unset": [MAX_SNAPSHOT_AGE]}):
+        assert run_dag("configure_topic", topic="log.a", **lines).state == "success"
+    set_, unset = spark_submit.submitted
+    assert set_.options.set == [f"{MAX_SNAPSHOT_AGE}=0"]
+    assert unset.options.unset == [MAX_SNAPSHOT_AGE]
+
+
+@pytest.mark.parametrize("name", ["write.format.default", "history.expire.min-snapshots-to-keep"])
+def test_configure_takes_no_other_setting_of_icebergs(lake: LakeSandbox, name: str) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    lake.topic("log.a")
+    with pytest.raises(ParamValidationError, match="does not match"):
+        run_dag("configure_topic", topic="log.a", set=[f"{name}=1"])
 
 
 def test_a_plan_changes_nothing_and_verdict_shows_it(

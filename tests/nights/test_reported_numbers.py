@@ -1,18 +1,15 @@
 """Every number that a job reports of random nights, against what the tables hold before and after.
 
-A live ingest says the same of what it takes as ingest_segments does; it needs a broker, so
-test_ingest_topic.py has it.
+A live ingest needs a broker: test_random_slices.py has its numbers.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -23,7 +20,6 @@ from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.erase_keys.stage import erase_keys
@@ -34,7 +30,7 @@ from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights import expected_numbers as expected
-from tests.nights.expected_numbers import Totals, totals
+from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
 from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
@@ -44,10 +40,6 @@ from tests.tables.truth import Change, Truth, size_bytes
 FIXED_SEED = 56
 PARTITIONS = 6
 ROUNDS = 3
-# What a run says in words, and names that it makes up.
-WORDS = {"reason", "note", "skipped"}
-TIMED_KEY_BYTES = len("key-5")
-EVENT_TIME = f"sql:CASE WHEN length(key) = {TIMED_KEY_BYTES} THEN timestamp END"
 # What the nights of the fixed seed have to show; they are chosen for it.
 TOLD = {
     "mark_tombstones marked",
@@ -75,50 +67,6 @@ TOMBSTONE_RULES = [
 ]
 
 
-@dataclass(slots=True)
-class Nights:
-    """A topic that jobs work on, with what its tables hold before the next job."""
-
-    spark: SparkSession
-    name: TopicName
-    before: Truth = field(default_factory=Truth.nothing)
-    said: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
-
-    def run(self, job: str, work: Callable[[], JobOutcome]) -> tuple[JobOutcome, Change]:
-        """The outcome of a job, and what it changed."""
-        outcome = work()
-        change = Change(self.before, self.before.read_again(self.spark, self.name))
-        self.before = change.after
-        assert outcome.error is None
-        for numbers in outcome.partitions.values():
-            flat = numbers | numbers.get("by", {})
-            self.said |= {f"{job} {name}" for name, value in flat.items() if value}
-        return outcome, change
-
-
-def check(
-    outcome: JobOutcome,
-    change: Change,
-    partitions: Mapping[int, dict[str, Any]],
-    bytes_removed: int,
-) -> None:
-    """Compare all numbers of a job."""
-    assert outcome.partitions.keys() == partitions.keys()
-    wrong = {
-        (p, n): {"said": said.get(n), "true": partitions[p].get(n)}
-        for p, said in outcome.partitions.items()
-        for n in (said.keys() - WORDS) | partitions[p].keys()
-        if n not in said or n not in partitions[p] or said[n] != partitions[p][n]
-    }
-    assert wrong == {}
-    assert totals(change, bytes_removed) == Totals(
-        outcome.rows_removed,
-        outcome.files_removed,
-        outcome.bytes_removed,
-        sorted(outcome.snapshot_ids),
-    )
-
-
 def check_ingest(nights: Nights, directory: Path, now_ms: int) -> None:
     """Take what the source holds; records come with an event time only where EVENT_TIME says it."""
     settings = ANY_SHARE | {"ebbtide.event.time": EVENT_TIME}
@@ -128,11 +76,6 @@ def check_ingest(nights: Nights, directory: Path, now_ms: int) -> None:
     )
     wanted = {p: expected.of_ingest(change, p, is_missing) for p in change.after.states}
     check(outcome, change, wanted, bytes_removed=0)
-
-
-def is_missing(record: Mapping[str, Any]) -> bool:
-    """Whether EVENT_TIME says nothing of the record."""
-    return len(record["key"] or b"") != TIMED_KEY_BYTES or record["timestamp"] is None
 
 
 def check_mark(nights: Nights, now_ms: int, again: Sequence[FromOffset] = ()) -> None:

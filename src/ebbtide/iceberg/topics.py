@@ -58,7 +58,7 @@ class Topic:
     @cached_property
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
-        return parse_states(self.properties)
+        return parse_states(self.properties, str(self.name))
 
     def offsets_of(self, partition: int) -> dict[str, Any]:
         """What a job that moves none of them says of a partition."""

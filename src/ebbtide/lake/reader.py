@@ -64,7 +64,7 @@ class LakeTopic:
     @property
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
-        return parse_states(self.properties)
+        return parse_states(self.properties, self.name)
 
     @property
     def has_replicas(self) -> bool:

@@ -175,7 +175,7 @@ def _run_topic(
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
-    with commits_of(args.job) as commits:
+    with commits_of(args.job) as commits, job_log.gathering_notes() as notes:
         outcome, error = _attempt(session, topic, work)
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)
@@ -194,6 +194,7 @@ def _run_topic(
     )
     for where, numbers in _noted(outcome):
         log.info("%s%s", where, numbers["note"])
+    _add_notes(outcome, notes)
     if args.plan_only:
         _show_plan(args, topic, outcome, error)
     else:
@@ -264,6 +265,13 @@ def _show_plan(
     if args.plan_file:
         with open(args.plan_file, "a") as file:
             file.write(f"{plan}\n\n")
+
+
+def _add_notes(outcome: JobOutcome, notes: Sequence[str]) -> None:
+    """Let the topic's note hold these too; they are in the log already."""
+    if notes:
+        of_job = [outcome.topic["note"]] if "note" in outcome.topic else []
+        outcome.topic["note"] = "; ".join([*of_job, *notes])
 
 
 def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:

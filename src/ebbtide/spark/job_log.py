@@ -24,6 +24,7 @@ MOST_LINES = 20
 WORD_EVERY_S = 5.0
 
 _where: ContextVar[str] = ContextVar("where", default="ebbtide")
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 def start(job: str) -> None:
@@ -43,6 +44,25 @@ def about(job: str, topic: TopicName) -> Iterator[None]:
         yield
     finally:
         _where.reset(token)
+
+
+@contextmanager
+def gathering_notes() -> Iterator[list[str]]:
+    """Gather the notes that this thread's work makes, also where it fails afterwards."""
+    notes: list[str] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def note(log: logging.Logger, text: str) -> None:
+    """Log a warning that the run's row and report say too."""
+    log.warning(text)
+    notes = _notes.get()
+    if notes is not None and text not in notes:
+        notes.append(text)
 
 
 def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:

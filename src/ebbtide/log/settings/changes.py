@@ -9,12 +9,11 @@ from ebbtide.log.settings.config import parse_config, settings
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.settings.upstream import SOURCE
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, parse_snapshot_age
 from ebbtide.log.state.topic_state import is_state
 
 # A setting set to None is removed.
 SettingChanges = Mapping[str, str | None]
-# Iceberg's own setting that decides when a deletion is off the disk.
-ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
 
 
 def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[str, str | None]:
@@ -62,8 +61,8 @@ def parse_setting(text: str) -> tuple[str, str]:
 
 
 def check_names(changes: SettingChanges) -> None:
-    """Raise ConfigurationError for a name that no topic may be given."""
-    known = {*settings(), *ICEBERG_SETTINGS}
+    """Raise ConfigurationError for a name that no topic may be given, or a value out of bounds."""
+    known = {*settings(), MAX_SNAPSHOT_AGE}
     for name, value in changes.items():
         if name == SOURCE and value is not None:
             check_uri(value.partition(":")[2])
@@ -72,5 +71,5 @@ def check_names(changes: SettingChanges) -> None:
             raise ConfigurationError(
                 f"expected one of {quoted_list(sorted(known))}, found {name!r}"
             )
-        if name in ICEBERG_SETTINGS and value is not None and not value.isdigit():
-            raise ConfigurationError(f"expected milliseconds for {name}, found {value!r}")
+        if name == MAX_SNAPSHOT_AGE and value is not None:
+            parse_snapshot_age(value)

@@ -48,7 +48,11 @@ def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
     """How old a table's snapshots get before they may be expired."""
-    text = properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS)
+    return parse_snapshot_age(properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS))
+
+
+def parse_snapshot_age(text: str) -> int:
+    """Milliseconds of up to 18 ASCII digits; ConfigurationError for any other text."""
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     raise ConfigurationError(

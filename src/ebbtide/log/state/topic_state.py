@@ -73,8 +73,8 @@ class PartitionState:
     horizon_ms: int = NEVER
     next_expiry_ms: int = 0
     expiry_basis: int = NEVER
-    # Whose it is, where it was read from properties; errors say so.
-    partition: int | None = field(default=None, compare=False)
+    # Topic and partition, where it was read from properties; errors say so.
+    place: str = field(default="", compare=False)
 
     @property
     def first_segment(self) -> int:
@@ -108,9 +108,9 @@ class PartitionState:
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
             if value is not None and (changed is None or changed < value):
-                whose = "" if self.partition is None else f"partition {self.partition}: "
+                place = f"{self.place}: " if self.place else ""
                 raise StateError(
-                    f"{whose}expected {name} to stay at or above {value}, found a change to "
+                    f"{place}expected {name} to stay at or above {value}, found a change to "
                     f"{changed}"
                 )
         return after
@@ -194,10 +194,13 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
     return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
 
 
-def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
-    """Return the state of every partition among a table's properties."""
+def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
+    """Return the state of each partition among a table's properties; errors name the topic."""
     partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
-    return {partition: _parse_state(partition, properties) for partition in sorted(partitions)}
+    return {
+        partition: _parse_state(partition, properties, f"{topic} partition {partition}".lstrip())
+        for partition in sorted(partitions)
+    }
 
 
 def _partition(name: str) -> int:
@@ -210,13 +213,13 @@ def _partition(name: str) -> int:
         ) from None
 
 
-def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionState:
+def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> PartitionState:
     key = f"{PREFIX}{partition}."
     names = [key + name.replace("_", "-") for name in _INTEGERS] + [key + "segments"]
     missing = [name for name in names if name not in properties]
     if missing:
         raise ConfigurationError(
-            f"expected the whole state of partition {partition}, found it without "
+            f"expected the whole state of {place}, found it without "
             f"{quoted_list(missing)}; restore the property from an older table metadata"
         )
     keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
@@ -224,7 +227,7 @@ def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionStat
         name: _integer(properties, key) for name, key in keys.items() if key in properties
     }
     segments = _segments(properties, key + "segments")
-    return PartitionState(**{**_ADDED, **numbers}, segments=segments, partition=partition)
+    return PartitionState(**{**_ADDED, **numbers}, segments=segments, place=place)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:

@@ -25,6 +25,8 @@ from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound,
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.spark.job_log import note
+from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +34,16 @@ log = logging.getLogger(__name__)
 def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     """Rebuild the headers of what the round has cleaned, and forget it; the topic after that."""
     changes = lost_headers(topic, lost)
-    log.warning(
-        "the round begun at %s ms cannot be finished as it was planned: another tool expired "
-        "the snapshots that it held. %s batch headers are rebuilt from the records that are left; "
-        "sizes of compressed ones are estimates",
-        lost.now_ms,
-        changes.num_rows,
-    )
     if changes.num_rows:
         announce_removal(topic)
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
         commit(Step.HEADERS_REBUILT, prepared)
+    note(
+        log,
+        f"the round begun at {moment(lost.now_ms)} UTC was given up, since another tool expired "
+        f"the snapshots that it held: {changes.num_rows} batch headers were rebuilt from the "
+        "records that are left, and the sizes of compressed ones are estimates",
+    )
 
     def forgotten(current: Topic) -> PropertyChanges | None:
         in_flight = open_round(current)

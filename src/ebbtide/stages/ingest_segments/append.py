@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +41,14 @@ log = logging.getLogger(__name__)
 
 TOPIC_ID = "kafka.topic.id"
 # Numbers of a partition that add up over slices.
-SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")
+SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
+
+
+@dataclass(slots=True)
+class IngestOutcome(JobOutcome):
+    """A JobOutcome of one slice or several; a segment that two of them grew counts once."""
+
+    segments: dict[int, set[int]] = field(default_factory=dict)  # base offsets, by partition
 
 
 def new_topic(
@@ -208,9 +216,12 @@ def state_changes(
     return changes
 
 
-def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[str, Any]]:
-    """What a run says of each partition."""
-    return {
+def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
+    """What a slice says of each partition."""
+    segments = {
+        p: set(pc.unique(log.batches.column("segment")).to_pylist()) for p, log in logs.items()
+    }
+    partitions = {
         partition: {
             "log_start_offset": log.log_start_offset,
             "low_watermark": topic.low_watermark(log.log_start_offset),
@@ -218,12 +229,13 @@ def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[st
             "records": log.records,
             "batches": log.batches.num_rows,
             "bytes": log.bytes,
-            "segments": len(pc.unique(log.batches.column("segment"))),
+            "segments": len(segments[partition]),
             "skipped": log.skipped,
             "accepted_gaps": log.accepted_gaps,
         }
         for partition, log in logs.items()
     }
+    return IngestOutcome(partitions, segments=segments)
 
 
 def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
@@ -234,11 +246,14 @@ def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
         numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
 
 
-def add_slice(done: JobOutcome, of_slice: JobOutcome) -> None:
+def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:
     """Add what one slice did to what those before it did."""
     for partition, numbers in of_slice.partitions.items():
         before = done.partitions.get(partition, {})
         summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
+        grown = done.segments.setdefault(partition, set())
+        grown |= of_slice.segments[partition]
+        summed["segments"] = len(grown)
         gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
         done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
     done.snapshot_ids += of_slice.snapshot_ids

@@ -44,6 +44,7 @@ from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
+    IngestOutcome,
     add_ingested,
     add_slice,
     append_batches,
@@ -53,7 +54,7 @@ from ebbtide.stages.ingest_segments.append import (
     check_topic_id,
     held_topic,
     new_topic,
-    numbers_of,
+    outcome_of,
     pinned,
     state_changes,
     with_origin,
@@ -148,9 +149,9 @@ class IngestPlan:
         """The partitions of which a further slice would bring nothing."""
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
-    def outcome(self) -> JobOutcome:
+    def outcome(self) -> IngestOutcome:
         """Return the numbers of the plan; `error` where a part of the source was refused."""
-        outcome = JobOutcome(partitions=numbers_of(self.topic, self.logs))
+        outcome = outcome_of(self.topic, self.logs)
         errors = [error for log in self.logs.values() for error in log.errors]
         outcome.error = standing_for(errors)
         return outcome
@@ -161,7 +162,7 @@ def ingest_segments(
 ) -> JobOutcome:
     """Create the topic where it is new and take what is new; one bad file stops its partition."""
     refused: dict[str, SourceError] = {}
-    done = JobOutcome()
+    done = IngestOutcome()
     listings = 1
     while True:
         try:
@@ -305,7 +306,7 @@ def unread_segments(
     return segments[starts[-1] if starts else 0 :]
 
 
-def execute_ingest(plan: IngestPlan) -> JobOutcome:
+def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]

@@ -57,6 +57,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     SUMMED,
+    IngestOutcome,
     add_ingested,
     add_slice,
     append_batches,
@@ -65,7 +66,7 @@ from ebbtide.stages.ingest_segments.append import (
     held_topic,
     live_slice,
     new_topic,
-    numbers_of,
+    outcome_of,
     pinned,
     state_changes,
     with_origin,
@@ -173,7 +174,7 @@ def ingest_topic(
     topic_id, partitions = live.description
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
     check_topic_id(topic, topic_id, f"connection {source.connection!r}")
-    done = JobOutcome()
+    done = IngestOutcome()
     held = find_ends(topic, partitions)
     unfinished = live_slice(topic, held)
     if unfinished is not None and not is_plan_only:
@@ -260,7 +261,7 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
     return plan
 
 
-def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
+def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
     live, planned = plan.live, plan.topic
     topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
@@ -323,7 +324,7 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
 
 
 def _finish_slice(
-    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: JobOutcome
+    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: IngestOutcome
 ) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
@@ -340,7 +341,7 @@ def _finish_slice(
     }
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
-    outcome = JobOutcome(partitions=numbers_of(topic, logs))
+    outcome = outcome_of(topic, logs)
     outcome.snapshot_ids += append_batches(topic, ingested)
     topic = set_counted(
         topic,
@@ -385,7 +386,7 @@ def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> Sourc
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
     """What the run did, and that there was nothing new of the other partitions."""
-    nothing = dict.fromkeys(SUMMED, 0)
+    nothing = dict.fromkeys((*SUMMED, "segments"), 0)
     for partition in plan.left:
         offsets = plan.topic.offsets_of(partition)
         gap = plan.accepted_gaps.get(partition)
