@@ -11,17 +11,22 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Commits
+from ebbtide.iceberg.files.data_files import reading_planned
+from ebbtide.iceberg.files.field_ids import columns_of, read_file
+from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.history import Committed, rows_changed
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import items
+from ebbtide.spark.jvm import iceberg_class, items, java_class
 from ebbtide.text import moment, number
 
 # A killed run of the job is looked for so far back.
@@ -123,7 +128,26 @@ def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterat
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
-    """The snapshots that rows in `runs` name, of runs that began since then."""
-    is_of_topic = (F.col("topic") == str(name)) & (F.col("started") >= F.lit(since))
-    rows = spark.table(RUNS_TABLE).where(is_of_topic).select(F.explode("snapshot_ids").alias("id"))
-    return {row["id"] for row in rows.collect()}
+    """The snapshots that rows in `runs` name, of runs that began since then.
+
+    Its few files are read here: a first query of Spark would cost a job a second of CPU time.
+    """
+    table = java_table(spark, RUNS_TABLE)
+    current = table.currentSnapshot()
+    if current is None:
+        return set()
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
+    # `and` is a word of Python, so this Java method is asked for by name.
+    matches = getattr(expressions, "and")(
+        expressions.equal("topic", str(name)),
+        expressions.greaterThanOrEqual("started", since_us),
+    )
+    columns = [c for c in columns_of(spark, table) if c.name in ("topic", "snapshot_ids")]
+    store, counted = store_of(spark, table), set[int]()
+    for task in planned_tasks(table, int(current.snapshotId()), matches):
+        with reading_planned(store, str(task.file().location())) as handle:
+            rows = read_file(pq.ParquetFile(handle), columns)
+        of_topic = rows.filter(pc.equal(rows["topic"], str(name)))
+        counted |= set(pc.list_flatten(of_topic["snapshot_ids"]).to_pylist())
+    return counted

@@ -148,7 +148,7 @@ def read_segment(
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """All columns of the rows at these ascending positions; only row groups that hold any."""
     tables, start = [], 0
-    with _reading(unit.store, file.path) as handle:
+    with reading_planned(unit.store, file.path) as handle:
         opened = pq.ParquetFile(handle, pre_buffer=True)
         for group in range(opened.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
@@ -170,7 +170,7 @@ def column_bytes(unit: SegmentFiles, name: str) -> int:
     (column,) = (column for column in unit.columns if column.name == name)
     total = 0
     for file in unit.files:
-        with _reading(unit.store, file.path) as handle:
+        with reading_planned(unit.store, file.path) as handle:
             total += bytes_of_column(pq.ParquetFile(handle), column)
     return total
 
@@ -179,7 +179,7 @@ def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
     """The file's live rows in its order, a row group each, with all columns and their lineage."""
     dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
     columns, start = (*unit.columns, *LINEAGE), 0
-    with _reading(unit.store, file.path) as handle:
+    with reading_planned(unit.store, file.path) as handle:
         opened = pq.ParquetFile(handle, pre_buffer=True)
         for group in range(opened.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
@@ -194,7 +194,7 @@ def _read_file(
     store: Store, file: DataFile, columns: Sequence[TableColumn]
 ) -> tuple[pa.Table, Offsets]:
     wanted = [*columns, *LINEAGE] if file.lineage else columns
-    with _reading(store, file.path) as handle:
+    with reading_planned(store, file.path) as handle:
         table = read_file(pq.ParquetFile(handle, pre_buffer=True), wanted)
     positions = np.arange(table.num_rows, dtype=np.int64)
     if file.vector is not None:
@@ -205,7 +205,8 @@ def _read_file(
 
 
 @contextmanager
-def _reading(store: Store, path: str) -> Iterator[pa.NativeFile]:
+def reading_planned(store: Store, path: str) -> Iterator[pa.NativeFile]:
+    """Open a file that was planned on; CommitConflictError where it has gone meanwhile."""
     try:
         with store.reading(path) as handle:
             yield handle
@@ -225,7 +226,7 @@ def read_vector(store: Store, vector: Vector) -> Offsets:
 
 def read_blob(store: Store, vector: Vector) -> bytes:
     """Return a deletion vector as its Puffin file holds it."""
-    with _reading(store, vector.path) as handle:
+    with reading_planned(store, vector.path) as handle:
         return bytes(handle.read_at(vector.size_bytes, vector.position))
 
 
