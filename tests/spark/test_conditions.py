@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.conditions import any_column, any_of, balanced
@@ -85,5 +86,5 @@ def ending_at(log_end_offset: int, segment: int) -> PartitionState:
         log_end_offset=log_end_offset,
         first_dirty_offset=0,
         first_unmarked_offset=0,
-        segments=((segment, 0),),
+        segments=(SegmentStart(segment, 0),),
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import CommitConflictError, RequestError
+from ebbtide.errors import RequestError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, load
@@ -158,8 +158,7 @@ def test_no_vector_is_written_for_a_file_that_another_request_drops_meanwhile(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
 ) -> None:
     meanwhile(Step.TRUNCATE_RECORDS, lambda: delete(sandbox, name, {0: 6}))
-    with pytest.raises(CommitConflictError):
-        delete(sandbox, name, {0: 5})
+    assert delete(sandbox, name, {0: 5}).rows_removed == 4  # of the third segment the other
     assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 6
     assert offsets(view_of_table(sandbox.session, name, 0)) == [6, 7]
     assert_counted(sandbox.session, name)

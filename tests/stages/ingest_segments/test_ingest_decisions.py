@@ -16,6 +16,7 @@ from ebbtide.errors import (
     SourceError,
 )
 from ebbtide.log.continuation import SourceBatch
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.records.files.log_directory import list_log_directory
@@ -450,7 +451,7 @@ class TestSegments:
         self, source: Path
     ) -> None:
         append(source, 10, batch(10, 2))
-        held = held_after(take(source), segments=((12, 99),))
+        held = held_after(take(source), segments=(SegmentStart(12, 99),))
         assert take(source, held).state_after(held.state, -1) == held.state
         append(source, 10, batch(12))
         write_segments(source, {13: [batch(13)]})

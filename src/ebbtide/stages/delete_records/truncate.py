@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ebbtide.columns.header_columns import BatchHeaders, open_transactions
 from ebbtide.columns.log_headers import LogOutline
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
@@ -31,6 +33,9 @@ from ebbtide.spark.tasks import map_segments
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
+
+# How often rows are found anew where other work moves them meanwhile.
+COMMIT_ATTEMPTS = 5
 
 
 @dataclass(slots=True)
@@ -53,48 +58,81 @@ class Truncation:
 def truncate_below_start(topic: Topic, now_ms: int) -> Truncation:
     """Remove what lies below each log start offset."""
     current, done = load(topic.spark, topic.name), Truncation()
-    table = topic.name.records_table
-    leaving = _leaving_records(current)
-    done.add_records(leaving)
-    if leaving:
-        whole = sum(of_segment.is_whole for of_segment in leaving)
-        log.info("removes %s records, %d whole segments", number(done.rows.total()), whole)
-    steps = (Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS)
-    done.snapshot_ids += _remove(current, table, leaving, steps)
-    leaving = _leaving_batches(current, now_ms)
-    steps = (Step.TRUNCATE_BATCHES, Step.TRUNCATE_BATCHES)
-    done.snapshot_ids += _remove(current, topic.name.batches_table, leaving, steps)
+    records = _Table(
+        topic.name.records_table,
+        partial(_leaving_records, current),
+        Step.TRUNCATE_RECORD_SEGMENTS,
+        Step.TRUNCATE_RECORDS,
+    )
+    for deleted in _truncate(current, records):
+        done.add_records(deleted.leaving)
+        done.snapshot_ids += deleted.snapshots
+    if rows := done.rows.total():
+        log.info("removed %s records, %d whole files", number(rows), done.files)
+    batches = _Table(
+        topic.name.batches_table,
+        partial(_leaving_batches, current, now_ms),
+        Step.TRUNCATE_BATCHES,
+        Step.TRUNCATE_BATCHES,
+    )
+    for deleted in _truncate(current, batches):
+        done.snapshot_ids += deleted.snapshots
     return done
 
 
-def _remove(
-    topic: Topic, table: str, leaving: Sequence[Leaving], steps: tuple[Step, Step]
-) -> list[int]:
-    """Remove whole segments as metadata, then single rows; the snapshots."""
-    if not leaving:
-        return []
-    announce_removal(topic)
-    snapshot = current_snapshot(topic.spark, table)
-    whole, single = steps
+class _Table(NamedTuple):
+    """A data table, what finds its rows that leave in a snapshot, and the steps of doing so."""
+
+    name: str
+    find: Callable[[int], list[Leaving]]
+    whole: Step
+    single: Step
+
+
+class _Deleted(NamedTuple):
+    """Rows that have left, and the snapshots of it."""
+
+    leaving: Sequence[Leaving]
+    snapshots: list[int]
+
+
+def _truncate(topic: Topic, table: _Table) -> Iterator[_Deleted]:
+    """Remove whole segments, then single rows; find them again where a merge moves them."""
+    for attempt in range(1, COMMIT_ATTEMPTS + 1):
+        snapshot = current_snapshot(topic.spark, table.name)
+        leaving = [] if snapshot is None else table.find(snapshot)
+        if snapshot is None or not leaving:
+            return
+        announce_removal(topic)
+        whole = [of_segment for of_segment in leaving if of_segment.is_whole]
+        rest = [of_segment for of_segment in leaving if not of_segment.is_whole]
+        try:
+            if whole:
+                yield _Deleted(whole, _drop(topic, table, whole, snapshot))
+            if rest:
+                deleted = delete_leaving(topic.spark, table.name, rest, table.single)
+                yield _Deleted(rest, deleted.snapshots)
+            return
+        except CommitConflictError as error:
+            if attempt == COMMIT_ATTEMPTS:
+                raise
+            log.info("finds them again: %s", error)
+
+
+def _drop(topic: Topic, table: _Table, whole: Sequence[Leaving], planned: int) -> list[int]:
+    """Drop whole segments, with the files that they had when planned; the snapshot of it."""
     segments: dict[int, list[int]] = {}
-    for of_segment in leaving:
-        if of_segment.is_whole:
-            unit = of_segment.unit
-            segments.setdefault(unit.partition, []).append(unit.segment)
-    committed: list[int | None] = []
-    if segments and snapshot is not None:
-        committed.append(delete_segments(topic.spark, table, snapshot, segments, whole, {}))
-    rest = [of_segment for of_segment in leaving if not of_segment.is_whole]
-    committed += delete_leaving(topic.spark, table, rest, single).snapshots
-    return [snapshot for snapshot in committed if snapshot is not None]
+    for of_segment in whole:
+        segments.setdefault(of_segment.unit.partition, []).append(of_segment.unit.segment)
+    snapshot = delete_segments(topic.spark, table.name, planned, segments, table.whole, {})
+    return [] if snapshot is None else [snapshot]
 
 
-def _leaving_records(topic: Topic) -> list[Leaving]:
+def _leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
     """The records below the log start offsets; only of a segment astride one a file is opened."""
     spark, table = topic.spark, topic.name.records_table
     starts = {p: s.log_start_offset for p, s in topic.partitions.items() if s.log_start_offset}
-    snapshot = current_snapshot(spark, table)
-    if snapshot is None or not starts:
+    if not starts:
         return []
     units = plan_segments(spark, table, snapshot, starts, bound="offset")
     whole = [unit for unit in units if _is_below(unit, starts[unit.partition])]
@@ -116,13 +154,12 @@ def _records_below(starts: Mapping[int, int], unit: SegmentFiles) -> Leaving:
     return leaving_of(unit, rows, rows.table["offset"].to_numpy() < starts[unit.partition])
 
 
-def _leaving_batches(topic: Topic, now_ms: int) -> list[Leaving]:
+def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
     """Batch rows before the first logical segment, except those that must stay."""
     spark, table = topic.spark, topic.name.batches_table
     firsts = {p: state.segments[0].base_offset for p, state in topic.partitions.items()}
     ends = {partition: first for partition, first in firsts.items() if first}
-    snapshot = current_snapshot(spark, table)
-    units = plan_segments(spark, table, snapshot, ends) if ends and snapshot is not None else []
+    units = plan_segments(spark, table, snapshot, ends) if ends else []
     if not units:
         return []
     outlines = {}
