@@ -1,6 +1,7 @@
-"""Work that a killed job leaves behind, and what each job does about it before its own begins.
+"""Work that a killed job leaves behind, and what each job does about it before it begins.
 
-Each kind is written down in the topic's state before it starts. Whoever finds it can finish it.
+Each kind of work is written to the topic's state before it starts, so that another job can finish
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A round in flight that cannot be finished as it was planned: what it had read has gone.
+"""Give up a round in flight whose input is gone, so that it cannot be finished as planned.
 
-Its records are deleted, and the snapshot before that, which the sizes of compressed batches are
-worked out from, was expired although it was held. The headers are then rebuilt from the records
-that are left, and the next round begins anew.
+Its records are deleted, but the snapshot from before that was expired although the round held it.
+The sizes of compressed batches cannot be worked out without that snapshot. The headers are then
+rebuilt from the remaining records, and the next round begins anew.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
 
 
 def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
-    """Changes of the headers in a round that tell of more records than there are, by segment."""
+    """Return changes for the round's headers that count more records than are left, by segment."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in lost.partitions.items()}
     snapshot = current_snapshot(spark, name.records_table)

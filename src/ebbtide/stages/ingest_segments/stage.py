@@ -1,8 +1,8 @@
-"""ingest_segments: what a log directory holds beyond the tables' ends goes into the tables.
+"""ingest_segments: append what a log directory holds beyond the tables' ends.
 
 Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
-finished without a duplicate or a hole. A log of very many batches is taken in slices, each of them
-an ingest of its own, since the rows of new batches pass through the driver.
+finished without a duplicate or a hole. A log of very many batches is taken in slices, each an
+ingest of its own, since the rows of new batches pass through the driver.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def ingest_segments(
 def _refusal(
     error: SourceError, directories: Iterable[PartitionDirectory], refused: Container[str]
 ) -> dict[str, SourceError]:
-    """The file of the source that the error is about; raises one that is about no other file."""
+    """Return the error by the path of its source file; raise it where it names no further file."""
     paths = {segment.path for d in directories for segment in d.segments}
     if error.path is None or error.path not in paths or error.path in refused:
         raise error
@@ -253,7 +253,7 @@ def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
-    """How large a batch may be by the topic's settings."""
+    """Return how large a batch may be by the topic's settings."""
     return BatchLimits(
         max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
     )
@@ -297,7 +297,7 @@ def _without_files(directory: PartitionDirectory, paths: Container[str]) -> Part
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
-    """Segment files from the one on that holds the last batch of the table."""
+    """Return the segment files from the one on that holds the table's last batch."""
     segments = directory.segments
     if state is None:
         return segments

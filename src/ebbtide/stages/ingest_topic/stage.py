@@ -1,8 +1,8 @@
-"""ingest_topic: what a live topic holds beyond the table's ends goes into the tables.
+"""ingest_topic: append what a live topic holds beyond the tables' ends.
 
-The ends are asked for once, then taken in slices. A slice is written down, its records are
-appended, their batches worked out from what is appended, and the state is moved; so a killed one
-is finished as it was planned, and without the broker.
+The live topic's ends are read once, then its records are taken in slices. Each slice is written to
+the state, its records are appended, their batches are worked out from those records, and the state
+is moved. So a killed slice is finished as planned, and without the broker.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LivePlan:
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def drift(self) -> dict[str, Any]:
-        """Which settings the brokers have differently, and how they are taken over."""
+        """Return which settings differ at the brokers, and how to take them over."""
         drifts_of_topic = drifts(self.topic.properties, self.live.configs)
         numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
         return (
@@ -223,7 +223,7 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
-    """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
+    """Raise NotCoveredError where a transaction waits for a marker: live reads show none."""
     if not any(offsets.offsets for offsets in left.values()):
         return
     producers = (
@@ -243,7 +243,7 @@ def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
 
 
 def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
-    """Which offsets of each partition the tables lack."""
+    """Plan which offsets of each partition to take: those that the tables lack."""
     plan = LivePlan(topic, live, source)
     offsets = live.offsets(live.description.partitions, source.isolation)
     for partition, live_offsets in offsets.items():
@@ -384,7 +384,7 @@ def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> Sourc
 
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
-    """What the run did, and that there was nothing new of the other partitions."""
+    """Add the offsets of all partitions to the outcome, and those that had nothing new."""
     nothing = dict.fromkeys(SUMMED, 0)
     for partition in plan.left:
         offsets = plan.topic.offsets_of(partition)

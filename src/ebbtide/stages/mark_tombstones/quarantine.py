@@ -1,7 +1,7 @@
-"""Records that the log must not hold: a null value that nothing marks (KIP-87's forbidden case).
+"""Quarantine records that the log must not hold: unmarked null values (KIP-87 forbids them).
 
-Order: into the quarantine, then the state that lets them be missing, then out of the log. Their
-batch rows stay as they are, as those of single expired records do.
+Order: copy to the quarantine table, move the state so that they may be missing, delete from the
+log. Their batch rows stay as they are, as for single expired records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunOf(NamedTuple):
 
 
 def quarantine_note(count: int, table: str) -> str:
-    """What a run says before it takes any, and in its result."""
+    """Return the note for the log and the result about records that go to quarantine."""
     return (
         f"{count} records have a null value that nothing marks as a tombstone, which "
         f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
