@@ -80,7 +80,7 @@ class Round(NamedTuple):
     held_back_from: int = MAX_OFFSET
 
     def is_held_back(self, batch: Batch) -> bool:
-        """Whether the batch's tombstones or marker may not go yet, whatever their horizon."""
+        """Return whether the batch's tombstones or marker must stay, whatever their horizon."""
         return batch.last_offset >= self.held_back_from
 
     def is_hidden(self, batch: Batch) -> bool:
@@ -95,7 +95,7 @@ class Round(NamedTuple):
 def judge(
     batches: Iterable[Batch], this_round: Round, last_records: Mapping[int, LastRecord]
 ) -> Iterator[tuple[Batch, Verdict]]:
-    """Each batch below the bound with its verdict; `batches` is the whole log in offset order."""
+    """Yield each batch below the bound with its verdict; `batches` is the log in offset order."""
     log = list(batches)
     transactions = TransactionReader(aborted_transactions(log, this_round.log_start_offset))
     for batch in log:
@@ -140,7 +140,7 @@ def drops_tombstones(batch: Batch, this_round: Round) -> bool:
 
 
 def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
-    """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
+    """Return whether the batch's tombstones may go: by horizon, or before magic 2 by segment age.
 
     Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
     """
@@ -257,9 +257,9 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
 def idle_reason(
     verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
 ) -> Reason | None:
-    """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
+    """Return why a log that Kafka would leave alone gets a round; None where it gets none.
 
-    `with_tombstone` holds the base offsets of the batches that hold one.
+    `with_tombstone` holds the base offsets of the batches that contain a tombstone.
     """
     for batch, verdict in verdicts:
         if this_round.is_hidden(batch):

@@ -1,4 +1,4 @@
-"""What a replica lacks of its primary, and its state before and after it is given that.
+"""Find what a replica lacks of its primary, and its state before and after it is copied.
 
 Kafka: AbstractFetcherThread (fetchOffsetAndTruncate, truncateFullyAndStartAt),
 UnifiedLog.maybeIncrementLogStartOffset on a follower.
@@ -26,9 +26,9 @@ States = Mapping[int, PartitionState]
 def settings_to_follow(
     primary: Mapping[str, str], replica: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """What to change of a replica's properties so that its settings are the primary's.
+    """Return the property changes that give a replica its primary's settings.
 
-    None stands for a removal. Its state, and what it decides for itself, stay as they are.
+    None stands for a removal. The replica's state and its own choices stay as they are.
     """
     wanted, current = _settings(primary), _settings(replica)
     removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
@@ -61,7 +61,7 @@ def is_up_to_date(replica: States, primary: States) -> bool:
 
 
 def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
-    """Whether the primary starts after the replica's end: what the replica holds is of no use."""
+    """Return whether the primary starts after the replica's end, so that its rows are useless."""
     return replica.log_end_offset < primary.log_start_offset
 
 

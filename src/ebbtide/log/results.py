@@ -1,7 +1,7 @@
-"""What each job says of a run: `result` of lake.ebbtide.runs, a type a job, written and read by it.
+"""The result of each job's run, as `lake.ebbtide.runs` keeps it: one type a job.
 
 Times are milliseconds since the epoch, -1 where Kafka has none; sizes are bytes. A field with a
-default may be missing: its job had nothing to say.
+default may be missing if the job had nothing to report.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
 
 
 def problems(job: str, result: Result) -> Iterator[str]:
-    """Where a result is not what its job's types say: a field missing, unknown, of another type."""
+    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
     if job not in BY_JOB:
         yield f"nobody says what {job} says"
         return

@@ -1,4 +1,4 @@
-"""What retention removes, by which rule, and where the log then starts.
+"""Decide what retention removes, by which rule, and where the log then starts.
 
 Kafka: UnifiedLog.deleteOldSegments and deletableSegments; event time: KIP-870.
 """
@@ -80,7 +80,7 @@ def expire(
     now_ms: int,
     max_event_time_ms: int,
 ) -> Expiry:
-    """What retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
+    """Return what retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
 
     A rule whose setting is absent removes nothing. If the active segment goes too, an empty one
     takes its place at the log end offset, modified `now_ms`, as Kafka rolls one.
@@ -98,10 +98,10 @@ def expire(
 
 
 def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
-    """When retention may remove something if neither log nor settings change, ms since the epoch.
+    """Return when retention may next remove something if neither log nor settings change.
 
-    `kept` are the segments that it keeps now. NEVER where time removes nothing, 0 where that is not
-    known.
+    The time is in ms since the epoch. `kept` are the segments that retention keeps now. NEVER
+    means that time removes nothing, 0 that the moment is not known.
     """
     limit_ms, first = _limit(config.retention_ms), kept[0]
     is_empty = len(kept) == 1 and not first.size_bytes
@@ -117,9 +117,10 @@ def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
 
 
 def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
-    """A number that is another one when a partition's log or its topic's settings have changed.
+    """Return a number that changes when a partition's log or its topic's settings change.
 
-    A cleaner round may take the newest record of a segment, which then expires sooner.
+    A cleaner round counts as a change too: it may remove the newest record of a segment, which
+    then expires sooner.
     """
     # Plain tuples: the number is kept in tables, so that no name of a type may go into it.
     segments = tuple(tuple(segment) for segment in state.segments)
@@ -130,13 +131,13 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
 
 
 def is_retained_at(state: PartitionState, config: TopicConfig, now_ms: int) -> bool:
-    """Whether retention at `now_ms` would find nothing to remove, as its last run has noted."""
+    """Return whether retention at `now_ms` would remove nothing, by what its last run noted."""
     is_same = state.expiry_basis == expiry_basis(state, config)
     return is_same and (state.next_expiry_ms == NEVER or now_ms < state.next_expiry_ms)
 
 
 def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) -> RecordLimit | None:
-    """Which single records retention removes beside segments; None where it removes none."""
+    """Return which single records retention removes besides segments; None where none."""
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if not (config.is_deleted and config.expires_records) or event_limit_ms is None:
         return None
@@ -215,7 +216,7 @@ def _is_over_size(expiry: Expiry, limit_bytes: int) -> Condition:
 
 
 def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
-    """Strictly older than the limit; with event time set, by when the log received it."""
+    """Match segments strictly older than the limit; with event time set, by append time."""
 
     def condition(segment: Segment, _following: int | None) -> bool:
         newest_ms = segment.max_append_time_ms if by_append_time else segment.largest_timestamp_ms
@@ -225,9 +226,9 @@ def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
 
 
 def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
-    """Strictly further behind the partition's max event time than the limit (KIP-870).
+    """Match segments that lag the partition's max event time by more than the limit (KIP-870).
 
-    A segment without a data record is behind too, so that empty batches and markers, which have
+    A segment without a data record matches too, so that empty batches and markers, which have
     no event time, keep no segment after them.
     """
 

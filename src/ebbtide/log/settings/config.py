@@ -121,7 +121,7 @@ class TopicConfig:
 
 
 def parse_config(properties: Mapping[str, str]) -> TopicConfig:
-    """The settings among a table's properties; ConfigurationError names all that is wrong."""
+    """Parse the settings in a table's properties; ConfigurationError names all that is wrong."""
     values: dict[str, Any] = {}
     problems = []
     for name, text in properties.items():

@@ -1,4 +1,4 @@
-"""Properties in which ebbtide keeps what it does; somebody may have changed one by hand."""
+"""Read the properties in which ebbtide keeps what it does; a hand edit may have damaged one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 200
 
 
 def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
-    """What `build` makes of the JSON in a property; ConfigurationError where it is malformed."""
+    """Build a value from the JSON in a property; ConfigurationError where it is malformed."""
     try:
         return build(parse_json(text))
     except MALFORMED:
@@ -47,7 +47,7 @@ def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
-    """How old a table's snapshots get before they may be expired."""
+    """Return how old a table's snapshots get before they may be expired, in ms."""
     text = properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS)
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)

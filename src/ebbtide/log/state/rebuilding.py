@@ -1,6 +1,6 @@
-"""A topic's state rebuilt from what its tables hold: exactly where they tell, else keeping more.
+"""Rebuild a topic's state from its tables: exactly where they tell, else keeping more.
 
-docs/repair_state.md says of each property how it comes about.
+docs/repair_state.md explains for each property how its value is found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Asked:
 
 
 def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
-    """`PARTITION=NUMBER`, each on a line; RequestError for anything else."""
+    """Parse lines of `PARTITION=NUMBER`; RequestError for anything else."""
     asked: dict[int, int] = {}
     for line in lines:
         partition, equals, number = line.partition("=")
@@ -65,7 +65,7 @@ def rebuilt_states(
 
 
 def _kept(told: PartitionState, held: LogInTables | None) -> PartitionState:
-    """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
+    """Return the recorded state up to the rows held, to be marked and cleaned again."""
     start = told.log_start_offset
     end = min(told.log_end_offset, max(start, start if held is None else held.end))
     segments = tuple(s for s in told.segments if s.base_offset < end) or told.segments[:1]

@@ -1,4 +1,4 @@
-"""What a topic's state table remembers: partitions and unfinished work, as table properties."""
+"""A topic's state table: its partitions and unfinished work, as table properties."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class PartitionState:
         return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
 
     def moved(self, **changes: object) -> PartitionState:
-        """This state with `changes`; refuses one that moves backwards."""
+        """Return this state with `changes`; StateError for an offset that would move backwards."""
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
@@ -152,13 +152,13 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def sealed(state: Mapping[str, str]) -> dict[str, str]:
-    """The state with its layout's version, and a checksum by which an edit by hand is noticed."""
+    """Return the state with its layout's version and a checksum that reveals edits by hand."""
     versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
     return {**versioned, CHECKSUM: _checksum(versioned)}
 
 
 def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """The state alone; StateError where it is not as a job of this version or before left it."""
+    """Return the state alone; StateError if no job of this or an older version left it so."""
     _check_layout(topic, state.get(LAYOUT, "1"))
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(
