@@ -1,8 +1,9 @@
-"""A topic's state: the properties of an Iceberg table without rows, changed exclusively.
+"""Keep a topic's state in the properties of an Iceberg table without rows, changed exclusively.
 
-A change is properties and an empty snapshot on the main branch, in one commit of metadata. Every
-catalog refuses such a commit from a base that is not the newest, since it asserts the branch's
-head; a commit of properties alone asserts only the table's id on a REST catalog (docs/adr/0006).
+A change sets properties and appends an empty snapshot on the main branch, in one metadata commit.
+Every catalog refuses such a commit when its base is not the newest, since the commit asserts the
+branch's head. A commit of properties alone asserts only the table's id on a REST catalog
+(docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class HeldState:
 
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
-    """The topic's state as it is now; None where it has no state table, StateError for an edit."""
+    """Read the topic's current state; None where it has no state table.
+
+    Raise StateError where somebody edited the state.
+    """
     held = _held_unchecked(spark, name)
     if held is None:
         return None
@@ -146,7 +150,7 @@ def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str])
 
 
 def _probe(spark: SparkSession, catalog: str) -> None:
-    """ConfigurationError where the catalog takes a commit from a base that is not the newest."""
+    """Raise ConfigurationError where the catalog accepts a commit from an outdated base."""
     marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
     if read_state(spark, marker) is not None:
         return

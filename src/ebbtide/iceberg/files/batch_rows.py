@@ -1,4 +1,4 @@
-"""Batch rows: read as columns for the decisions in `log`, and changed by their results."""
+"""Read batch rows as columns for the decisions in `log`, and commit the changes that result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEADERS_A_RECORD = 8
 def read_headers(
     spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
 ) -> dict[int, BatchHeaders]:
-    """The headers of whole partitions, as of a snapshot or now; none for a partition without."""
+    """Read the headers of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     empty = {partition: BatchHeaders(_NO_HEADERS) for partition in partitions}
     if snapshot is None:
@@ -67,7 +67,7 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """What there is to know of the headers of whole partitions, as of a snapshot or now."""
+    """Read the headers that matter and totals of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
@@ -81,7 +81,7 @@ def look_at_headers(
 
 
 def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[LogHeaders]:
-    """In a task: the headers of one segment; none where it holds no row."""
+    """Summarise the headers of one segment, in a task; return nothing where it holds no row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
     return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
 
@@ -90,7 +90,7 @@ _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
-    """Whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
+    """Return whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
     is_old = np.zeros(records.num_rows, np.bool_)
     partitions = records["partition"].to_numpy()
     for partition, units in _units_of(spark, batches_table, records).items():
@@ -183,7 +183,7 @@ class _ChangedSegment(NamedTuple):
 
 
 def _write_changed(work: _ChangedSegment) -> RowDelta:
-    """In a task: delete a few rows where they lie, or write the segment anew where they are many.
+    """Delete a segment's removed rows in place, or rewrite it where they are many; in a task.
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
     """
@@ -202,7 +202,7 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
 
 
 def _find(work: _ChangedSegment, bases: Offsets) -> Offsets:
-    """Where the changed rows are among those of the segment."""
+    """Return the positions of the changed rows among those of the segment."""
     wanted = work.changes["base_offset"].to_numpy()
     if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
         raise SafetyError(
@@ -246,7 +246,7 @@ def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> R
 
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
-    """The rows with their changes, in the same order; a changed batch has no CRC any more."""
+    """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
         changed = changes[name].combine_chunks().cast(rows[name].type)

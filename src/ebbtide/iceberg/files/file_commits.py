@@ -1,4 +1,4 @@
-"""Commits on single files, through Iceberg's own Java classes: no statement, so no scan.
+"""Commit single files through Iceberg's own Java classes: no statement, so no scan.
 
 Iceberg: BaseDVFileWriter for deletion vectors, RowDelta for them and for files, RewriteFiles.
 """
@@ -42,7 +42,7 @@ class Replacement(NamedTuple):
 
 
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
-    """Where a new file of each segment belongs; no two calls give the same."""
+    """Return a new file's path for each segment; no two calls give the same."""
     provider = java_table(spark, table).locationProvider()
     return [new_path(provider, unit.partition, unit.segment) for unit in units]
 
@@ -57,13 +57,13 @@ class PlannedRewrite(NamedTuple):
 def planned_rewrites(
     spark: SparkSession, table: str, units: Sequence[SegmentFiles]
 ) -> list[PlannedRewrite]:
-    """A new path for each segment."""
+    """Plan a rewrite of each segment to a new path."""
     paths = new_paths(spark, table, units)
     return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
 
 
 def new_path(provider: Any, partition: int, segment: int) -> str:
-    """Where one more file of a segment belongs, by Iceberg's location provider."""
+    """Return the path of one more file of a segment, by Iceberg's location provider."""
     name = f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
     return str(provider.newDataLocation(name))
 
@@ -136,10 +136,11 @@ def prepare_rewrite(
     hold: Hold | None = None,
     dangling: Collection[str] = (),
 ) -> Commit:
-    """What puts files in place of others that hold the same rows, and their vectors away.
+    """Prepare to replace files by others that hold the same rows, and remove their vectors.
 
-    All replaced lie in `segments`, (partition, segment); vectors for the files `dangling`, which
-    the table has no more, go as well. CommitConflictError where a file changed meanwhile.
+    All replaced files lie in `segments`, (partition, segment). `dangling` names data files that
+    are no longer in the table; their vectors are removed too. Raise CommitConflictError where a
+    file changed meanwhile.
     """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, tasks_of_segments(spark, loaded, segments))
@@ -258,7 +259,7 @@ def _write_vectors(
 
 
 def _describe(builder: Any, partition: Any, deletion: DeletionVector) -> Any:
-    """What Iceberg checks a blob's length and cardinality against."""
+    """Describe a deletion vector: Iceberg checks the blob's length and cardinality against this."""
     size_bytes = len(deletion.blob)
     return (
         builder.ofPositionDeletes()
