@@ -364,8 +364,8 @@ def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Ta
 def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
     """Return the first offset of the transaction each marker ends; null for all other batches.
 
-    A marker that ends a transaction without data is null too. `undecided` holds the transactions that the batches table
-    leaves open, so transactions are followed from that table's end on.
+    A marker that ends a transaction without data is null too. `undecided` holds the transactions
+    that the batches table leaves open, so transactions are followed from that table's end on.
     """
     firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))
