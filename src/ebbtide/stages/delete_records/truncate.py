@@ -161,7 +161,7 @@ class _StayingBatches:
 
 
 def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
-    """Return base offsets of batches with a producer's last record or an open transaction's first."""
+    """Return base offsets of batches that tell a producer's last record or an open transaction."""
     candidates = notable.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
     last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
