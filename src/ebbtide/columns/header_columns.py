@@ -1,4 +1,4 @@
-"""Batch headers as columns: what is asked of all of them, and the few that rules look at."""
+"""Batch headers as columns: tests on all of them, and the few batches that need rules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchHeaders:
         return np.array(numbers.to_numpy(), np.int64)
 
     def has_bit(self, bit: int) -> Bools:
-        """Whether the attributes of each have `bit` set."""
+        """Return for each batch whether its attributes have `bit` set."""
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
@@ -53,7 +53,7 @@ class BatchHeaders:
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
-        """These and others of the same log, each once, in offset order."""
+        """Join these and others of the same log, each batch once, in offset order."""
         both = together([self, *(of for of in others if len(of))])
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
@@ -86,7 +86,7 @@ class BatchHeaders:
         return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
 
     def is_astride(self, offset: int) -> Bools:
-        """Which begin below the offset and end at or after it."""
+        """Return which batches begin below the offset and end at or after it."""
         return (self.written_bases < offset) & (self.column("last_offset") >= offset)
 
     @property
@@ -114,7 +114,10 @@ class BatchHeaders:
         return np.asarray(may_be, np.bool_)
 
     def newest_data(self, removed: Int64s = NOTHING) -> Bools:
-        """Which are their producer's newest data but for emptied batches and the `removed` ones."""
+        """Return which batches are their producer's newest data.
+
+        Emptied batches and those at the base offsets `removed` are no candidates.
+        """
         is_data = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.is_control
         is_data &= self.column("record_count") > 0
         rows = np.flatnonzero(is_data)
@@ -170,9 +173,9 @@ def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
 
 
 def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:
-    """Logical segments with what their batches add up to.
+    """Return the logical segments with the totals of their batches.
 
-    What lies before the first one is kept for its producer only, and counts for none.
+    Batches before the first segment are kept only for their producers and count for no segment.
     """
     bases = headers.column("base_offset")
     firsts = np.searchsorted(bases, [base for base, _ in segments])

@@ -1,7 +1,7 @@
-"""The batches of one segment after a round that has judged their records.
+"""Rewrite the batches of one segment after a round has judged their records.
 
-`ebbtide.log.compaction.rewrite` says what becomes of one batch. It is asked for the few that are
-special; for ordinary ones the same is worked out here, all at once.
+`ebbtide.log.compaction.rewrite` rewrites one batch. It is called for the few special batches.
+Ordinary batches are rewritten here, all at once, to the same result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Left(NamedTuple):
 
     @classmethod
     def of(cls, records: Records, headers: BatchHeaders, stays: Bools) -> Left:
-        """What stays of the batches of these records, where `stays` is true."""
+        """Count what stays of the batches of these records, where `stays` is true."""
         numbers = np.arange(len(stays))
         firsts = np.minimum.reduceat(np.where(stays, numbers, len(stays) - 1), records.starts)
         lasts = np.maximum.reduceat(np.where(stays, numbers, 0), records.starts)
@@ -72,7 +72,7 @@ class Left(NamedTuple):
         return Left(*(column[rows] for column in self))
 
     def as_values(self, headers: Sequence[Batch], this_round: Round) -> list[Survivors]:
-        """What stays of each of these batches, but for its bytes."""
+        """Return what stays of each of these batches, except its bytes."""
         columns = (
             self.survivors,
             self.tombstones > 0,
@@ -167,7 +167,7 @@ def rewrite_batches(
 
 
 def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str, Any]:
-    """What `rewrite` makes of ordinary batches that a round touches, but for their sizes."""
+    """Rewrite the ordinary batches that a round touches, except their sizes."""
     has_horizon, max_ms = headers.has_bit(DELETE_HORIZON), headers.column("max_timestamp_ms")
     sets_horizon = (left.tombstones > 0) & ~has_horizon
     bases_ms = np.where(has_horizon, headers.column("base_timestamp_ms"), left.first_timestamps_ms)
@@ -204,7 +204,7 @@ def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64
 def _special(
     headers: BatchHeaders, left: Left, verdicts: Mapping[int, Verdict], this_round: Round
 ) -> list[tuple[Batch, Survivors, Batch | None]]:
-    """Batches one by one: before, what stays of each but for its bytes, and after."""
+    """Rewrite batches one by one: return each before, its survivors without bytes, and after."""
     batches = headers.batches()
     return [
         (
@@ -235,7 +235,7 @@ def _special_changes(
 
 
 def _removed(headers: BatchHeaders, changes: pa.Table, name: str) -> int:
-    """By how much the sum of a column goes down."""
+    """Return by how much the changes reduce the sum of a column."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
     left = changes[name].to_numpy()[~changes["is_removed"].to_numpy()]
     return int(headers.column(name)[rows].sum() - left.sum())

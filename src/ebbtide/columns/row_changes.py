@@ -1,4 +1,4 @@
-"""What a round changes of batch rows, as columns."""
+"""Changes that a round makes to batch rows, as columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SEGMENT = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
 
 
 def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
-    """CHANGES of batches as values: (before, after or None, max event time in ms)."""
+    """Return batches' changes, (before, after or None, max event time in ms), as CHANGES."""
     left = [after or before for before, after, _ in changes]
     return pa.table(
         {
@@ -53,7 +53,7 @@ def in_segment(partition: int, segment: int, changes: pa.Table) -> pa.Table:
 
 
 def no_changes() -> pa.Table:
-    """Changes of no segment."""
+    """Return an empty table of changes."""
     return in_segment(0, 0, CHANGES.empty_table())
 
 
