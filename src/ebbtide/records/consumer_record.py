@@ -161,7 +161,7 @@ def _rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _headers_and_time(row: dict[str, Any]) -> tuple[RecordHeaders, int]:
-    """Both as the bytes have them, where the columns keep an odd timestamp in a header."""
+    """Return the original headers and timestamp, where a header keeps an odd timestamp."""
     timestamp_ms: int = row["timestamp_ms"]
     headers = [(header["key"].encode(), header["value"]) for header in row["headers"]]
     if timestamp_ms == NO_TIMESTAMP:

@@ -160,7 +160,7 @@ def _read_set(data: bytes) -> Iterator[Message]:
 
 
 def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
-    """What to add to the inner offsets: those of magic 1 count from the set's first record."""
+    """Return what to add to inner offsets: magic 1 counts from the set's first record."""
     if wrapper.magic == 0 or wrapper.offset == 0:
         return 0
     shift = wrapper.offset - inner[-1].offset

@@ -1,8 +1,8 @@
-"""The records of many batches at once, as Arrow columns.
+"""Decode the records of many batches at once, as Arrow columns.
 
-A Python loop only finds where each record begins; every field of all records is then decoded by
-one vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes.
-Source: Kafka's `DefaultRecord`.
+A Python loop only finds where each record begins; every field of all records is then decoded by one
+vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes. Source:
+Kafka's `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -245,9 +245,10 @@ def _find_records(
 
 
 def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s, Int64s] | None:
-    """Where the bodies of all records lie, those of one number in all batches at a time.
+    """Find where all records' bodies lie, one record of every batch at a time.
 
-    None where batches hold many, so that one by one is faster, or where something is amiss.
+    Return None where batches hold many, so that one by one is faster, or where something is
+    wrong.
     """
     total = int(counts.sum())
     if total > FEW_RECORDS * len(counts):
@@ -271,7 +272,10 @@ def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s
 def _scan_one_by_one(
     path: str, raw: bytes, headers: BatchColumns, bodies: _Bodies
 ) -> tuple[Int64s, Int64s]:
-    """The same batch by batch; CorruptSegmentError for one that does not hold its records."""
+    """Find where all records' bodies lie, batch by batch.
+
+    Raise CorruptSegmentError for a batch that does not hold its records.
+    """
     starts: list[int] = []
     ends: list[int] = []
     spans = zip(*(of.tolist() for of in (*bodies, headers.record_count)), strict=True)
