@@ -1,4 +1,4 @@
-"""What all jobs share: their arguments, one thread a topic, a row in `runs` for each."""
+"""Run a job: its arguments, one thread a topic, and a row in `runs` for each topic."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as argparse wants it: what it refuses is a bad argument, with its own message."""
+    """Wrap `parse` for argparse, so that its errors are bad arguments with their own messages."""
 
     def convert(text: str) -> T:
         try:
@@ -164,7 +164,7 @@ def _checked(
 
 
 def refuse(job: str, error: EbbtideError) -> ExitCode:
-    """Say why no topic is begun; what the job ends with then."""
+    """Log why no topic is begun; return the job's exit code."""
     job_log.start(job)
     _log_failure("refused", error)
     return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
@@ -267,7 +267,7 @@ def _show_plan(
 
 
 def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What has a `note` that the run is to say aloud, and where."""
+    """Yield the results that have a `note` to log, and where each belongs."""
     of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
     for where, numbers in (("", outcome.topic), *of_partitions):
         if "note" in numbers:

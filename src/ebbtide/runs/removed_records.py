@@ -1,8 +1,8 @@
-"""The records that left a topic, each counted by one row in `runs`: that of the run which did it.
+"""Count the records that left a topic, each in one row in `runs`: that of the removing run.
 
-Snapshots tell, so that also an attempt counts that lost a race or failed, and work of a killed job
-that another one finishes. A job that is killed writes no row: the next run of that job counts what
-it removed.
+Counts come from snapshots. So an attempt that lost a race or failed counts too, and so does work of
+a killed job that another one finishes. A killed job writes no row: the next run of that job counts
+what it removed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def count_removed(
 def _notes(
     removals: Collection[RemovingCommit], numbered: set[int], of_run: set[int], job: str
 ) -> Iterator[str]:
-    """What was removed beside the job's own numbers, and when."""
+    """Yield notes on records that left besides the job's own numbers, and when."""
     for removal in removals:
         made = removal.commit
         if made.id in numbered:
@@ -78,7 +78,7 @@ def _notes(
 
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
-    """Those of the snapshots that are of the topic's data tables, in order."""
+    """Return the snapshots that belong to the topic's data tables, in order."""
     tables = [
         java_table(spark, table)
         for table in (name.records_table, name.batches_table)
@@ -90,7 +90,7 @@ def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) 
 def _uncounted(
     spark: SparkSession, name: TopicName, snapshots: Collection[int], job: str, since: datetime
 ) -> list[RemovingCommit]:
-    """The removals among the snapshots, and by the job since then, that no row counts yet."""
+    """Return removals that no row counts yet: the given snapshots', and the job's since then."""
     if not table_exists(spark, name.records_table):
         return []
     table = java_table(spark, name.records_table)
@@ -112,7 +112,7 @@ def _uncounted(
 
 
 def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:
-    """ebbtide's snapshots since then by which rows may have left."""
+    """Yield ebbtide's snapshots since then that may have removed rows."""
     since_ms = since.timestamp() * 1000
     for snapshot in items(table.snapshots()):
         if snapshot.timestampMillis() >= since_ms and snapshot.operation() != "append":
@@ -122,7 +122,7 @@ def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterat
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
-    """The snapshots that rows in `runs` name, of runs that began since then."""
+    """Return the snapshots named by rows in `runs` that began since then."""
     is_of_topic = (F.col("topic") == str(name)) & (F.col("started") >= F.lit(since))
     rows = spark.table(RUNS_TABLE).where(is_of_topic).select(F.explode("snapshot_ids").alias("id"))
     return {row["id"] for row in rows.collect()}
