@@ -1,4 +1,4 @@
-"""What a job tells while it works, a line a phase: Airflow's task log shows its standard error."""
+"""Log what a job does while it works, a line a phase: Airflow's task log shows its stderr."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _watch(
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """How many tasks of the group's Spark jobs are done, and how many there are so far."""
+    """Count the finished tasks of the group's Spark jobs, and all tasks so far."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
