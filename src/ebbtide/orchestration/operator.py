@@ -1,4 +1,4 @@
-"""The operator that runs one of our jobs by spark-submit and answers from `runs`."""
+"""Run one of ebbtide's jobs by spark-submit and answer from `runs`: an Airflow operator."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _answer_from_state(
         self, lake: Lake, topics: Sequence[str], attempt: TaskAttempt
     ) -> list[LowWatermark]:
-        """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
+        """Answer for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
         is_certain = self.request is None and not self.needs_spark
         for name in topics if is_certain else ():
@@ -203,7 +203,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return None
 
     def _exit_code(self) -> int | None:
-        """What spark-submit ended with; None where it was not started."""
+        """Return spark-submit's exit code; None where it was not started."""
         process = getattr(self._hook, "_submit_sp", None)
         return None if process is None else process.returncode
 
@@ -248,7 +248,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
-        """What the stage `request_from` handed on; from state where its task died before that."""
+        """Return what the stage `request_from` handed on; the state's offsets if it died before."""
         ti = context["ti"]
         answers: list[LowWatermark] = (
             ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
