@@ -1,4 +1,4 @@
-"""An S3 API as Iceberg's S3FileIO is told of it, for pyarrow.
+"""Open an S3 API with pyarrow by the settings of Iceberg's S3FileIO.
 
 Source: Iceberg's S3FileIOProperties, AwsClientProperties and HttpClientProperties.
 """
@@ -62,7 +62,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
-    """The file system of a bucket; what no setting tells comes from the machine's environment."""
+    """Return a bucket's file system; what no setting tells comes from the environment."""
     properties = dict(settings)
     arguments: dict[str, Any] = {
         name: value
@@ -86,7 +86,7 @@ def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.f
 
 
 def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
+    """Return where an S3 API other than AWS answers, and whether its host names the bucket."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(
