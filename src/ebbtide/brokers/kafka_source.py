@@ -83,7 +83,7 @@ def _conform(table: pa.Table) -> list[pa.RecordBatch]:
 
 @contextmanager
 def reading(topic: str, connection: str) -> Iterator[None]:
-    """What the source's Java client says of its brokers, as errors of ours."""
+    """Raise the source's Java client's errors about its brokers as errors of ours."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as failure:
