@@ -31,7 +31,7 @@ class Work(StrEnum):
 
 
 class Duty(StrEnum):
-    """What a job does about work that it finds in flight."""
+    """A job's duty towards work that it finds in flight."""
 
     FINISH = "finishes it first"
     RESUME = "goes on with it: it is its own kind of work"
@@ -40,7 +40,7 @@ class Duty(StrEnum):
 
 
 _FREE_OF_BOTH = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH}
-# What a job is not said to do about a kind: it leaves it.
+# A kind that is missing here for a job: the job leaves it.
 _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "ingest_segments": {
         Work.APPEND: Duty.REFUSE,
@@ -72,7 +72,7 @@ JOBS = tuple(_DUTIES)
 
 
 def duty(job: str, work: Work) -> Duty:
-    """Return what a job does about work of a kind that a killed one has left."""
+    """Return a job's duty towards work of a kind that a killed job has left."""
     return _DUTIES[job].get(work, Duty.LEAVE)
 
 
@@ -89,9 +89,10 @@ def in_flight(topic: Topic) -> set[Work]:
 
 
 def settle(topic: Topic, job: str) -> Topic:
-    """Finish the rounds and merges that the job must not meet; the topic as it is then.
+    """Finish the rounds and merges that the job must not meet; return the topic afterwards.
 
-    What a job goes on with or refuses is its own to find: it needs its request or its source.
+    A job itself finds the work that it continues or refuses, since it needs its request or
+    source.
     """
     if duty(job, Work.MERGE) is not Duty.LEAVE:
         topic = finish_merge(topic)

@@ -82,7 +82,7 @@ class _Unit(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the work on each segment looks at."""
+    """The input of the work on each segment."""
 
     rules: Mapping[int, _Rules]  # by partition
     units: Sequence[_Unit]
@@ -171,7 +171,7 @@ def _clean_units(
         (unit.partition, unit.segment): unit
         for unit in plan_segments(spark, name.batches_table, cleaning.batches_snapshot, ends)
     }
-    # Where no batch is left, no record is: what the file holds is deleted.
+    # Where no batch is left, no record is left either: the file's rows are all deleted.
     units = [
         _Unit(unit, batches[unit.partition, unit.segment])
         for unit in plan_segments(spark, name.records_table, cleaning.records_snapshot, ends)
@@ -274,7 +274,7 @@ def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivor
     if not needs_horizon(batch, verdict, left):
         return left
     horizon_ms = this_round.now_ms + this_round.delete_retention_ms
-    # One byte tells a control record's length, which stays below 64.
+    # A control record's length fits in one varint byte: it stays below 64.
     body_bytes = batch.size_bytes - HEADER_BYTES - 1
     body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)
     body_bytes += varint_size(at_ms - horizon_ms)

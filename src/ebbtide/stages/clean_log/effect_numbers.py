@@ -34,7 +34,7 @@ _REMOVED = {
 
 @dataclass(slots=True)
 class RoundEffect:
-    """What a round removes and changes, before anything of it is committed."""
+    """A round's removals and changes, before anything of it is committed."""
 
     deletions: list[DeletionVector] = field(default_factory=list)
     changes: pa.Table = field(default_factory=no_changes)
@@ -55,7 +55,7 @@ class JudgedPartition(NamedTuple):
 
 
 class UnitEffect(NamedTuple):
-    """What the round does to one segment's data batches that hold records."""
+    """The round's effect on one segment's data batches that hold records."""
 
     partition: int
     first_base_offset: int
@@ -68,7 +68,7 @@ class UnitEffect(NamedTuple):
 
 
 class PartitionEffect(NamedTuple):
-    """What a round does to one partition, by the driver's verdicts and in each segment."""
+    """A round's effect on one partition, by the driver's verdicts and in each segment."""
 
     judged: JudgedPartition
     headers: Sequence[tuple[Batch, Batch | None]]  # before and after, where no task saw records

@@ -82,7 +82,7 @@ def _of_partition(
     units: dict[int, SegmentFiles],
 ) -> list[pa.Table]:
     bases = headers.column("base_offset")
-    # Below the one offset retention may have taken single records, whose headers stay.
+    # Below `expired_end_offset` retention may have taken single records, whose headers stay.
     first = max(part.first_segment_offset, topic.partitions[partition].expired_end_offset)
     covered = headers.where(
         np.asarray((bases >= first) & (bases < part.first_uncleanable_offset), np.bool_)

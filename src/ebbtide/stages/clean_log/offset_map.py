@@ -38,7 +38,7 @@ MAP_BYTES = 768 * 1024 * 1024
 # which is copied twice.
 RECORD_BYTES = 150
 KEY_COPIES = 3
-# No key column that is larger than this many times its file is looked for.
+# A key column is taken to be at most this many times larger than its file.
 MOST_COMPRESSED = 20
 
 R = TypeVar("R")

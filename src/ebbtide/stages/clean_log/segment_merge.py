@@ -44,7 +44,7 @@ from ebbtide.spark.tasks import map_segments
 
 log = logging.getLogger(__name__)
 
-# So many small neighbours are waited for: each row is then written again a few times, not nightly.
+# A merge waits for this many small neighbours, so that a row is rewritten rarely, not nightly.
 AT_LEAST = 8
 
 
@@ -69,11 +69,11 @@ def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
 
 
 def finish_merge(topic: Topic) -> Topic:
-    """Finish the merge in flight, if there is one; the topic as it is then."""
+    """Finish the merge in flight, if there is one; return the topic afterwards."""
     spark, name = topic.spark, topic.name
     merge = open_merge(topic)
     if merge is None:
-        # What a job held that was killed before it let go.
+        # Tags of a job that was killed before it removed them.
         release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
     for step, table, by in (

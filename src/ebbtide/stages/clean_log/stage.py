@@ -58,7 +58,7 @@ COMMIT_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class CleanPlan:
-    """What a run of clean_log will do to one topic; no round where nothing is to be done."""
+    """The plan of clean_log for one topic; without a round where there is nothing to do."""
 
     topic: Topic
     round: CleaningRound | None
@@ -168,7 +168,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     topic, this_round, effect = plan.topic, plan.round, plan.effect
     tables = (topic.name.records_table, topic.name.batches_table)
     start_round(topic, this_round)
-    # All is written before the first commit, so that little time lies between the two.
+    # All files are written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:
         records, batches = (
             pool.submit(copy_context().run, prepare, topic, this_round, effect)
@@ -235,7 +235,7 @@ def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges 
 
 
 def give_up_lost_round(topic: Topic) -> Topic:
-    """Give up a round in flight that cannot be finished; the topic as it is then."""
+    """Give up a round in flight that cannot be finished; return the topic afterwards."""
     in_flight = open_round(topic)
     if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
         return topic
@@ -252,7 +252,7 @@ def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def finish_round(topic: Topic) -> Topic:
-    """Finish the round that a killed run left, if there is one; the topic as it is then."""
+    """Finish the round that a killed run left, if there is one; return the topic afterwards."""
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))

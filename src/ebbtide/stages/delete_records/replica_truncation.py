@@ -28,7 +28,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks of a partition, and where its primary starts, which it may go up to."""
+    """A partition's requested offset, and its primary's log start, up to which it may move."""
 
     offset: int
     log_start_offset: int

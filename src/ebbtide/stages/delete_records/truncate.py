@@ -131,7 +131,7 @@ def _leaving_batches(topic: Topic, now_ms: int) -> list[Leaving]:
     outlines = {}
     for partition in {unit.partition for unit in units}:
         state = topic.partitions[partition]
-        # What lies before the first segment is none of the notable headers here.
+        # With a segment at 0, no header lies before the first segment and is notable for that.
         segments = (SegmentStart(0, 0), *state.segments)
         outlines[partition] = LogOutline(state.log_start_offset, segments)
     headers = look_at_headers(spark, table, outlines, snapshot)

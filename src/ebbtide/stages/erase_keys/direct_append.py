@@ -102,7 +102,7 @@ def _append_alone(
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))
-    # To overwrite nothing is to append, but for the check that nobody else did.
+    # Overwriting no rows is an append that also checks that nobody else appended.
     append = partial(writer.overwrite, F.lit(False))
     snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
@@ -307,7 +307,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
 
 
 def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
-    """Return the states past the last appended offsets; as they were before, where nothing was."""
+    """Return the states past the last appended offsets, or as before where none was appended."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]

@@ -27,7 +27,7 @@ class HeldKey(NamedTuple):
 
 
 class LeftOfKey(NamedTuple):
-    """What the tables hold below a key's tombstone; the tombstone's horizon once it has one."""
+    """The records left below a key's tombstone, and the tombstone's horizon once it has one."""
 
     records: int = 0
     horizon_ms: int | None = None

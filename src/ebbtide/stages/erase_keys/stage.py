@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
-# What a reason for no round begins with, and the settings that decide it.
+# The beginning of a reason for no round, and the settings that decide it.
 DECIDED_BY = {
     "dirty ratio": "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides",
 }
@@ -69,7 +69,7 @@ DECIDED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class ErasePlan:
-    """What the tables hold of the keys, and what an earlier try has brought into the log."""
+    """The records that the tables hold of the keys, and what an earlier try has logged."""
 
     topic: Topic
     erasure: Erasure
@@ -90,7 +90,7 @@ class ErasePlan:
 
     @property
     def not_found(self) -> list[bytes]:
-        """The keys of which no partition holds a record."""
+        """The keys that no partition holds a record of."""
         held_keys = {key for _, key in self.held}
         return [key for key in self.keys if key not in held_keys]
 
@@ -128,7 +128,7 @@ class ErasePlan:
 
 
 def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
-    """Erase the keys; the outcome tells of all that was removed and committed for it."""
+    """Erase the keys; the outcome covers all that was removed and committed for it."""
     topic, done = prepare_erase(spark, name, erasure)
     return execute_erase(plan_erase(topic, erasure), done)
 

@@ -35,7 +35,7 @@ _COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
 
 
 class ExpiredRecords(NamedTuple):
-    """How many records of a partition go, and the bytes of their keys, values and headers."""
+    """The number of a partition's expired records, and the bytes of their contents."""
 
     rows: int = 0
     size_bytes: int = 0

@@ -47,9 +47,9 @@ NIGHTLY = "nightly_retention"
 
 @dataclass(frozen=True, slots=True)
 class ExpirePlan:
-    """Which logical segments of each partition go, by which rule, and which single records.
+    """The logical segments that go from each partition, by rule, and the single records.
 
-    `max_event_times_ms` are those that the state misses, worked out anew.
+    `max_event_times_ms` holds those that the state lacks, worked out anew.
     """
 
     topic: Topic
@@ -284,7 +284,7 @@ def _check_unchanged(
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset
-    # What an ingest has brought since may hold the largest event time.
+    # An ingest may have appended a larger event time since.
     is_outdated = has_grown and (is_rolled or partition in plan.max_event_times_ms)
     if state.segments[: len(planned.segments)] != planned.segments or is_outdated:
         raise CommitConflictError(

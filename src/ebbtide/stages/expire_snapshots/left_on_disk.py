@@ -16,7 +16,7 @@ from ebbtide.stages.expire_snapshots.rewriting import find_deletions
 
 
 class SnapshotsAndRefs(NamedTuple):
-    """When each snapshot of a table was made, in ms, by its id; and its tags and branches."""
+    """The time in ms of each of a table's snapshots, by id, and its tags and branches."""
 
     made_ms: dict[int, int]
     refs: dict[str, dict[str, Any]]

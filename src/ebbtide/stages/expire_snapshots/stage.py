@@ -64,7 +64,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     line = "%d files of %s, with %s deleted rows still in them"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
-    # Nothing is freed before snapshots expire, so what came by then was written.
+    # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
     expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
     left = _disk(topic) if expired else full

@@ -35,7 +35,7 @@ SEGMENTS_PER_CORE = 4
 
 
 class StoredSegment(NamedTuple):
-    """Where a physical segment's batch rows lie, and their records; None where none is left."""
+    """The files of a physical segment's batch rows and of its records; None where none is left."""
 
     batches: SegmentFiles
     records: SegmentFiles | None

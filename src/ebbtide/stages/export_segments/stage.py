@@ -60,7 +60,7 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is asked for: partitions (none for all), where to, and by which run."""
+    """A request to export: partitions (none for all), the target, and the run."""
 
     target: str
     run_id: str

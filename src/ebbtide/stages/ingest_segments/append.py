@@ -54,9 +54,9 @@ def new_topic(
 
 
 def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """Return the topic as it is, with the views that a killed create would have made last.
+    """Return the current topic, and make the views if a killed create lacks them.
 
-    RequestError for a replica.
+    Raise RequestError for a replica.
     """
     topic = load(spark, name)
     check_is_no_replica(topic, "ingest into")
@@ -129,7 +129,7 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
 
 
 def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
-    """Return the writer of rows that come segment by segment as they are."""
+    """Return a writer that takes rows segment by segment, unsorted."""
     return (
         rows.writeTo(table)
         .option(f"snapshot-property.{OWN}", "true")

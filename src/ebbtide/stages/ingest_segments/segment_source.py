@@ -32,16 +32,16 @@ Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
 
 MIB = 1024 * 1024
-# A Spark task costs 0.1 s or more: not worth it for less, too much to lose for more.
+# A Spark task costs 0.1 s or more, so a smaller one is not worth it; a larger one risks too much.
 LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
-# Of a file nothing is known but its size: as if records took this much.
+# Only a file's size is known beforehand; its rows are estimated with records of this size.
 RECORD_BYTES = 100
 
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
-# One row a batch; a file that is not what it should be is one row with an error and its class
-# instead, and a torn end one row with its position.
+# One row a batch. A malformed file is one row with an error and its class instead, and a torn
+# end is one row with its position.
 WALK_SCHEMA = pa.schema(
     [
         *_WALK_EXTRA,

@@ -31,7 +31,7 @@ from ebbtide.records.files.log_directory import PartitionDirectory, SegmentFile
 
 
 class HeldLog(NamedTuple):
-    """Where the tables' copies of one partition end; no state for a new partition."""
+    """The ends of the tables' copies of one partition; without a state if it is new."""
 
     state: PartitionState | None = None
     records_end: int = 0
@@ -46,14 +46,14 @@ class HeldLog(NamedTuple):
 
 
 class GapRule(NamedTuple):
-    """Which missing offsets are no error: those that compaction explains, or all."""
+    """The rule for missing offsets: those that compaction explains are allowed, or all."""
 
     is_compacted: bool
     accepts_all: bool
 
 
 class Walked(NamedTuple):
-    """One partition as it was read, up to the first file that is bad."""
+    """One partition as read, up to the first bad file."""
 
     directory: PartitionDirectory
     first_read: int  # base offset of the first file that was read; those before it were not
@@ -80,12 +80,12 @@ class Walked(NamedTuple):
 
     @property
     def behind(self) -> int:
-        """How many segments lie behind the bad one."""
+        """The number of segments behind the bad one."""
         return len(self.directory.segments) - len(self.segments)
 
     @property
     def end(self) -> int:
-        """Where the good part ends; where a segment begins if batches before it were cleaned."""
+        """The end of the good part; where a segment begins if batches before it were cleaned."""
         lasts = [offset + 1 for offset in self.batches.column("last_offset")[-1:].to_pylist()]
         return int(max([self.start, *(s.base_offset for s in self.segments), *lasts]))
 
@@ -128,7 +128,7 @@ class SourceLog:
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
-        """Which batches belong to a transaction."""
+        """Whether each batch belongs to a transaction."""
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
@@ -164,7 +164,7 @@ class SourceLog:
         return state.moved(
             log_end_offset=self.log_end_offset,
             segments=self.segments_after(state),
-            # Where it is missing, retention works it out from all that is there.
+            # Without a value, retention works it out from all of the partition's batches.
             max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
         )
 
@@ -174,10 +174,10 @@ class SourceLog:
             return self.segments
         base, modified_ms = state.segments[-1]
         for found_base, found_ms in self.segments:
-            # Retention may have rolled the active segment here: the source's then begins before.
+            # Retention may have rolled the active segment here; the source's then begins earlier.
             if found_base == base or (found_base < base and self.batches.num_rows):
                 modified_ms = found_ms
-        # Another replica has segments of its own: only where nothing is held does one begin.
+        # Another replica rolls segments at other offsets: only those beyond the rows held are new.
         first = max(base + 1, self.first_offset)
         added = [segment for segment in self.segments if segment.base_offset >= first]
         return (*state.segments[:-1], SegmentStart(base, modified_ms), *added)
@@ -245,7 +245,7 @@ def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
 
 
 def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
-    """Return the log of which nothing is taken yet."""
+    """Return the source's log before anything of it is taken."""
     state = held.state
     if state is None:
         start = walked.start

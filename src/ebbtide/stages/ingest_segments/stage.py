@@ -89,7 +89,7 @@ LISTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     uri: str
     directories: Sequence[PartitionDirectory]
@@ -109,16 +109,16 @@ class Source:
         settings: Mapping[str, str] | None = None,
         store: Store = AMBIENT,
     ) -> Self:
-        """Return the log directory as it is now."""
+        """Read the log directory as it is now."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
     def listed_again(self) -> Source:
-        """Return the same log directory as it is by now."""
+        """Read the same log directory again."""
         return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
-        """Return the same without these partitions of a topic."""
+        """Return the source without these partitions of a topic."""
         left = [
             d for d in self.directories if d.topic != name.topic or d.partition not in partitions
         ]
@@ -145,7 +145,7 @@ class IngestPlan:
 
     @property
     def ended(self) -> set[int]:
-        """The partitions of which a further slice would bring nothing."""
+        """The partitions for which a further slice would bring nothing."""
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
     def outcome(self) -> JobOutcome:
@@ -179,7 +179,7 @@ def ingest_segments(
             if not source.of(name):
                 return done
         except SourceError as error:
-            # A batch whose CRC is right and whose records are not shows only when it is decoded.
+            # A batch with a right CRC but malformed records fails only when it is decoded.
             refused |= _refusal(error, source.of(name), refused)
         except UnavailableError:
             if listings == LISTINGS:
@@ -199,7 +199,7 @@ def _refusal(
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """Return the topic as it is, or as its source says a new one is to be."""
+    """Return the current topic, or a new one with the source's settings."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(

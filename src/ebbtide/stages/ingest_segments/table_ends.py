@@ -28,7 +28,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
 
-# What a batch's header no longer says once a cleaner round has written it anew.
+# Header fields that are lost once a cleaner round has rewritten the batch.
 SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
 
@@ -71,7 +71,7 @@ def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, di
 
 @dataclass(slots=True)
 class Ingested:
-    """What the records table holds of the planned batches, by partition."""
+    """The planned batches' records that the table now holds, by partition."""
 
     batches: pa.Table  # the planned ones of all partitions, with their times
     records: dict[int, int] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
         units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
     count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
     counted = map_segments(spark, count, units, count_rows(units), "counts records of")
-    # A killed ingest may have left records of one batch in another file than those of this one.
+    # A killed ingest may have split a batch: its records then lie in two files.
     return together_by_batch(counted)
 
 
@@ -163,7 +163,10 @@ def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: Segmen
 
 
 def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
-    """Return the same, and how many have no such event time, which Spark works out."""
+    """Return record totals as `_record_totals` does, and how many event times are missing.
+
+    Spark works the event times out.
+    """
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
     return (

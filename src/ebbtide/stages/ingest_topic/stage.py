@@ -82,7 +82,7 @@ _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMI
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     connection: str
     now: datetime
@@ -92,7 +92,7 @@ class LiveSource:
 
     @property
     def upstream(self) -> str:
-        """As the topic's property says it."""
+        """The upstream as the topic's property names it."""
         return str(Upstream("kafka", self.connection))
 
 
@@ -199,7 +199,7 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """Return the topic as it is, or as its brokers say a new one is to be."""
+    """Return the current topic, or a new one with its brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
         return held_topic(spark, name, is_plan_only=is_plan_only)
@@ -209,7 +209,7 @@ def _topic(
 
 
 def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """Raise ForeignLogError where the tables hold what no state tells of."""
+    """Raise ForeignLogError where the tables hold rows that no state records."""
     for partition, log in held.items():
         end = 0 if log.state is None else log.state.log_end_offset
         if max(log.records_end, log.batches_end) > end:

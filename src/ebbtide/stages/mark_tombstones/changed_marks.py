@@ -44,7 +44,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.mark_tombstones.tombstones import NULL_VALUE, REASONS, TombstoneRule
 
-# What becomes of a record: the number of its reason, or one of these.
+# A record's new mark: the number of its reason, or one of these.
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
 _NULL_VALUE = REASONS.index(NULL_VALUE) + 1
@@ -63,7 +63,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many records of a partition change, and how."""
+    """The number of a partition's records that change, and how."""
 
     marked: int = 0
     by: dict[str, int] = field(default_factory=dict)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class RunOf(NamedTuple):
-    """What a quarantined record says of the run that took it out."""
+    """A quarantined record's columns about the run that took it out."""
 
     id: str
     now: datetime
@@ -83,7 +83,7 @@ def _not_held(topic: Topic, records: pa.Table, table_id: str) -> pa.Table:
 
 
 def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
-    """Return the records at these places, as they were in the snapshot."""
+    """Return the records at these places, from the snapshot."""
     table = topic.name.records_table
     first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
     return (

@@ -50,7 +50,7 @@ class MarkPlan:
 
     @property
     def counts(self) -> dict[int, Counts]:
-        """How many records change, by partition."""
+        """The number of records that change, by partition."""
         return count_changes(self.changes, self.topic.partitions)
 
     def outcome(self) -> JobOutcome:

@@ -36,7 +36,7 @@ class StrayRows(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many rows go."""
+        """The number of rows that go."""
         return sum(len(of) for of in self.positions.values())
 
 
@@ -156,7 +156,7 @@ def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Del
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:
-    """Rebuild the headers that tell of more records than there are; how many."""
+    """Rebuild the headers that count more records than there are; return how many."""
     changes = lost_headers(topic, _whole_log(topic.config, topic.partitions, now_ms))
     if changes.num_rows:
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})

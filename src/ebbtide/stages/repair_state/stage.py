@@ -47,7 +47,7 @@ TAKE_BACK, KEEP = "take back", "keep"
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What was done to the topic, and what its repair does.
+    """The changes found in a topic, and its repair.
 
     `targets` are the snapshots that tables go back to, where the change is taken back.
     """

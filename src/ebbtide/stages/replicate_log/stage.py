@@ -192,7 +192,7 @@ def _pinned(topic: Topic) -> _Source:
 
 
 class _Replicated(NamedTuple):
-    """What a run did to one replica."""
+    """A run's result for one replica."""
 
     numbers: dict[str, Any]
     snapshot_ids: list[int]
@@ -381,7 +381,7 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
 
     def append() -> int | None:
-        # To overwrite nothing is to append, but for the check that nobody else did.
+        # Overwriting no rows is an append that also checks that nobody else appended.
         writer.overwrite(F.lit(False))
         return find_snapshot(spark, table.name, REPLICATION, source.id)
 
