@@ -22,7 +22,7 @@ from ebbtide.records.attributes import (
     NO_TIMESTAMP,
 )
 
-# What a codec adds at most to the few records that it cannot shrink.
+# The most that a codec adds to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
 MAX_OFFSET = 2**63 - 1
 # A message of magic 0 or 1 around its key and value.
@@ -30,7 +30,7 @@ LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
 
 class Retention(Enum):
-    """What becomes of a batch none of whose records survive."""
+    """The fate of a batch whose records have all been removed."""
 
     RETAIN_EMPTY = "retain_empty"
     DELETE_EMPTY = "delete_empty"
@@ -38,7 +38,7 @@ class Retention(Enum):
 
 
 class Verdict(NamedTuple):
-    """What a round says of a batch before it looks at its records."""
+    """A round's verdict on a batch, before its records are read."""
 
     discards_records: bool  # all of them: aborted data, or a marker past its horizon
     is_marker_of_empty_transaction: bool
@@ -171,7 +171,7 @@ def rewrite(
 ) -> Batch | None:
     """Return the batch's header after the round; None where the batch goes.
 
-    One below the log start offset stays as it is until its segment goes.
+    A batch below the log start offset stays unchanged until its segment goes.
     """
     if this_round.is_hidden(batch):
         return batch

@@ -13,7 +13,7 @@ from ebbtide.records.attributes import DELETE_HORIZON, NO_LEADER_EPOCH
 
 
 class SourceBatch(NamedTuple):
-    """What tells one record batch from another."""
+    """The header fields that tell one record batch from another."""
 
     base_offset: int
     last_offset: int
@@ -24,7 +24,7 @@ class SourceBatch(NamedTuple):
 
 
 class TableEnd(NamedTuple):
-    """Where the table's copy of a partition ends; no batch where all of them have gone."""
+    """The end of the table's copy of a partition; without a batch where none is left."""
 
     log_end_offset: int
     last_batch: SourceBatch | None

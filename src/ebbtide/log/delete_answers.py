@@ -68,7 +68,7 @@ def answer(requested_offset: int, *, log_start_offset: int, high_watermark: int)
     return Answer(moved, moved)
 
 
-# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's own.
+# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's.
 WAYS_OUT = {
     ErrorCode.UNKNOWN_SERVER_ERROR: "the broker gave no known code; its own log says more",
     ErrorCode.OFFSET_OUT_OF_RANGE: (

@@ -14,7 +14,7 @@ from ebbtide.log.continuation import check_not_appended, check_not_lost
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import NEVER, SLICE, PartitionState
 
-# Offsets of a slice: some 50 bytes each pass through the driver.
+# Offsets in a slice: about 50 bytes for each pass through the driver.
 MAX_OFFSETS = 1_000_000
 
 
@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many offsets there are; some may have no record."""
+        """The number of offsets; some may have no record."""
         return self.end - self.start
 
 
@@ -92,7 +92,7 @@ def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
 
 
 class Slice(NamedTuple):
-    """What is taken in one go."""
+    """A slice of a live topic: the offsets taken together."""
 
     ranges: dict[int, Range]
     now: datetime

@@ -35,7 +35,7 @@ class Segment(NamedTuple):
 
     @property
     def start(self) -> SegmentStart:
-        """What the state keeps of it."""
+        """The segment's base offset and time, as the state keeps them."""
         return SegmentStart(self.base_offset, self.modified_ms)
 
     def with_more(self, later: Segment) -> Segment:
@@ -72,7 +72,7 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
 
 
 class Cleanable(NamedTuple):
-    """What a log offers to the cleaner; `first_uncleanable_offset` starts a segment."""
+    """The part of a log that may be cleaned; `first_uncleanable_offset` starts a segment."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int

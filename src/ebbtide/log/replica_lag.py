@@ -17,7 +17,7 @@ from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.log.state.properties import checked_fields, parse_property
 from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
 
-# What a replica decides for itself; every other setting follows the primary's.
+# Settings that a replica decides itself; all others follow the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
 
 States = Mapping[int, PartitionState]
@@ -122,10 +122,10 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A replication in flight, written down on the replica: the last to begin one goes on alone.
+    """A replication in flight, recorded on the replica: the last one to begin goes on alone.
 
-    `emptied` are the partitions of which nothing may stay that lay there before; `taken_over` says
-    that another one had begun and may have left something.
+    `emptied` are the partitions whose earlier rows must all go. `taken_over` is true where another
+    replication had begun before and may have left rows.
     """
 
     id: str

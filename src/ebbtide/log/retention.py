@@ -22,7 +22,7 @@ _LIMITS = (
 
 
 class Rule(StrEnum):
-    """Why a segment goes, in the order in which the rules are asked."""
+    """The rules by which segments go, in the order in which they apply."""
 
     LOG_START_OFFSET = "log_start_offset"
     SIZE = "size"
@@ -51,7 +51,7 @@ class Expiry(NamedTuple):
 
 
 class LogOffsets(NamedTuple):
-    """Where a log starts and ends, and what may be removed from it."""
+    """The start and end of a log, and what may be removed from it."""
 
     log_start_offset: int
     log_end_offset: int
@@ -68,7 +68,7 @@ class RecordLimit(NamedTuple):
     append_time_ms: int | None = None
 
 
-# Asked with a segment and its successor's base offset (None for the active one).
+# Called with a segment and its successor's base offset (None for the active one).
 Condition = Callable[[Segment, int | None], bool]
 
 
@@ -122,7 +122,7 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
     A cleaner round counts as a change too: it may remove the newest record of a segment, which
     then expires sooner.
     """
-    # Plain tuples: the number is kept in tables, so that no name of a type may go into it.
+    # Plain tuples: the number is kept in tables, so it must not depend on the name of a type.
     segments = tuple(tuple(segment) for segment in state.segments)
     of_log = (state.log_start_offset, state.log_end_offset, segments, state.cleaned_at_ms)
     limits = [getattr(config, name) for name in _LIMITS]
@@ -166,7 +166,7 @@ def _time_conditions(
 
 
 def _limit(setting: int | None) -> int | None:
-    """Return a limit as it is set; below 0 is none, as in Kafka."""
+    """Return a limit as set; a value below 0 means none, as in Kafka."""
     return None if setting is None or setting < 0 else setting
 
 

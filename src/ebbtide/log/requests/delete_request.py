@@ -58,7 +58,7 @@ class OlderThan(NamedTuple):
     age: pendulum.Duration
 
     def at(self, now_ms: int) -> AtTime:
-        """Return the same as a time; months and years count back in the calendar, in UTC."""
+        """Return the selector as a time; months and years count back in the calendar, in UTC."""
         now = pendulum.instance(_EPOCH + timedelta(milliseconds=now_ms))
         try:
             then = now - self.age
@@ -78,7 +78,7 @@ Selector = AtOffset | AtTime | OlderThan | CommittedBy
 
 
 class TopicRequest(NamedTuple):
-    """What is asked of one topic: some of its partitions, or all in the same way."""
+    """The request for one topic: some of its partitions, or all in the same way."""
 
     partitions: Mapping[int, Selector] = {}
     everywhere: Selector | None = None

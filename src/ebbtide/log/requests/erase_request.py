@@ -31,7 +31,7 @@ TombstoneHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class Encoding(StrEnum):
-    """How a key's bytes are written as a line of text."""
+    """The encoding of a key's bytes as a line of text."""
 
     UTF_8 = "utf-8"
     HEX = "hex"
@@ -39,7 +39,7 @@ class Encoding(StrEnum):
 
 
 class Way(StrEnum):
-    """How tombstones reach the log."""
+    """The way by which tombstones reach the log."""
 
     PRODUCED = "produced"  # to the live topic, and on by ingest
     APPENDED = "appended"  # to the tables, of a topic without an upstream
@@ -47,7 +47,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What is asked for; keys that were typed in, or a file of them."""
+    """A request to erase keys, which are typed in or in a file."""
 
     run_id: str
     now_ms: int
@@ -62,7 +62,7 @@ class Erasure:
 
     @property
     def headers(self) -> TombstoneHeaders:
-        """What each tombstone says of itself."""
+        """The record headers of each tombstone."""
         values = {
             REQUESTED_BY: self.requested_by,
             REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),

@@ -11,7 +11,7 @@ from ebbtide.log.state.topic_state import PartitionState
 
 
 class FromOffset(NamedTuple):
-    """Where to mark again from; of all partitions where it names none."""
+    """The offset to mark again from; it applies to all partitions where it names none."""
 
     partition: int | None
     offset: int

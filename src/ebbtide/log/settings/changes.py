@@ -13,7 +13,7 @@ from ebbtide.log.state.topic_state import is_state
 
 # A setting set to None is removed.
 SettingChanges = Mapping[str, str | None]
-# Iceberg's own setting that decides when a deletion is off the disk.
+# Iceberg's setting that decides when deleted rows are off the disk.
 ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
 
 

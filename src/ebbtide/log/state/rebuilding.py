@@ -18,7 +18,7 @@ _MAX_LONG = 2**63 - 1
 
 
 class LogInTables(NamedTuple):
-    """What a partition's batches tell: offsets [start, end), and its segments.
+    """A partition's offsets [start, end) and its segments, as its batches tell them.
 
     A segment's `modified_ms` is its largest timestamp, -1 where it has none.
     """
@@ -31,7 +31,7 @@ class LogInTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What no table tells, by partition, as the operator knows it."""
+    """The operator's values, by partition, for what no table tells."""
 
     log_start_offsets: Mapping[int, int] = field(default_factory=dict)
     max_event_times_ms: Mapping[int, int] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def _seen(values: Any) -> Seen:
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
 ) -> RowsBySegment:
-    """Return the rows that the state tells of a table, or of some of its partitions."""
+    """Return the rows of a table that the state records, or those of some of its partitions."""
     if partitions is None:
         prefix = _name(what, "")
         names = [name for name in properties if name.startswith(prefix)]
