@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
 OWN = "ebbtide.own"
-# Beside it, in those that remove records: the job that committed them.
+# In the summary of snapshots that remove records, also the job that committed them.
 JOB = "ebbtide.job"
-# Iceberg retries the second itself; both mean: read the table again and decide anew.
+# Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",

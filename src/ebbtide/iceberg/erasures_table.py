@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
 
 
 class KeyRow(NamedTuple):
-    """What is known of a key in a partition; no partition where no table holds the key."""
+    """A key's row for a partition; without a partition where no table holds the key."""
 
     key_sha256: str
     partition: int | None = None

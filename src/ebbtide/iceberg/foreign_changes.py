@@ -83,7 +83,10 @@ def check_unchanged(topic: Topic) -> None:
 
 
 def count_own(topic: Topic) -> Topic:
-    """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
+    """Count what ebbtide has committed since the last look.
+
+    Raise ForeignChangeError where somebody else changed rows.
+    """
     counted = _counted(topic)
     if not counted:
         return topic
@@ -139,7 +142,7 @@ def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]
 
 
 def counted_anew(topic: Topic) -> dict[str, str]:
-    """Return the properties that tell the rows as they are, whoever made them so."""
+    """Return the properties that record the current row counts, whoever changed the rows."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         loaded = java_table(topic.spark, table.table)
@@ -220,7 +223,7 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
 
 def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> list[str]:
     """Describe how the table was rolled back since it was seen; empty if it was not."""
-    # Every commit gets a larger number than all before it, so an older one was brought back.
+    # Each commit's sequence number is larger than all earlier ones, so a lower one is a rollback.
     is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
     if is_older or not (since.is_reached or since.is_cut):
         newest = f"snapshot {since.commits[0].id}" if since.commits else "none"

@@ -85,10 +85,10 @@ class Committed(NamedTuple):
 
 
 class Since(NamedTuple):
-    """What is on the main branch since a snapshot, newest first.
+    """The commits on the main branch since a snapshot, newest first.
 
-    `is_reached` says whether that snapshot is below them, `is_cut` whether some that were below
-    are expired.
+    `is_reached` tells whether that snapshot is below them, `is_cut` whether some below them are
+    expired.
     """
 
     commits: list[Committed]

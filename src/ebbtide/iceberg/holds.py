@@ -27,7 +27,7 @@ _LONGEST_MS = 2**63 - 1
 
 
 class Hold(NamedTuple):
-    """What work of this kind and id holds of a table: its own snapshot, and the one it has read."""
+    """The snapshots of a table held by work of this kind and id: its own, and the one it read."""
 
     kind: str
     id: str
@@ -84,7 +84,7 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
 
 
 def release(spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]) -> None:
-    """Let go of what no open work holds, as `is_open` says of a work's id; killed jobs' too."""
+    """Remove the tags of work that is no longer open by `is_open`, killed jobs' included."""
     for table in tables:
         names = _unneeded(spark, java_table(spark, table), is_open)
         while names:

@@ -37,14 +37,14 @@ _SETTINGS = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "5",
 }
-# A catalog of which a commit from a stale base was seen to be refused has this table.
+# This table exists once a catalog was seen to refuse a commit from a stale base.
 _PROBED = "exclusive_commits"
 _ANY_STATE = f"{PREFIX}0.probe"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A topic's state as it was read, to be changed only while it is still so."""
+    """A topic's state as it was read, to be changed only while it is still the same."""
 
     spark: SparkSession
     table: Any
@@ -56,7 +56,7 @@ class HeldState:
         try:
             self._commit(properties)
         except Py4JJavaError as error:
-            # Whoever was faster has also removed the list of manifests that this change builds on.
+            # The faster writer has also removed the manifest list that this change builds on.
             metadata_file = self.table.operations().refresh().metadataFileLocation()
             if metadata_file == self.base.metadataFileLocation():
                 raise

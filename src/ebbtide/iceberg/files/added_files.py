@@ -54,7 +54,7 @@ class Appending(NamedTuple):
 
     spark: SparkSession
     table: Any
-    target: Target  # but for its place
+    target: Target  # without its place
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:

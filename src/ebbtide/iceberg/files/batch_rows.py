@@ -42,9 +42,9 @@ from ebbtide.spark.tasks import map_segments
 
 # Rows of a segment's files that may be deleted in place; with more the segment is written anew.
 MAX_DEAD_SHARE = 0.25
-# So many files of a segment are written as one again.
+# A segment with this many files is rewritten into one.
 MAX_FILES = 4
-# Of headers, which are cheaper than records, the driver looks at so many times more itself.
+# Headers are cheaper than records: the driver itself reads this many times more of them.
 HEADERS_A_RECORD = 8
 
 
@@ -190,7 +190,7 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
     dead = work.unit.deleted_count + work.changes.num_rows
     is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
     is_rewritten |= len(work.unit.files) >= MAX_FILES
-    # A store is asked once for what is needed: no more than offsets where all rows go.
+    # Each file is read once, for only the columns needed: just offsets where all rows go.
     only_offsets = not is_rewritten and pc.all(work.changes["is_removed"]).as_py()
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     at = _find(work, rows.table["base_offset"].to_numpy())

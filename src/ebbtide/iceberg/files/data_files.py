@@ -34,7 +34,7 @@ _MAGIC = bytes.fromhex("d1d33964")
 
 
 class Vector(NamedTuple):
-    """Where a deletion vector lies: a blob of a Puffin file."""
+    """The place of a deletion vector: a blob of a Puffin file."""
 
     path: str
     position: int
@@ -246,7 +246,7 @@ def write_rows(store: Store, path: str, rows: pa.Table) -> None:
 
 
 def write_groups(store: Store, path: str, groups: Iterable[pa.Table]) -> bool:
-    """Return the same, a row group at a time; False and no file where there is no row."""
+    """Write rows a row group at a time; return False, and write no file, where there is no row."""
     filled = (group for group in groups if group.num_rows)
     first = next(filled, None)
     if first is None:

@@ -30,7 +30,7 @@ from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import own_spec
 from ebbtide.spark.jvm import iceberg_class, items, java_class
 
-# Makes what was prepared visible; the id of the snapshot that it is in.
+# Commits the prepared change; returns the id of its snapshot.
 Commit = Callable[[], int]
 
 
@@ -74,7 +74,7 @@ class RowDelta(NamedTuple):
     deletions: Sequence[DeletionVector] = ()
     added: Sequence[Replacement] = ()  # files beside the others of their segments
     replaced: Sequence[Replacement] = ()  # files in place of all others of their segments
-    dropped: Sequence[SegmentFiles] = ()  # files of which no row is left
+    dropped: Sequence[SegmentFiles] = ()  # files without a row left
 
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
@@ -103,7 +103,7 @@ def prepare_row_delta(
     begun = _Begun.of(loaded, hold, before)
     update = begun.updates.newRowDelta()
     update = update.validateFromSnapshot(snapshot)
-    # Also where a commit that only deletes has dropped them, which Iceberg else lets pass.
+    # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
     update = update.validateDeletedFiles()
     update = update.validateDataFilesExist(vectors.referencedDataFiles())
     for file in items(vectors.deleteFiles()):
@@ -174,7 +174,7 @@ def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """Where an update is begun, and what commits it, with tags if it is to be held."""
+    """An update that has begun, and what commits it; with tags if it is to be held."""
 
     table: Any
     updates: Any

@@ -21,7 +21,7 @@ _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
 
 
 class Place(NamedTuple):
-    """Where a data file belongs in its table."""
+    """The place of a data file in its table."""
 
     spec_id: int
     partition: int

@@ -21,7 +21,7 @@ from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class, java_class
 
-# Iceberg asks each part of a condition of each file: with more, it is told them as a set.
+# Iceberg evaluates each part of a condition on each file: more partitions are given as a set.
 MANY_PARTITIONS = 50
 
 
