@@ -40,7 +40,7 @@ class BatchHeaders:
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
-        """Return those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
@@ -49,7 +49,7 @@ class BatchHeaders:
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
     def at(self, rows: Int64s) -> BatchHeaders:
-        """Return those at these row numbers."""
+        """Return the batches at these row numbers."""
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
@@ -70,17 +70,17 @@ class BatchHeaders:
 
     @property
     def is_legacy(self) -> Bools:
-        """Which are of magic 0 or 1."""
+        """Whether each batch is of magic 0 or 1."""
         return np.asarray(self.column("magic") < 2)
 
     @property
     def is_control(self) -> Bools:
-        """Which hold a control record, such as a transaction marker."""
+        """Whether each batch holds a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
 
     @property
     def were_emptied_at_source(self) -> Bools:
-        """Which are markers of which Kafka too reads no more than the header."""
+        """Whether each is a marker emptied at the source: Kafka too reads only its header."""
         is_empty = self.column("record_count") == 0
         has_no_type = self.table["control_type"].is_null().to_numpy()
         return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
@@ -101,7 +101,7 @@ class BatchHeaders:
 
     @property
     def may_be_last_records(self) -> Bools:
-        """Which are their producer's last data or markers after it."""
+        """Whether each batch is its producer's last data or a marker after it."""
         producers = self.column("producer_id")
         may_be = producers != NO_PRODUCER_ID
         is_control, bases = self.is_control[may_be], self.column("base_offset")[may_be]
@@ -122,7 +122,7 @@ class BatchHeaders:
         is_data &= self.column("record_count") > 0
         rows = np.flatnonzero(is_data)
         rows = rows[~np.isin(self.column("base_offset")[rows], removed)][::-1]
-        # Of equal ones the first is told, so they are looked at from the end.
+        # np.unique returns the first of equal values, so the rows are in reverse order.
         _, firsts = np.unique(self.column("producer_id")[rows], return_index=True)
         is_newest = np.zeros(len(self), np.bool_)
         is_newest[rows[firsts]] = True

@@ -98,7 +98,7 @@ def last_of_hashed(rows: pa.Table) -> pa.Table:
 
 
 def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
-    """Return the same where two keys share a hash."""
+    """Return `hash, key, offset` of each key's last row, where two keys share a hash."""
     latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
     latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
     return latest.sort_by("hash")
@@ -110,7 +110,7 @@ def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
 
 
 class OffsetMap(NamedTuple):
-    """Where each key was written last in the dirty part of a partition, in order of hashes."""
+    """The offset of each key's last record in the dirty part of a partition, ordered by hash."""
 
     hashes: Hashes
     keys: pa.Array
@@ -134,7 +134,7 @@ class OffsetMap(NamedTuple):
         if hashes is None:
             hashes = hash_keys(whole)
         may_be = np.flatnonzero(self.filter.may_hold(hashes))
-        # In order of hashes, the search stays where it was in memory: a fifth of the time.
+        # In hash order the search stays close in memory, which takes a fifth of the time.
         may_be = may_be[np.argsort(hashes[may_be])]
         at = np.searchsorted(self.hashes, hashes[may_be])
         is_there = at < len(self.hashes)

@@ -36,7 +36,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class AppendedBatch(NamedTuple):
-    """What rolling looks at in a new batch; times in ms since the epoch."""
+    """A new batch's facts that decide whether a segment rolls; times in ms since the epoch."""
 
     base_offset: int
     last_offset: int
@@ -66,7 +66,7 @@ class ActiveSegment(NamedTuple):
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
         """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
-        # A single record may be larger than a segment; Kafka would not have taken it.
+        # A single record may be larger than a segment, though Kafka would have refused it.
         is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
         is_far = batch.last_offset - self.base_offset > MAX_INT
         return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)

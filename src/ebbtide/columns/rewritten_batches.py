@@ -39,7 +39,7 @@ ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
 
 class Left(NamedTuple):
-    """What stays of some batches' records, a row each; times in ms since the epoch."""
+    """The surviving records of some batches, a row a batch; times in ms since the epoch."""
 
     survivors: Int64s
     hidden: Int64s  # below the log start offset, where the table holds no record any more
@@ -68,7 +68,7 @@ class Left(NamedTuple):
         )
 
     def at(self, rows: Int64s) -> Left:
-        """Return those at these row numbers."""
+        """Return the rows at these row numbers."""
         return Left(*(column[rows] for column in self))
 
     def as_values(self, headers: Sequence[Batch], this_round: Round) -> list[Survivors]:
@@ -95,7 +95,7 @@ class Left(NamedTuple):
 
 
 class Rewriting(NamedTuple):
-    """What a round does to the rows of some batches."""
+    """A round's changes to the rows of some batches."""
 
     changes: pa.Table  # CHANGES, in offset order
     records_removed: int
@@ -126,7 +126,7 @@ def rewrite_batches(
     stays: Bools,
     this_round: Round,
 ) -> Rewriting:
-    """Return the batches of these records, of which those stay that `stays` names.
+    """Rewrite the batches of these records, of which those that `stays` marks survive.
 
     `headers` are in the order of `records.bases`; `verdicts` are those that are not ORDINARY.
     """

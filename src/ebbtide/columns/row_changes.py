@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ebbtide.log.batch_header import Batch
 
-# Of a row that is removed, the columns after `is_removed` say nothing.
+# In a removed row, the columns after `is_removed` have no meaning.
 CHANGES = pa.schema(
     [
         ("base_offset", pa.int64()),
@@ -58,7 +58,7 @@ def no_changes() -> pa.Table:
 
 
 def after_changes(batch: Batch, changes: pa.Table) -> Batch:
-    """Return the batch with what `changes` says of it; one that they remove stays as it was."""
+    """Return the batch after `changes`; a batch that they remove is returned unchanged."""
     is_of = (pc.field("base_offset") == batch.base_offset) & ~pc.field("is_removed")
     return batch._replace(
         **{name: row[name] for row in changes.filter(is_of).to_pylist() for name in CHANGED}

@@ -21,7 +21,7 @@ from ebbtide.log.compaction import Round, Verdict, are_tombstones_due
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 
-# Why a record goes, in the order in which the rules are asked.
+# The rules by which a record goes, in the order in which they apply.
 ABORTED = "aborted"
 KEYLESS = "keyless"
 SUPERSEDED = "superseded"
@@ -36,12 +36,12 @@ IsSuperseded = Callable[[pa.ChunkedArray, Int64s], Bools]
 
 
 class SegmentEffect(NamedTuple):
-    """What a round does to the data batches of one segment."""
+    """A round's effect on the data batches of one segment."""
 
     is_victim: Bools
     by_rule: dict[str, int]
     tombstones_kept: int
-    tombstones_held_back: int  # of those kept: due, but for a replica that ends before them
+    tombstones_held_back: int  # due, but kept because a replica ends before them
     rewriting: Rewriting
     newest_left: BatchHeaders  # of each producer, among these batches
 

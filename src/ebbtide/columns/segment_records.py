@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ebbtide.records.arrays import Bools, Int64s, to_ms
 
-# What a round reads of a record: never its value.
+# The columns that a round reads of a record: never its value.
 COLUMNS = (
     *("offset", "batch", "timestamp", "event_time", "append_time"),
     *("key", "is_tombstone", "size_bytes"),

@@ -13,7 +13,7 @@ from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import Retention, Round, Survivors, Verdict, rewrite
 
-# Whether an empty batch may go is for the next round to judge.
+# The next round judges whether an empty batch may go.
 _KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)
 
 
