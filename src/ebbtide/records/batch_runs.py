@@ -40,7 +40,7 @@ class BatchRun(NamedTuple):
 
     @property
     def sizes(self) -> Int64s:
-        """How many bytes each batch takes in the file."""
+        """The bytes that each batch takes in the file."""
         return self.column("length") + LOG_OVERHEAD_BYTES
 
     @property
@@ -53,7 +53,7 @@ class BatchRun(NamedTuple):
         return self._replace(starts=self.starts[:count], headers=self.headers[:count])
 
     def where(self, mask: Bools) -> BatchRun:
-        """Return those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:

@@ -55,7 +55,7 @@ class TooLargeError(DecompressionError):
         self.max_bytes = max_bytes
 
 
-# What the five libraries raise for bytes that are not theirs.
+# Errors that the five libraries raise for malformed bytes.
 _REFUSALS = (
     EOFError,
     OSError,
@@ -116,7 +116,7 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Return what a batch of magic 1 or 2 holds for `data` under `codec`."""
+    """Compress `data` with `codec`, as a batch of magic 1 or 2 holds it."""
     match codec:
         case Codec.NONE:
             return data

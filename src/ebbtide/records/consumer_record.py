@@ -55,9 +55,9 @@ class ConsumerRecord:
 def is_tombstone(
     magic: int, attributes: int, value: bytes | None, *, is_explicit: bool = False
 ) -> bool:
-    """Return whether a record says of itself that it is a tombstone: by its value until magic 2.
+    """Return whether a record's own fields make it a tombstone: its value, until magic 2.
 
-    In magic 2 bit 5 of the record's own attributes says so, and a null value too unless
+    In magic 2, bit 5 of the record's own attributes makes it one. So does a null value unless
     `is_explicit`, since no producer of today sets the bit.
     """
     if magic < 2:
@@ -126,7 +126,7 @@ def read_segment(
 
 
 class _Batch(NamedTuple):
-    """What a batch says of its records."""
+    """A batch's facts that its records need."""
 
     magic: int
     timestamp_type: TimestampType

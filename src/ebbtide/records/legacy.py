@@ -147,7 +147,7 @@ def _unwrap(wrapper: Message, max_bytes: int) -> list[Message]:
 def _read_set(data: bytes) -> Iterator[Message]:
     view = memoryview(data)
     position = 0
-    # Kafka too stops at a message that the set's end cuts off: producers of old wrote such sets.
+    # Kafka too stops at a message that the set's end cuts off: old producers wrote such sets.
     while len(data) - position >= LOG_OVERHEAD_BYTES:
         _, length = OFFSET_AND_SIZE.unpack_from(data, position)
         end = position + LOG_OVERHEAD_BYTES + length

@@ -169,7 +169,7 @@ def _checkpoints(directories: Sequence[PartitionDirectory]) -> dict[tuple[str, .
     for directory in directories:
         key = f"{directory.topic} {directory.partition}"
         high_watermarks.append(f"{key} {directory.high_watermark or 0}")
-        # As a broker does it: only where the first segment's name says something else.
+        # As a broker does: only where the first segment's name gives another offset.
         if (directory.log_start_offset or 0) > directory.segments[0].base_offset:
             log_start_offsets.append(f"{key} {directory.log_start_offset}")
     return {

@@ -71,7 +71,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class BatchLimits(NamedTuple):
-    """How large a batch of a topic may be, in its file and in memory."""
+    """The largest size that a topic's batches may have, in the file and in memory."""
 
     file_bytes: int = MAX_BATCH_BYTES
     decompressed_bytes: int = MAX_DECOMPRESSED_BYTES

@@ -25,7 +25,7 @@ from ebbtide.records.attributes import (
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
-# What of a records table is written.
+# The columns of a records table that are written.
 RECORD_COLUMNS = (
     *("offset", "batch", "timestamp", "event_time"),
     *("key", "value", "headers", "attributes"),
@@ -80,7 +80,7 @@ class WrittenBatch(NamedTuple):
 def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
     """Read rows of a batches table; columns of StoredBatch that were added later may be missing."""
     names = [name for name in StoredBatch._fields if name in rows.column_names]
-    # Where a live topic's source does not say it.
+    # A live topic's source does not tell the epoch.
     unknown = rows["leader_epoch"].fill_null(NO_LEADER_EPOCH)
     rows = rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", unknown)
     columns = [rows[name].to_pylist() for name in names]
