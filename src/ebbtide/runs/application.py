@@ -109,7 +109,7 @@ def to_ms(moment: datetime) -> int:
 
 
 def run_job(job: str, main: Callable[[], int]) -> int:
-    """Run a job's `main`; what the process ends with, also where no topic's row can tell of it."""
+    """Run a job's `main`; return the exit code, also where no topic's row can record it."""
     try:
         return main()
     except Exception as failure:
@@ -122,7 +122,7 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 def run_topics(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """Do the work on each topic; one that fails does not stop the others. The exit code.
+    """Do the work on each topic, also after one failed; return the exit code.
 
     A topic whose rows somebody else has changed is not touched.
     """
@@ -132,7 +132,7 @@ def run_topics(
 def run_unchecked(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """Return the same, whatever was done to the topics."""
+    """Do the work on each topic without looking for foreign changes; return the exit code."""
     job_log.start(args.job)
     if not args.plan_only:
         create_runs(spark)

@@ -40,7 +40,7 @@ _DENIED = frozenset(
         "org.apache.iceberg.exceptions.NotAuthorizedException",
     }
 )
-# Kinds of passing ones that are the same again the next time.
+# Subclasses of passing errors that do not pass: a retry meets them again.
 _LASTING = _DENIED | frozenset(
     {
         "com.fasterxml.jackson.core.JacksonException",
@@ -113,7 +113,7 @@ class _Thrown(NamedTuple):
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the error as a job's outcome: an outage and a refusal as ours, any other as it is."""
+    """Return an outage or a refusal as an error of ours, and any other error unchanged."""
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError

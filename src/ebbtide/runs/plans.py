@@ -20,7 +20,7 @@ TITLES = {
     "next_horizon_ms": "next horizon\ndue (UTC)",
     "low_watermark": "low\nwatermark",
 }
-# Said in a sentence, elsewhere, or for programs only.
+# Numbers that are not shown here: in a sentence elsewhere, or for programs only.
 LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
 
 

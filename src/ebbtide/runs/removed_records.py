@@ -23,7 +23,7 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import items
 from ebbtide.text import moment, number
 
-# A killed run of the job is looked for so far back.
+# How far back a killed run of the job is looked for.
 LOOKS_BACK = timedelta(days=7)
 # A row is found by when its run began, which is before its commits.
 LONGEST_RUN = timedelta(days=1)
