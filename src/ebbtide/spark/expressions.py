@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType
 from ebbtide.errors import ConfigurationError
 from ebbtide.spark.jvm import items, java_class
 
-# What an expression may look at, as the records table has it.
+# Columns of the records table that an expression may use.
 COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """

@@ -20,7 +20,7 @@ from ebbtide.log.settings.names import TopicName
 
 # Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
 MOST_LINES = 20
-# Work of fewer seconds ends before anyone asks how far it is.
+# Shorter work ends before anybody wonders about its progress.
 WORD_EVERY_S = 5.0
 
 _where: ContextVar[str] = ContextVar("where", default="ebbtide")
@@ -55,9 +55,9 @@ def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
 
 @contextmanager
 def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[None]:
-    """Log now and then how far Spark is with what the block lets it do, and the time that is left.
+    """Log the progress of the block's Spark work and the time that is left, at intervals.
 
-    Spark counts tasks; `doing` says of what.
+    Spark counts tasks; `doing` names the work.
     """
     context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)

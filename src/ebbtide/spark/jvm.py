@@ -28,13 +28,13 @@ def items(java_list: Any) -> list[Any]:
 
 
 def as_dict(spark: SparkSession, of: Any) -> dict[str, str]:
-    """Return a Java map in one call; going through it one by one takes two for each entry."""
+    """Read a Java map in one call; reading it entry by entry takes two calls for each."""
     entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
     return entries
 
 
 def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
-    """Return a Java map of strings in one call, likewise."""
+    """Build a Java map of strings in one call."""
     kind = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
     return _mapper(spark).readValue(json.dumps(dict(values)), kind)
 

@@ -128,7 +128,7 @@ def in_tasks(
 
 
 class _Outcome(NamedTuple):
-    """What a task made of a unit, or else the error of ours that it met."""
+    """A task's result for a unit, or else the error of ours that it met."""
 
     value: Any = None
     error: EbbtideError | None = None
@@ -172,7 +172,7 @@ def told_as_text() -> Iterator[None]:
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise again here, as it was, an error that a task of mapInArrow told as text."""
+    """Raise again the original error that a task of mapInArrow passed on as text."""
     try:
         yield
     except (PythonException, Py4JJavaError) as failure:
