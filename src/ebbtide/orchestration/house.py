@@ -15,7 +15,7 @@ TOPIC_PATTERN = r"^[^.]+\..+$"
 # An ingest of any topic tells this asset.
 INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
-# Arguments of @dag. A run at a time: two would only wait for each other's commits.
+# Arguments of @dag. One run at a time: two would only wait for each other's commits.
 HOUSE: dict[str, Any] = {
     "start_date": datetime(2025, 1, 1),
     "catchup": False,

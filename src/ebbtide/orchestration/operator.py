@@ -48,7 +48,7 @@ PLAN = "plan"  # the key of the XCom
 
 
 class Problem(NamedTuple):
-    """What spark-submit said last before it failed, and whether its exit code asks for a retry."""
+    """The last message of a failed spark-submit, and whether its exit code asks for a retry."""
 
     message: str
     can_retry: bool

@@ -18,7 +18,7 @@ SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of whi
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task hands on, one line for each topic that failed, and whether a retry can help."""
+    """A task's answers, a line for each failed topic, and whether a retry can help."""
 
     answers: list[LowWatermark]
     failures: list[str]

@@ -22,7 +22,7 @@ TOPICS_A_PAGE = 25
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application, built when first asked.
+    """Answer a request with the application, which is built at the first one.
 
     Every task of every DAG loads the plugins, and what the application imports costs seconds.
     """

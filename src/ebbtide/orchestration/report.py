@@ -58,7 +58,7 @@ NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """What a topic holds at this moment, and its newest deletion."""
+    """A topic's current contents and its newest deletion."""
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)

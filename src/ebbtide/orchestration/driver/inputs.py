@@ -63,7 +63,7 @@ class DriverFiles:
 
     @property
     def plan(self) -> Path:
-        """Where a job that only plans writes its plan."""
+        """The path to which a job that only plans writes its plan."""
         return self.directory / "plan.txt"
 
     def read_plan(self) -> str:

@@ -20,7 +20,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
     """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
         if job == REPAIR:
-            lake.records(name)  # of which the state may be lost
+            lake.records(name)  # its state may be lost
             continue
         topic = lake.topic(name)
         if job == "configure_topic":
