@@ -46,7 +46,7 @@ _LIBPQ = {
     "gssEncMode": "gssencmode",
     "channelBinding": "channel_binding",
 }
-# They change how the driver behaves in the JVM and nothing about whom it reaches.
+# They change how the driver behaves in the JVM, not which server it reaches.
 _OF_THE_DRIVER = frozenset(
     {"loginTimeout", "prepareThreshold", "reWriteBatchedInserts", "socketTimeout", "tcpKeepAlive"}
 )

@@ -101,12 +101,12 @@ class Run:
 
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
-        """What the job says about each partition."""
+        """The job's numbers for each partition."""
         return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
 
     @property
     def topic_result(self) -> Mapping[str, Any]:
-        """What the job says about the topic as a whole."""
+        """The job's numbers for the topic as a whole."""
         numbers: Mapping[str, Any] = self.result.get("topic", {})
         return numbers
 
