@@ -18,7 +18,7 @@ from ebbtide.errors import ConfigurationError
 SCHEMES = ("s3", "s3a", "s3n")
 PREFIXES = ("s3.", "client.", "http-client.")
 
-# Iceberg's own, where a table's properties say nothing.
+# Iceberg's defaults for properties that a table does not set.
 _RETRIES = 5
 # pyarrow's argument, and the properties that may give it, the first one wins.
 _ARGUMENTS = {
@@ -40,7 +40,7 @@ _MILLISECONDS = {
         "http-client.urlconnection.socket-timeout-ms",
     ),
 }
-# What would be read or written otherwise than the table says. None: whatever its value.
+# Settings by which files would be read or written wrongly here. None: with any value.
 _REFUSED = {
     "s3.remote-signing-enabled": "true",
     "s3.sse.type": "kms",
@@ -96,7 +96,7 @@ def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "scheme": url.scheme,
         "endpoint_override": url.netloc + url.path.rstrip("/"),
-        # A bucket cannot be put before an IP address; AWS's own client does the same.
+        # A bucket cannot be a subdomain of an IP address; AWS's own client does the same.
         "force_virtual_addressing": not is_path_style and not _is_ip(url.hostname),
     }
 

@@ -22,7 +22,7 @@ from ebbtide.stores.uris import (
     split_query,
 )
 
-# They have no directories, and rename nothing in one step.
+# Object stores have no directories and no atomic rename.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
 _DENIED = re.compile(
@@ -36,9 +36,9 @@ _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
 
 @dataclass(frozen=True)
 class Store:
-    """How files are opened. Tasks take it along; it never shows the keys it holds.
+    """A way to open files. Tasks take it along; it never shows the keys it holds.
 
-    `settings` are properties of Iceberg's FileIO; schemes without any go by the environment.
+    `settings` are properties of Iceberg's FileIO; schemes without any use the environment.
     """
 
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -96,7 +96,7 @@ class Store:
                 yield handle
 
 
-# Of local files, and of stores as the machine's environment knows them.
+# Opens local files, and object stores with the settings of the environment.
 AMBIENT = Store()
 
 
