@@ -17,7 +17,7 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _SAME = ("bootstrap.servers", "client.id", "client.rack", "client.dns.lookup")
-# Settings that say how to talk safely: one of them that is not carried over is refused.
+# Security settings: one that cannot be converted is refused.
 _MATTERS = ("sasl.", "ssl.", "security.", "https.", "enable.ssl.", "enable.sasl.")
 _LOGIN = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 _PEM = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")

@@ -22,7 +22,7 @@ from ebbtide.log.settings.config import TopicConfig
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
-# Of an Arrow batch, if each record were as large as the largest that the topic takes.
+# Most rows and bytes of an Arrow batch; the bytes if each record is as large as allowed.
 MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
 

@@ -12,7 +12,7 @@ from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.log.requests.erase_request import PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
-# A client that only reads may be configured for that too; these would keep a producer from its own.
+# Settings that a connection may have for consumers, but that would break a producer's own.
 _OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
 
 # What no waiting changes.

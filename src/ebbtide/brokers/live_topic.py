@@ -45,7 +45,7 @@ _NO_ANSWER = (
 
 
 class Described(NamedTuple):
-    """What a topic is, as its brokers say it."""
+    """A topic's description by its brokers."""
 
     topic_id: str
     partitions: list[int]
