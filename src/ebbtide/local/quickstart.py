@@ -28,7 +28,7 @@ from ebbtide.orchestration.report import failed, find_run, render_run
 from ebbtide.text import aligned, seconds, size
 
 CLUSTER = "demo"
-# For topics that can be made again: what a night removes may be any share, and leaves the disk.
+# For topics that can be recreated: a night may remove any share, and at once from the disk.
 GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
