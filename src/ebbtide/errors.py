@@ -12,7 +12,7 @@ from typing import Self
 
 
 class ExitCode(IntEnum):
-    """What a job ends with."""
+    """A job's exit codes."""
 
     DONE = 0
     FAILED = 1
@@ -67,7 +67,7 @@ class UnknownTopicError(EbbtideError):
 
 
 class ForeignChangeError(EbbtideError):
-    """What others did to a topic's tables, so that they are no longer what its state says."""
+    """Somebody else changed a topic's tables, so that they no longer match the state."""
 
 
 class StateError(EbbtideError):
