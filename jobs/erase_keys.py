@@ -1,4 +1,4 @@
-"""erase_keys: keys of a topic get tombstones, and what these supersede leaves with a round."""
+"""erase_keys: keys of a topic get tombstones; a cleaner round removes the records before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ingest_segments: a broker's log directory, or a copy of one, goes into the tables."""
+"""ingest_segments: appends a broker's log directory, or a copy of one, to the tables."""
 
 from __future__ import annotations
 

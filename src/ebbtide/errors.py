@@ -1,7 +1,7 @@
-"""Every error that ebbtide raises on purpose: one tree, by cause; and what a job ends with.
+"""All errors that ebbtide raises on purpose, in one tree by cause, and a job's exit codes.
 
-A message says what was expected, what was found, where, and what to do about it.
-`transient` tells Airflow whether running the same thing again can help.
+A message says what was expected, what was found, where, and what to do about it. `transient` tells
+Airflow whether running the same thing again can help.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Self
 
 
 class ExitCode(IntEnum):
-    """What a job ends with."""
+    """A job's exit codes."""
 
     DONE = 0
     FAILED = 1
@@ -67,7 +67,7 @@ class UnknownTopicError(EbbtideError):
 
 
 class ForeignChangeError(EbbtideError):
-    """What others did to a topic's tables, so that they are no longer what its state says."""
+    """Somebody else changed a topic's tables, so that they no longer match the state."""
 
 
 class StateError(EbbtideError):
@@ -103,7 +103,7 @@ class UnavailableError(EbbtideError):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether running the same thing again can help; never where nobody foresaw the error."""
+    """Return whether running the same thing again can help; an unforeseen error never says so."""
     return isinstance(error, EbbtideError) and error.transient
 
 
@@ -125,13 +125,13 @@ def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
 
 
 def class_named(name: str | None) -> type[EbbtideError] | None:
-    """The class of this tree that has the name, as `runs` keeps it; None for any other."""
+    """Return the error class that `runs` names; None for any other name."""
     kind = globals().get(name or "")
     return kind if isinstance(kind, type) and issubclass(kind, EbbtideError) else None
 
 
 def exit_code(errors: Iterable[BaseException | None]) -> ExitCode:
-    """What a job ends with after these errors of its topics, by the same rule."""
+    """Return a job's exit code after these errors of its topics."""
     failures = [error for error in errors if error is not None]
     if not failures:
         return ExitCode.DONE

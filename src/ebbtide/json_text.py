@@ -1,4 +1,4 @@
-"""JSON that others wrote, or changed: whatever it holds, what is malformed is a ValueError."""
+"""Parse JSON that others wrote or changed: anything malformed is a ValueError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 MAX_INT = 2**31 - 1
 MIN_LONG, MAX_LONG = -(2**63), 2**63 - 1
-# What taking apart a malformed document may raise, beside ValueError.
+# Errors besides ValueError that taking apart a malformed document may raise.
 MALFORMED = (
     ArithmeticError,
     AttributeError,

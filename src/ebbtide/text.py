@@ -48,12 +48,12 @@ def _setting(value: str | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """All of a text's lines in one."""
+    """Join all of a text's lines into one."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def number(value: int | None) -> str:
-    """Digits in groups of three."""
+    """Format digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"
 
 
@@ -65,7 +65,7 @@ def moment(ms: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds to a tenth."""
+    """Format seconds to a tenth."""
     return NOTHING if value is None else f"{value:.1f}"
 
 

@@ -1,6 +1,6 @@
-"""A connection's settings, which are librdkafka's, for the Java client in Spark's Kafka source.
+"""Convert a connection's librdkafka settings for the Java client in Spark's Kafka source.
 
-What is secret or read from a file goes along as an option, in memory; executors need no file.
+Secrets and contents of files are passed as options, in memory; executors need no file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _SAME = ("bootstrap.servers", "client.id", "client.rack", "client.dns.lookup")
-# Settings that say how to talk safely: one of them that is not carried over is refused.
+# Security settings: one that cannot be converted is refused.
 _MATTERS = ("sasl.", "ssl.", "security.", "https.", "enable.ssl.", "enable.sasl.")
 _LOGIN = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 _PEM = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
@@ -54,7 +54,7 @@ class _Client:
             self.options[option] = change(self.left.pop(name))
 
     def login(self) -> None:
-        """User and password as the one line that Java's login modules read."""
+        """Set user and password as the one line that Java's login modules read."""
         credentials = {name: self.left.pop(name) for name in _LOGIN if name in self.left}
         if not self.options.get("security.protocol", "").startswith("SASL_"):
             return
@@ -72,7 +72,7 @@ class _Client:
         self.options["sasl.jaas.config"] = f"{module} required username={user} password={password};"
 
     def trust(self) -> None:
-        """The authorities that sign the brokers' certificates; without any, Java's own."""
+        """Trust the authorities that sign the brokers' certificates; Java's own if none are set."""
         authorities = self.pem("ssl.ca")
         if authorities is not None:
             self.options["ssl.truststore.type"] = "PEM"
@@ -86,7 +86,7 @@ class _Client:
             raise self.refused("enable.ssl.certificate.verification", "true")
 
     def identify(self) -> None:
-        """The client's own certificate and key."""
+        """Set the client's own certificate and key."""
         chain, key = self.pem("ssl.certificate"), self.pem("ssl.key")
         if chain is not None and key is not None:
             if not any(begin in key for begin in _PEM):
@@ -125,7 +125,7 @@ class _Client:
 
 
 def quoted(text: str) -> str:
-    """As a quoted value of a login configuration, whose reader knows C's escapes."""
+    """Quote a value of a login configuration, whose reader knows C's escapes."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(character, escape)
     return f'"{text}"'

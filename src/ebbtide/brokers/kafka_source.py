@@ -22,7 +22,7 @@ from ebbtide.log.settings.config import TopicConfig
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
-# Of an Arrow batch, if each record were as large as the largest that the topic takes.
+# Most rows and bytes of an Arrow batch; the bytes if each record is as large as allowed.
 MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
 
@@ -83,7 +83,7 @@ def _conform(table: pa.Table) -> list[pa.RecordBatch]:
 
 @contextmanager
 def reading(topic: str, connection: str) -> Iterator[None]:
-    """What the source's Java client says of its brokers, as errors of ours."""
+    """Raise the source's Java client's errors about its brokers as errors of ours."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as failure:

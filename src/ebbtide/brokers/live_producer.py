@@ -1,4 +1,4 @@
-"""Tombstones for the live topic behind a table: the one place where a driver produces."""
+"""Produce tombstones to the live topic behind a table: the one place where a driver produces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.log.requests.erase_request import PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
-# A client that only reads may be configured for that too; these would keep a producer from its own.
+# Settings that a connection may have for consumers, but that would break a producer's own.
 _OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
 
 # What no waiting changes.
@@ -103,7 +103,7 @@ def _place(message: Message) -> PartitionKey:
 def _check_all(
     live: LiveTopic, refusals: list[KafkaError], *, acknowledged: int, asked: int
 ) -> None:
-    """UnavailableError or ConfigurationError if not all were acknowledged; it repeats no key."""
+    """Raise UnavailableError or ConfigurationError if some are not acknowledged; name no key."""
     if acknowledged == asked:
         return
     answers = f"{acknowledged} of them" + "".join(

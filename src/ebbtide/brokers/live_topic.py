@@ -45,7 +45,7 @@ _NO_ANSWER = (
 
 
 class Described(NamedTuple):
-    """What a topic is, as its brokers say it."""
+    """A topic's description by its brokers."""
 
     topic_id: str
     partitions: list[int]
@@ -70,10 +70,10 @@ class LiveTopic:
 
     @classmethod
     def connect(cls, connection: str, topic: str, answer_ms: int = ANSWER_MS) -> Self:
-        """The topic by a connection of EBBTIDE_KAFKA_CONNECTIONS, once a broker has answered.
+        """Connect to the topic by a connection of EBBTIDE_KAFKA_CONNECTIONS; a broker must answer.
 
-        UnavailableError where none does within `answer_ms`, ConfigurationError where the
-        connection is missing, has settings that librdkafka refuses, or may not log in.
+        Raise UnavailableError where none does within `answer_ms`, ConfigurationError where
+        the connection is missing, has settings that librdkafka refuses, or may not log in.
         """
         settings = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
@@ -131,7 +131,7 @@ class LiveTopic:
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def offsets(self, partitions: Sequence[int], isolation: Isolation) -> dict[int, BrokerOffsets]:
-        """Each partition's offsets, and up to where a consumer of that isolation can read."""
+        """Return each partition's offsets, with the end for a consumer of that isolation."""
         starts, ends = self.log_start_offsets(partitions), self.log_end_offsets(partitions)
         stable = ends
         if isolation is Isolation.READ_COMMITTED:
@@ -148,9 +148,10 @@ class LiveTopic:
         return self._offsets(partitions, _latest())
 
     def delete_records(self, offsets: Mapping[int, int], timeout_ms: int) -> dict[int, Answer]:
-        """The broker's answers to DeleteRecords up to these offsets; -1 is its high watermark.
+        """Send DeleteRecords up to these offsets, -1 for the high watermark; return the answers.
 
-        A partition without an answer in time is REQUEST_TIMED_OUT, as the KIP's admin client says.
+        A partition without an answer in time gets REQUEST_TIMED_OUT, as in the KIP's admin
+        client.
         """
         try:
             known = self._partitions()
@@ -177,7 +178,7 @@ class LiveTopic:
     def committed(
         self, groups: Sequence[str], partitions: Iterable[int]
     ) -> dict[int, dict[str, int | None]]:
-        """What each consumer group has committed, {partition: {group: offset}}; None: nothing."""
+        """Return {partition: {group: committed offset}}; None where a group committed none."""
         committed: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
         for group in groups:
             what = f"to say what group {group!r} has committed of {self.topic}"
@@ -199,7 +200,7 @@ class LiveTopic:
         return [partition.id for partition in self._described().partitions]
 
     def _described(self) -> Any:
-        """The topic's description; unlike a listing, this creates no topic that is not there."""
+        """Describe the topic; unlike a listing, this creates no topic that does not exist."""
         described = self._admin.describe_topics(
             TopicCollection([self.topic]), request_timeout=self._answer_s
         )
@@ -264,7 +265,7 @@ def _answer(future: Future[Any]) -> Answer:
 
 
 def _refusal(error: KafkaException) -> Answer:
-    """Kafka's code by its number; what the client says itself is that no answer came."""
+    """Return Kafka's error code as an answer; without the broker's, it is REQUEST_TIMED_OUT."""
     kafka_error: KafkaError = error.args[0]
     code = kafka_error.code()
     if code in _NO_ANSWER:
@@ -277,7 +278,7 @@ def _refusal(error: KafkaException) -> Answer:
 
 
 def _without_values(text: str, settings: Mapping[str, str]) -> str:
-    """librdkafka quotes a value that it refuses, which may be a secret."""
+    """Hide settings' values in a message: librdkafka quotes a value it refuses, maybe a secret."""
     for value in settings.values():
         text = text.replace(value, "***") if value else text
     return text

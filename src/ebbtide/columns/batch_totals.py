@@ -1,4 +1,4 @@
-"""What the records of each batch add up to: how many there are, and their largest times."""
+"""Totals of each batch's records: how many there are, and their largest times."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Tab
 
 
 def together_by_batch(parts: Sequence[pa.Table]) -> pa.Table:
-    """Return the parts as one table; a batch of which several have records is one row."""
+    """Join the parts into one table; a batch with records in several parts becomes one row."""
     rows = pa.concat_tables([TOTALS.empty_table(), *parts])
     keys = ["partition", "base_offset"]
     summed = ["records", "untimed", "event_times_missing"]

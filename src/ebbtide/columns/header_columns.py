@@ -1,4 +1,4 @@
-"""Batch headers as columns: what is asked of all of them, and the few that rules look at."""
+"""Batch headers as columns: tests on all of them, and the few batches that need rules."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class BatchHeaders:
         return np.array(numbers.to_numpy(), np.int64)
 
     def has_bit(self, bit: int) -> Bools:
-        """Whether the attributes of each have `bit` set."""
+        """Return for each batch whether its attributes have `bit` set."""
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
-        """Return those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
@@ -49,11 +49,11 @@ class BatchHeaders:
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
     def at(self, rows: Int64s) -> BatchHeaders:
-        """Return those at these row numbers."""
+        """Return the batches at these row numbers."""
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
-        """These and others of the same log, each once, in offset order."""
+        """Join these and others of the same log, each batch once, in offset order."""
         both = together([self, *(of for of in others if len(of))])
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
@@ -70,23 +70,23 @@ class BatchHeaders:
 
     @property
     def is_legacy(self) -> Bools:
-        """Which are of magic 0 or 1."""
+        """Whether each batch is of magic 0 or 1."""
         return np.asarray(self.column("magic") < 2)
 
     @property
     def is_control(self) -> Bools:
-        """Which hold a control record, such as a transaction marker."""
+        """Whether each batch holds a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
 
     @property
     def were_emptied_at_source(self) -> Bools:
-        """Which are markers of which Kafka too reads no more than the header."""
+        """Whether each is a marker emptied at the source: Kafka too reads only its header."""
         is_empty = self.column("record_count") == 0
         has_no_type = self.table["control_type"].is_null().to_numpy()
         return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
 
     def is_astride(self, offset: int) -> Bools:
-        """Which begin below the offset and end at or after it."""
+        """Return which batches begin below the offset and end at or after it."""
         return (self.written_bases < offset) & (self.column("last_offset") >= offset)
 
     @property
@@ -101,7 +101,7 @@ class BatchHeaders:
 
     @property
     def may_be_last_records(self) -> Bools:
-        """Which are their producer's last data or markers after it."""
+        """Whether each batch is its producer's last data or a marker after it."""
         producers = self.column("producer_id")
         may_be = producers != NO_PRODUCER_ID
         is_control, bases = self.is_control[may_be], self.column("base_offset")[may_be]
@@ -114,12 +114,15 @@ class BatchHeaders:
         return np.asarray(may_be, np.bool_)
 
     def newest_data(self, removed: Int64s = NOTHING) -> Bools:
-        """Which are their producer's newest data but for emptied batches and the `removed` ones."""
+        """Return which batches are their producer's newest data.
+
+        Emptied batches and those at the base offsets `removed` are no candidates.
+        """
         is_data = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.is_control
         is_data &= self.column("record_count") > 0
         rows = np.flatnonzero(is_data)
         rows = rows[~np.isin(self.column("base_offset")[rows], removed)][::-1]
-        # Of equal ones the first is told, so they are looked at from the end.
+        # np.unique returns the first of equal values, so the rows are in reverse order.
         _, firsts = np.unique(self.column("producer_id")[rows], return_index=True)
         is_newest = np.zeros(len(self), np.bool_)
         is_newest[rows[firsts]] = True
@@ -170,9 +173,9 @@ def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
 
 
 def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:
-    """Logical segments with what their batches add up to.
+    """Return the logical segments with the totals of their batches.
 
-    What lies before the first one is kept for its producer only, and counts for none.
+    Batches before the first segment are kept only for their producers and count for no segment.
     """
     bases = headers.column("base_offset")
     firsts = np.searchsorted(bases, [base for base, _ in segments])

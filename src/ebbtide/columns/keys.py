@@ -1,4 +1,4 @@
-"""Keys of records, many at a time: hashed, filtered, and looked up in the offset map.
+"""Hash, filter and look up the keys of many records at a time.
 
 Kafka: SkimpyOffsetMap, which knows a key by its MD5 alone; here whole keys are compared.
 """
@@ -36,14 +36,14 @@ class KeyFilter(NamedTuple):
             np.bitwise_or.at(self.bits, slots >> np.uint64(3), _bit(slots))
 
     def may_hold(self, hashes: Hashes) -> Bools:
-        """Whether each key may be in it; false is certain."""
+        """Return whether each key may be in the filter; false is certain."""
         may_be_held = np.ones(len(hashes), np.bool_)
         for slots in self._slots(hashes):
             may_be_held &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
         return may_be_held
 
     def _slots(self, hashes: Hashes) -> tuple[Hashes, Hashes]:
-        """Two bits for each key."""
+        """Return two bit positions for each key."""
         mask = np.uint64(len(self.bits) * 8 - 1)
         return hashes & mask, (hashes >> np.uint64(32)) * _MULTIPLIER >> np.uint64(20) & mask
 
@@ -74,16 +74,16 @@ def hash_keys(keys: pa.Array) -> Hashes:
 
 
 def last_of_each(rows: pa.Table) -> pa.Table:
-    """`hash, key, offset` in order of hashes: of the rows `key, offset`, each key's last one.
+    """Return `hash, key, offset` of each key's last row, ordered by hash.
 
-    A key's rows are in offset order among `rows`; none is null.
+    `rows` has `key, offset` with a key's rows in offset order; no key is null.
     """
     hashes = hash_keys(rows["key"].combine_chunks())
     return last_of_hashed(rows.select(["key", "offset"]).add_column(0, "hash", pa.array(hashes)))
 
 
 def last_of_hashed(rows: pa.Table) -> pa.Table:
-    """The same of rows that have their hashes; those that are in order of them cost little."""
+    """Return each key's last row of rows with hashes, ordered by hash; ordered input is fast."""
     rows = rows.combine_chunks()
     keys, hashes = rows["key"], rows["hash"].to_numpy()
     order = np.argsort(hashes, kind="stable")
@@ -98,7 +98,7 @@ def last_of_hashed(rows: pa.Table) -> pa.Table:
 
 
 def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
-    """Return the same where two keys share a hash."""
+    """Return `hash, key, offset` of each key's last row, where two keys share a hash."""
     latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
     latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
     return latest.sort_by("hash")
@@ -110,7 +110,7 @@ def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
 
 
 class OffsetMap(NamedTuple):
-    """Where each key was written last in the dirty part of a partition, in order of hashes."""
+    """The offset of each key's last record in the dirty part of a partition, ordered by hash."""
 
     hashes: Hashes
     keys: pa.Array
@@ -134,7 +134,7 @@ class OffsetMap(NamedTuple):
         if hashes is None:
             hashes = hash_keys(whole)
         may_be = np.flatnonzero(self.filter.may_hold(hashes))
-        # In order of hashes, the search stays where it was in memory: a fifth of the time.
+        # In hash order the search stays close in memory, which takes a fifth of the time.
         may_be = may_be[np.argsort(hashes[may_be])]
         at = np.searchsorted(self.hashes, hashes[may_be])
         is_there = at < len(self.hashes)

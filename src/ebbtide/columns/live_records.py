@@ -1,7 +1,7 @@
-"""What Spark's Kafka source hands over, as rows of a records table: cut into batches and segments.
+"""Turn rows of Spark's Kafka source into records-table rows, cut into batches and segments.
 
-The source says nothing of record batches, so those here are ours: as many records as fit. Where
-segments begin is decided as Kafka's LogSegment.shouldRoll decides it.
+The source does not tell the brokers' record batches, so batches are cut here: as many records as
+fit. Segments begin where Kafka's LogSegment.shouldRoll would begin one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class AppendedBatch(NamedTuple):
-    """What rolling looks at in a new batch; times in ms since the epoch."""
+    """A new batch's facts that decide whether a segment rolls; times in ms since the epoch."""
 
     base_offset: int
     last_offset: int
@@ -54,10 +54,11 @@ class ActiveSegment(NamedTuple):
     first_timestamp_ms: int = NO_TIMESTAMP  # of its first record
 
     def is_old_at(self, timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
-        """Whether segment.ms has passed since the first record, or by the clock if it has no time.
+        """Return whether segment.ms has passed since the first record, or by the clock without one.
 
-        Kafka goes by the largest timestamp of the first batch. Batches here are larger than what
-        producers send, so by its first record's, which rolls where small batches would have.
+        Kafka goes by the largest timestamp of the first batch. Batches here are larger than
+        what producers send. So the first record's timestamp counts, which rolls where small
+        batches would have.
         """
         if self.first_timestamp_ms >= 0:
             return timestamp_ms - self.first_timestamp_ms > config.segment_ms
@@ -65,7 +66,7 @@ class ActiveSegment(NamedTuple):
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
         """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
-        # A single record may be larger than a segment; Kafka would not have taken it.
+        # A single record may be larger than a segment, though Kafka would have refused it.
         is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
         is_far = batch.last_offset - self.base_offset > MAX_INT
         return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
@@ -131,7 +132,7 @@ class Appender:
         self._waiting: pa.Table | None = None  # rows of a batch that may still grow
 
     def append(self, table: pa.Table, *, is_last: bool = False) -> pa.Table:
-        """Rows of the records table for all batches that are complete, with those that waited."""
+        """Return records-table rows of all complete batches; keep the rest for the next call."""
         if self._waiting is not None:
             table = pa.concat_tables([self._waiting, table])
         rows = LiveRows.of(table)
@@ -153,7 +154,7 @@ class Appender:
         )
 
     def _batches(self, rows: LiveRows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
-        """Each batch with its count of rows; unless it `is_last`, one that may grow is left out."""
+        """Yield each batch with its count of rows; unless `is_last`, one that may grow waits."""
         splits = np.append(rows.splits(), len(rows))
         least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
         start = 0
@@ -168,7 +169,7 @@ class Appender:
             start += count
 
     def _fitting(self, rows: LiveRows, span: slice) -> int:
-        """How many of the rows one batch holds, at least one: as many as fit and do not roll."""
+        """Return how many of the rows fit into one batch without a roll, at least one."""
         times, offsets = rows.timestamps_ms[span], rows.offsets[span]
         deltas = offsets - offsets[0]
         sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
@@ -235,10 +236,10 @@ def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scala
 
 
 def to_headers(records: pa.Table, is_stamped: Bools) -> pa.Table:
-    """Partition, segment and header of each batch, made from its records.
+    """Make each batch's header from its records, with its partition and segment.
 
-    `records` are rows of the records table by partition and offset; `is_stamped` says of each
-    whether its timestamp is the broker's. No header says who wrote a batch.
+    `records` are rows of the records table by partition and offset. `is_stamped` tells for each
+    whether its timestamp is the broker's. No header names a producer.
     """
     partitions, batches = records["partition"].to_numpy(), records["batch"].to_numpy()
     offsets, times = records["offset"].to_numpy(), to_ms(records["timestamp"])

@@ -1,6 +1,7 @@
-"""A partition's batch headers, of which only those are kept that rules look at one by one.
+"""A partition's batch headers, reduced to those that rules must judge one by one.
 
-One physical segment is looked at at a time, so that nobody holds a log's headers as a whole.
+Each physical segment's headers are reduced on their own, so that no process holds a whole log's
+headers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ _NONE = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 class LogOutline(NamedTuple):
-    """What is known of a log before its headers are looked at: its start and its segments.
+    """A log's start and segments, known before its headers are read.
 
-    `segments` are the logical ones. Horizons are asked at `now_ms`,
-    if at all.
+    `segments` are the logical ones. Horizons are checked against `now_ms`, if at all.
     """
 
     log_start_offset: int
@@ -52,7 +52,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
-        """Return those of one physical segment; of the logical ones only those that it lies in."""
+        """Return one physical segment's headers, and only the logical segments that it lies in."""
         bases = headers.column("base_offset")
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
         is_notable = _is_notable(headers, outline, touched)

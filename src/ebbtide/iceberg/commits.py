@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
 OWN = "ebbtide.own"
-# Beside it, in those that remove records: the job that committed them.
+# In the summary of snapshots that remove records, also the job that committed them.
 JOB = "ebbtide.job"
-# Iceberg retries the second itself; both mean: read the table again and decide anew.
+# Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",
@@ -120,7 +120,7 @@ def commits_of(job: str) -> Iterator[Commits]:
 
 
 def before_commit(step: Step) -> None:
-    """Called before each commit; tests replace it to stop a job there."""
+    """Do nothing; called before each commit, so that tests can replace it to stop a job there."""
 
 
 def commit(step: Step, action: Callable[[], T]) -> T:
@@ -154,7 +154,7 @@ def conflict_of(error: BaseException) -> str | None:
 
 
 def refusal_of(error: BaseException) -> str | None:
-    """What a catalog or a file system said that lets this user not; None for any other error."""
+    """Return the message by which a catalog or file system denied access; None for other errors."""
     return _message_of(error, _REFUSALS)
 
 
@@ -170,7 +170,7 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
 
 
 def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
-    """What the summary of one of ebbtide's snapshots says, `properties` included."""
+    """Return the summary of one of ebbtide's snapshots, `properties` included."""
     commits = _commits.get()
     job = {} if commits is None else {JOB: commits.job}
     return {OWN: "true", **job, **properties}

@@ -1,8 +1,9 @@
-"""Whether somebody else changed a topic's rows since ebbtide's own last commit.
+"""Detect whether somebody else changed a topic's rows since ebbtide's own last commit.
 
-The state tells the last snapshot of each data table and its live rows by segment. Each job looks
-first: commits of ebbtide's own are counted, those that only rewrite files are let be, and any other
-stops the topic. Where others have expired the snapshots in between, the rows are counted instead.
+The state records the last snapshot of each data table and its live rows by segment. Each job first
+looks at the commits since: ebbtide's own are counted, those that only rewrite files are ignored,
+and any other stops the topic. Where others have expired the snapshots in between, the rows are
+counted instead.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Counted(NamedTuple):
 
     @classmethod
     def of(cls, name: TopicName) -> tuple[Counted, Counted]:
-        """Both of a topic."""
+        """Return both of a topic's data tables."""
         return (
             cls("records", name.records_table, "offset", RECORD_NAMES),
             cls("batches", name.batches_table, "base_offset", BATCH_NAMES),
@@ -82,7 +83,10 @@ def check_unchanged(topic: Topic) -> None:
 
 
 def count_own(topic: Topic) -> Topic:
-    """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
+    """Count what ebbtide has committed since the last look.
+
+    Raise ForeignChangeError where somebody else changed rows.
+    """
     counted = _counted(topic)
     if not counted:
         return topic
@@ -102,10 +106,10 @@ def announce_removal(topic: Topic) -> None:
 def set_counted(
     topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
 ) -> Topic:
-    """`compare_and_set`, and by the same commit count the rows that work has added or removed.
+    """Change the state by `compare_and_set`, and count the rows of new commits in the same commit.
 
-    ForeignChangeError where the work's commits were rolled back meanwhile: the state must not say
-    that they are there. Whatever else others did to the rows is left for the next look.
+    Raise ForeignChangeError where the job's commits were rolled back meanwhile: the state must
+    not say that they are there. Other foreign changes to the rows are left for the next look.
     """
 
     def counting(current: Topic) -> PropertyChanges | None:
@@ -130,7 +134,7 @@ def _counted(topic: Topic) -> PropertyChanges:
 
 
 def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]:
-    """The properties that tell what the looks have counted."""
+    """Return the properties that record what the looks have counted."""
     counted = {name: text for look in looks for name, text in look.counted.items()}
     if REMOVING in topic.properties:
         counted[REMOVING] = None
@@ -138,7 +142,7 @@ def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]
 
 
 def counted_anew(topic: Topic) -> dict[str, str]:
-    """Return the properties that tell the rows as they are, whoever made them so."""
+    """Return the properties that record the current row counts, whoever changed the rows."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         loaded = java_table(topic.spark, table.table)
@@ -155,7 +159,7 @@ def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> RowsBySegment
 
 
 def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
-    """What stops the topic, since when, and the way out."""
+    """Return the error that names the changes that stop the topic, and the way out."""
     changes = "; ".join(
         f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
     )
@@ -218,8 +222,8 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
 
 
 def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> list[str]:
-    """How the table was rolled back since it was seen, a line each; none where it was not."""
-    # Every commit gets a larger number than all before it, so an older one was brought back.
+    """Describe how the table was rolled back since it was seen; empty if it was not."""
+    # Each commit's sequence number is larger than all earlier ones, so a lower one is a rollback.
     is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
     if is_older or not (since.is_reached or since.is_cut):
         newest = f"snapshot {since.commits[0].id}" if since.commits else "none"
@@ -238,12 +242,12 @@ def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> 
 
 
 def _last_sequence_number(loaded: Any) -> int:
-    """The number of the newest commit of any branch."""
+    """Return the sequence number of the newest commit on any branch."""
     return int(loaded.operations().current().lastSequenceNumber())
 
 
 def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
-    """Commits of ebbtide's own that are not counted yet and that others have not expired."""
+    """Return ebbtide's own commits that are not counted yet and that others have not expired."""
     later = (
         Committed.of(spark, snapshot)
         for snapshot in items(loaded.snapshots())
@@ -255,7 +259,7 @@ def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
 def _unexplained(
     topic: Topic, table: Counted, expected: RowsBySegment, held_rows: RowsBySegment
 ) -> list[str]:
-    """Differences that neither an append without its state nor an announced removal explains."""
+    """Describe differences that neither an unfinished append nor an announced removal explains."""
     off = differences(expected, held_rows)
     more = {place: count for place, count in off.items() if count > 0}
     appended = _appended(topic, table, more) if more else {}
@@ -271,7 +275,7 @@ def _unexplained(
 
 
 def _appended(topic: Topic, table: Counted, places: RowsBySegment) -> dict[tuple[int, int], int]:
-    """How many rows of these places lie at or beyond their partition's log end offset."""
+    """Count the rows of these places at or beyond their partition's log end offset."""
     loaded = java_table(topic.spark, table.table)
     ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)
     units = plan_segments(topic.spark, table.table, loaded.currentSnapshot().snapshotId(), ends)

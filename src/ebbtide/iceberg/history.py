@@ -1,4 +1,4 @@
-"""A data table's snapshots since one of them: whose they are, and the rows each has changed.
+"""Read a data table's snapshots since one of them: who made each, and the rows it changed.
 
 Every commit of ebbtide on a data table says so in its summary. A commit that only moves rows to
 other files has the operation `replace` (Iceberg table spec, snapshots).
@@ -36,7 +36,7 @@ class Committed(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, snapshot: Any) -> Committed:
-        """What is to know of one of Iceberg's snapshots."""
+        """Read one of Iceberg's snapshots."""
         parent = snapshot.parentId()
         return cls(
             int(snapshot.snapshotId()),
@@ -85,10 +85,10 @@ class Committed(NamedTuple):
 
 
 class Since(NamedTuple):
-    """What is on the main branch since a snapshot, newest first.
+    """The commits on the main branch since a snapshot, newest first.
 
-    `is_reached` says whether that snapshot is below them, `is_cut` whether some that were below
-    are expired.
+    `is_reached` tells whether that snapshot is below them, `is_cut` whether some below them are
+    expired.
     """
 
     commits: list[Committed]
@@ -114,9 +114,9 @@ def history_since(spark: SparkSession, table: Any, snapshot: int | None) -> Sinc
 
 
 def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
-    """The newest snapshot since `told` that nobody else has changed rows before; else why none is.
+    """Return the newest snapshot since `told` without a foreign change before it, or why none is.
 
-    There is none to go back to either where ebbtide has worked on the table since.
+    None is either where ebbtide itself has committed to the table since that change.
     """
     made = [Committed.of(spark, snapshot) for snapshot in items(table.snapshots())]
     by_id = {commit.id: commit for commit in made}
@@ -140,7 +140,7 @@ def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed
 
 
 def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> RowsBySegment:
-    """How many live rows these snapshots have added by place; fewer are negative."""
+    """Count the live rows that these snapshots added, by place; negative for removed rows."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
         builder = iceberg_class(spark, "SnapshotChanges").builderFor(table)
@@ -167,9 +167,9 @@ def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
 
 
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
-    """`partition, segment, rows` of each physical segment as of a snapshot, from manifests alone.
+    """Return `partition, segment, rows` of each physical segment as of a snapshot.
 
-    `more` are further aggregates over the columns of `data_files`.
+    Only manifests are read. `more` are further aggregates over the columns of `data_files`.
     """
     return spark.sql(
         f"""

@@ -54,9 +54,10 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
 
 
 def held_back_from(topic: Topic) -> dict[int, int]:
-    """Up to which offset every replica holds each partition; nothing without replicas.
+    """Return the offset up to which every replica holds each partition; empty without replicas.
 
-    0 where one is out of reach, or has no such partition yet: nobody knows what it lacks.
+    The offset is 0 where a replica cannot be reached or lacks the partition: its end is
+    unknown.
     """
     ends: dict[int, int] = {}
     for name in replica_names(topic):
@@ -76,6 +77,6 @@ def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of what Java or Python say."""
+    """Return the first line of a Java or Python error's message."""
     message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return next((line.strip() for line in str(message).splitlines() if line.strip()), "no message")

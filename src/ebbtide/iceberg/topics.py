@@ -61,7 +61,7 @@ class Topic:
         return parse_states(self.properties, str(self.name))
 
     def offsets_of(self, partition: int) -> dict[str, Any]:
-        """What a job that moves none of them says of a partition."""
+        """Return a partition's offsets, for the result of a job that moves none of them."""
         state = self.partitions[partition]
         return {
             "log_start_offset": state.log_start_offset,
@@ -70,7 +70,7 @@ class Topic:
         }
 
     def low_watermark(self, log_start_offset: int) -> int:
-        """A partition's low watermark by its own log start: unknown where there are replicas."""
+        """Return a partition's low watermark by its log start; unknown if it has replicas."""
         return INVALID_LOW_WATERMARK if self.config.replicas else log_start_offset
 
 
@@ -125,7 +125,7 @@ def _check_tables(name: TopicName, known: str, current: str) -> None:
 
 
 def table_ids(spark: SparkSession, name: TopicName) -> str:
-    """What the state tells of the data tables, so that one made anew is noticed."""
+    """Return the ids of the data tables; the state keeps them, so that a new table is noticed."""
     tables = (name.records_table, name.batches_table)
     return _ids_of(*(java_table(spark, table) for table in tables))
 
@@ -146,7 +146,7 @@ def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic
 def _with_state(
     spark: SparkSession, name: TopicName, properties: Mapping[str, str], held: HeldState | None
 ) -> Topic:
-    """The topic with this state; in tables of an older version it is on the records table."""
+    """Return the topic with this state; an older version keeps it on the records table."""
     state = state_of(properties) if held is None else held.properties
     return Topic(spark, name, {**settings_of(properties), **state})
 
@@ -172,7 +172,7 @@ def own_spec(table: Any) -> Any:
 
 
 def own_spec_id(spark: SparkSession, table: str) -> str:
-    """Its id, as the option `output-spec-id` of Spark's writers takes it."""
+    """Return the id of ebbtide's partition spec, as Spark's writer option `output-spec-id`."""
     return str(own_spec(java_table(spark, table)).specId())
 
 
@@ -240,7 +240,7 @@ def _merged(properties: Mapping[str, str], changes: PropertyChanges) -> dict[str
 
 
 def current_snapshot(spark: SparkSession, table: str) -> int | None:
-    """Id of the table's current snapshot; None for a table without data."""
+    """Return the id of the table's current snapshot; None for a table without data."""
     snapshot = java_table(spark, table).currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
 

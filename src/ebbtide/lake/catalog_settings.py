@@ -1,7 +1,7 @@
-"""Spark's catalogs opened through pyiceberg, from the same lines of spark-defaults.conf.
+"""Open Spark's catalogs through pyiceberg, from the same lines of spark-defaults.conf.
 
-A second place to configure them would one day name another catalog. Source: Iceberg's
-CatalogUtil for the names, JDBC's PostgreSQL driver and libpq for what stands in a URI.
+A second place to configure them would one day name another catalog. Source: Iceberg's CatalogUtil
+for the names; JDBC's PostgreSQL driver and libpq for the parts of a URI.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LIBPQ = {
     "gssEncMode": "gssencmode",
     "channelBinding": "channel_binding",
 }
-# They change how the driver behaves in the JVM and nothing about whom it reaches.
+# They change how the driver behaves in the JVM, not which server it reaches.
 _OF_THE_DRIVER = frozenset(
     {"loginTimeout", "prepareThreshold", "reWriteBatchedInserts", "socketTimeout", "tcpKeepAlive"}
 )
@@ -92,7 +92,7 @@ def read_defaults(path: Path) -> dict[str, str]:
 
 
 def defaults_path() -> Path:
-    """Where Spark's settings are."""
+    """Return the path of Spark's settings."""
     directory = os.environ.get("SPARK_CONF_DIR")
     if not directory:
         raise ConfigurationError(
@@ -102,7 +102,7 @@ def defaults_path() -> Path:
 
 
 def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
-    """What pyiceberg needs to open one of Spark's catalogs."""
+    """Return the settings by which pyiceberg opens one of Spark's catalogs."""
     prefix = f"spark.sql.catalog.{catalog}."
     ours = {
         key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
@@ -122,7 +122,7 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
-    """Which catalog it is: as `type` says, else by its class."""
+    """Return which kind of catalog it is: by `type`, else by its class."""
     if "type" in ours:
         kind, named = ours["type"].lower(), f"{prefix}type"
     else:
@@ -139,7 +139,7 @@ def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _of_files(ours: Mapping[str, str]) -> dict[str, str]:
-    """Settings of an object store that pyiceberg has other names for."""
+    """Return object-store settings under pyiceberg's names, where these differ from Iceberg's."""
     file_settings = {
         theirs: str(int(ours[name]) / 1000) for name, theirs in _SECONDS.items() if name in ours
     }
@@ -161,7 +161,7 @@ def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:
-    """What libpq reaches the same database by; several hosts stay several."""
+    """Return the URI by which libpq reaches the same database; several hosts stay several."""
     from sqlalchemy.engine import URL
 
     parts = urlsplit(ours["uri"].removeprefix("jdbc:"))

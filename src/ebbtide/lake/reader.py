@@ -1,4 +1,4 @@
-"""What the lake says, read through pyiceberg: seconds instead of a Spark session, and no writing.
+"""Read the lake through pyiceberg: in seconds, without a Spark session, and never writing.
 
 The catalog is the one Spark uses.
 """
@@ -101,12 +101,12 @@ class Run:
 
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
-        """What the job says about each partition."""
+        """The job's numbers for each partition."""
         return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
 
     @property
     def topic_result(self) -> Mapping[str, Any]:
-        """What the job says about the topic as a whole."""
+        """The job's numbers for the topic as a whole."""
         numbers: Mapping[str, Any] = self.result.get("topic", {})
         return numbers
 
@@ -118,7 +118,7 @@ class Lake:
     catalog: Catalog | None
 
     def topic_names(self) -> list[str]:
-        """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
+        """List every `<cluster>.<topic>` whose table is a topic or cannot be read, sorted."""
         if self.catalog is None:
             return []
         names = []
@@ -129,7 +129,7 @@ class Lake:
         return sorted(names)
 
     def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
-        """Its topics; only a table without a state table has to be opened to be told."""
+        """List a cluster's topics; only a table without a state table has to be opened."""
         assert self.catalog is not None
         listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
         with_state = {topic for _, topic in listed}
@@ -139,7 +139,7 @@ class Lake:
         return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
 
     def topic(self, name: str) -> LakeTopic:
-        """Settings and state of one topic; StateError where the state was edited by hand."""
+        """Read one topic's settings and state; StateError where the state was edited by hand."""
         properties = self.records(name).properties
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
@@ -185,7 +185,7 @@ class Lake:
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def file_bytes(self, name: str) -> dict[int, int]:
-        """Bytes of each partition's data files, records and batches, from manifests alone."""
+        """Sum each partition's bytes in data files of both tables, from manifests alone."""
         totals: dict[int, int] = {}
         for table in (self.records(name), self.batches(name)):
             with _reading_manifests(name):
@@ -195,7 +195,7 @@ class Lake:
         return totals
 
     def live_rows(self, name: str) -> dict[int, int]:
-        """Exact live rows of the records table by partition, from manifests alone."""
+        """Count the live rows of the records table by partition, from manifests alone."""
         table = self.records(name)
         with _reading_manifests(name):
             return live_rows(table)
@@ -247,7 +247,7 @@ def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
 
 @contextmanager
 def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
-    """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
+    """Open the lake that Spark's `defaults` file configures; $SPARK_CONF_DIR's if none is given."""
     settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
     with open_catalog(settings, catalog) as opened:
         yield Lake(opened)
@@ -255,7 +255,7 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
 
 @contextmanager
 def _reading_manifests(name: str) -> Iterator[None]:
-    """A topic whose table lacks a manifest fails by itself, and no other does."""
+    """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
     try:
         yield
     except Exception as error:  # of a file system or the manifest's parser
@@ -357,6 +357,6 @@ def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
 
 
 def _referenced_data_file(vector: Any) -> str:
-    """pyiceberg 0.12 reads the v3 fields but has no names for them; this one is third from last."""
+    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
     path: str = vector._data[-3]
     return path

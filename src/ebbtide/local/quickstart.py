@@ -1,7 +1,7 @@
-"""What `make run` does: the sample log, two nights of the real DAG, and the reports.
+"""Run the demonstration of `make run`: the sample log, two nights of the real DAG, and the reports.
 
-The nights follow from the log's own last append and not from today, so their clock may run ahead
-of the real one, and nothing guards them. So the demonstration has a cluster of its own, and its
+The nights follow from the log's own last append and not from today, so their clock may run ahead of
+the real one, and no guard applies to them. So the demonstration has a cluster of its own, and its
 nights name its topics: no other topic of the lake is touched, however often it runs.
 """
 
@@ -28,7 +28,7 @@ from ebbtide.orchestration.report import failed, find_run, render_run
 from ebbtide.text import aligned, seconds, size
 
 CLUSTER = "demo"
-# For topics that can be made again: what a night removes may be any share, and leaves the disk.
+# For topics that can be recreated: a night may remove any share, and at once from the disk.
 GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
@@ -50,7 +50,7 @@ class Progress:
     taken: list[tuple[str, float]] = field(default_factory=list)
 
     def ended(self, step: str, started: float, note: str = "") -> None:
-        """One line for a step that began at `started` on the monotonic clock."""
+        """Print one line for a step that began at `started` on the monotonic clock."""
         took = time.monotonic() - started
         self.taken.append((step, took))
         print(f"  {step:<42}{took:>7.1f} s   {note}".rstrip(), flush=True)
@@ -99,7 +99,7 @@ def lake_size(where: Paths) -> str:
 
 
 def last_append_of(manifest: Path) -> datetime:
-    """When the broker that wrote the log last appended to it."""
+    """Return when the broker that wrote the log last appended to it."""
     return datetime.fromtimestamp(_read(manifest)["last_append_ms"] / 1000, UTC)
 
 
@@ -109,7 +109,7 @@ def topics_of(manifest: Path) -> list[str]:
 
 
 def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -> str:
-    """What is different here from a night on topics that matter."""
+    """Describe what is different here from a night on topics that matter."""
     ahead = "its clock is the sample's"
     if last_night > wall_clock:
         ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
@@ -122,7 +122,7 @@ def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -
 
 
 def next_steps() -> str:
-    """What to do after the demonstration."""
+    """Describe what to do after the demonstration."""
     return (
         "== what next ==\n"
         "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
@@ -211,7 +211,7 @@ class Watch:
             self._lap(match[1])
 
     def finish(self) -> None:
-        """The time between the last task and the process's end."""
+        """Record the time between the last task and the process's end."""
         self._lap("Airflow, end")
 
     def _lap(self, what: str) -> None:
@@ -247,7 +247,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def failures_of(run_id: str) -> str:
-    """A line for each topic that failed in the run, as `runs` has it; empty where none did."""
+    """List each topic that failed in the run with its cause, a line each; empty if none did."""
     with open_lake() as lake:
         runs = find_run(lake, run_id)
     return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
@@ -265,7 +265,7 @@ def report_of(run_id: str) -> str:
 
 
 def print_times(progress: Progress, total: float) -> None:
-    """Where the time went, longest first."""
+    """Print where the time went, longest first."""
     longest = sorted(progress.taken, key=lambda step: -step[1])
     rows = [[step, seconds(took), f"{100 * took / total:.0f} %"] for step, took in longest[:8]]
     rows.append(["all of it", seconds(total), ""])

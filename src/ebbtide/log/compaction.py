@@ -22,7 +22,7 @@ from ebbtide.records.attributes import (
     NO_TIMESTAMP,
 )
 
-# What a codec adds at most to the few records that it cannot shrink.
+# The most that a codec adds to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
 MAX_OFFSET = 2**63 - 1
 # A message of magic 0 or 1 around its key and value.
@@ -30,7 +30,7 @@ LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
 
 class Retention(Enum):
-    """What becomes of a batch none of whose records survive."""
+    """The fate of a batch whose records have all been removed."""
 
     RETAIN_EMPTY = "retain_empty"
     DELETE_EMPTY = "delete_empty"
@@ -38,7 +38,7 @@ class Retention(Enum):
 
 
 class Verdict(NamedTuple):
-    """What a round says of a batch before it looks at its records."""
+    """A round's verdict on a batch, before its records are read."""
 
     discards_records: bool  # all of them: aborted data, or a marker past its horizon
     is_marker_of_empty_transaction: bool
@@ -80,7 +80,7 @@ class Round(NamedTuple):
     held_back_from: int = MAX_OFFSET
 
     def is_held_back(self, batch: Batch) -> bool:
-        """Whether the batch's tombstones or marker may not go yet, whatever their horizon."""
+        """Return whether the batch's tombstones or marker must stay, whatever their horizon."""
         return batch.last_offset >= self.held_back_from
 
     def is_hidden(self, batch: Batch) -> bool:
@@ -95,7 +95,7 @@ class Round(NamedTuple):
 def judge(
     batches: Iterable[Batch], this_round: Round, last_records: Mapping[int, LastRecord]
 ) -> Iterator[tuple[Batch, Verdict]]:
-    """Each batch below the bound with its verdict; `batches` is the whole log in offset order."""
+    """Yield each batch below the bound with its verdict; `batches` is the log in offset order."""
     log = list(batches)
     transactions = TransactionReader(aborted_transactions(log, this_round.log_start_offset))
     for batch in log:
@@ -140,7 +140,7 @@ def drops_tombstones(batch: Batch, this_round: Round) -> bool:
 
 
 def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
-    """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
+    """Return whether the batch's tombstones may go: by horizon, or before magic 2 by segment age.
 
     Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
     """
@@ -171,7 +171,7 @@ def rewrite(
 ) -> Batch | None:
     """Return the batch's header after the round; None where the batch goes.
 
-    One below the log start offset stays as it is until its segment goes.
+    A batch below the log start offset stays unchanged until its segment goes.
     """
     if this_round.is_hidden(batch):
         return batch
@@ -257,9 +257,9 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
 def idle_reason(
     verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
 ) -> Reason | None:
-    """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
+    """Return why a log that Kafka would leave alone gets a round; None where it gets none.
 
-    `with_tombstone` holds the base offsets of the batches that hold one.
+    `with_tombstone` holds the base offsets of the batches that contain a tombstone.
     """
     for batch, verdict in verdicts:
         if this_round.is_hidden(batch):

@@ -1,6 +1,6 @@
-"""Whether a source continues the log that a table holds, and how far it may be taken.
+"""Check whether a source continues the log that a table holds, and how far it may be taken.
 
-All checks are on batch headers; offsets ascend always, and a gap needs a reason.
+All checks are on batch headers. Offsets must always ascend, and a gap needs a reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ebbtide.records.attributes import DELETE_HORIZON, NO_LEADER_EPOCH
 
 
 class SourceBatch(NamedTuple):
-    """What tells one record batch from another."""
+    """The header fields that tell one record batch from another."""
 
     base_offset: int
     last_offset: int
@@ -24,7 +24,7 @@ class SourceBatch(NamedTuple):
 
 
 class TableEnd(NamedTuple):
-    """Where the table's copy of a partition ends; no batch where all of them have gone."""
+    """The end of the table's copy of a partition; without a batch where none is left."""
 
     log_end_offset: int
     last_batch: SourceBatch | None
@@ -99,7 +99,7 @@ def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: 
 
 
 def _is_astride(held: SourceBatch, source: SourceBatch) -> bool:
-    """Whether they share offsets, which cleaning cannot explain: it keeps a v2 batch's bounds."""
+    """Return whether both share offsets. Cleaning cannot cause it: it keeps a v2 batch's bounds."""
     is_v2 = source.leader_epoch != NO_LEADER_EPOCH
     is_apart = source.last_offset < held.base_offset or held.last_offset < source.base_offset
     return is_v2 and not is_apart
@@ -126,7 +126,7 @@ def _described(batch: SourceBatch) -> str:
 
 
 def check_no_gap(where: str, expected_offset: int, found_offset: int, *, is_allowed: bool) -> None:
-    """OffsetGapError where offsets are missing and neither the policy nor the user explains it."""
+    """Raise OffsetGapError for missing offsets that neither the policy nor the user explains."""
     if found_offset > expected_offset and not is_allowed:
         raise OffsetGapError(
             f"expected offset {expected_offset} in {where}, found {found_offset}: "

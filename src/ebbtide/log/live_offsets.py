@@ -1,4 +1,4 @@
-"""How much of a live topic is taken: offsets of the broker against offsets of the table."""
+"""Decide how much of a live topic is taken, by the broker's offsets and the table's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebbtide.log.continuation import check_not_appended, check_not_lost
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import NEVER, SLICE, PartitionState
 
-# Offsets of a slice: some 50 bytes each pass through the driver.
+# Offsets in a slice: about 50 bytes for each pass through the driver.
 MAX_OFFSETS = 1_000_000
 
 
@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many offsets there are; some may have no record."""
+        """The number of offsets; some may have no record."""
         return self.end - self.start
 
 
@@ -74,9 +74,9 @@ def range_to_take(
 
 
 def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Range]:
-    """The next part of each partition that ends above what is held, some `most` offsets in all.
+    """Return each partition's next range above the offsets held, about `most` offsets in all.
 
-    It may be empty: a partition that has no record yet, or has lost all there were, is held too.
+    A range may be empty: it records a partition that has no record yet, or has lost all it had.
     """
     waiting = {p: offsets for p, offsets in left.items() if held.get(p, -1) < offsets.end}
     share = max(1, most // max(1, len(waiting)))
@@ -84,7 +84,7 @@ def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Ra
 
 
 def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
-    """What is left after a slice."""
+    """Return what is left after a slice."""
     return {
         partition: Range(taken[partition].end, offsets.end) if partition in taken else offsets
         for partition, offsets in left.items()
@@ -92,13 +92,13 @@ def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
 
 
 class Slice(NamedTuple):
-    """What is taken in one go."""
+    """A slice of a live topic: the offsets taken together."""
 
     ranges: dict[int, Range]
     now: datetime
 
     def to_property(self) -> str:
-        """As the table keeps it while it is being taken."""
+        """Format the slice as the property that the table has while the slice is taken."""
         ranges = {str(partition): list(offsets) for partition, offsets in self.ranges.items()}
         return json.dumps({"now": self.now.isoformat(), "ranges": ranges}, separators=(",", ":"))
 

@@ -35,7 +35,7 @@ class Segment(NamedTuple):
 
     @property
     def start(self) -> SegmentStart:
-        """What the state keeps of it."""
+        """The segment's base offset and time, as the state keeps them."""
         return SegmentStart(self.base_offset, self.modified_ms)
 
     def with_more(self, later: Segment) -> Segment:
@@ -64,7 +64,7 @@ def segment_of(base_offsets: Sequence[int], offset: int) -> int:
 
 
 def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segment]:
-    """Segments of [start, end), with the one that contains `start` (LogSegments.values)."""
+    """Return the segments of [start, end), with that which holds `start` (LogSegments.values)."""
     if start == end:
         return ()
     first = max(bisect_right([s.base_offset for s in segments], start) - 1, 0)
@@ -72,7 +72,7 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
 
 
 class Cleanable(NamedTuple):
-    """What a log offers to the cleaner; `first_uncleanable_offset` starts a segment."""
+    """The part of a log that may be cleaned; `first_uncleanable_offset` starts a segment."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -105,7 +105,7 @@ class Bounds(NamedTuple):
 def cleanable(
     segments: Sequence[Segment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> Cleanable:
-    """What the cleaner may clean now; the last of `segments` is active and never cleaned."""
+    """Return what the cleaner may clean now; the last of `segments` is active and stays."""
     active = segments[-1].base_offset
     first_dirty = bounds.first_dirty_offset
     if not bounds.log_start_offset <= first_dirty <= bounds.log_end_offset:

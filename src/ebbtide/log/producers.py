@@ -1,4 +1,4 @@
-"""What a log still has to keep so that its producers are not forgotten.
+"""The batch rows that a log must keep so that its producers are not forgotten.
 
 Kafka: ProducerStateEntry, ProducerAppendInfo, UnifiedLog.lastRecordsOfActiveProducers.
 """

@@ -1,4 +1,4 @@
-"""What a replica lacks of its primary, and its state before and after it is given that.
+"""Find what a replica lacks of its primary, and its state before and after it is copied.
 
 Kafka: AbstractFetcherThread (fetchOffsetAndTruncate, truncateFullyAndStartAt),
 UnifiedLog.maybeIncrementLogStartOffset on a follower.
@@ -17,7 +17,7 @@ from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.log.state.properties import checked_fields, parse_property
 from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
 
-# What a replica decides for itself; every other setting follows the primary's.
+# Settings that a replica decides itself; all others follow the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
 
 States = Mapping[int, PartitionState]
@@ -26,9 +26,9 @@ States = Mapping[int, PartitionState]
 def settings_to_follow(
     primary: Mapping[str, str], replica: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """What to change of a replica's properties so that its settings are the primary's.
+    """Return the property changes that give a replica its primary's settings.
 
-    None stands for a removal. Its state, and what it decides for itself, stay as they are.
+    None stands for a removal. The replica's state and its own choices stay as they are.
     """
     wanted, current = _settings(primary), _settings(replica)
     removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
@@ -61,7 +61,7 @@ def is_up_to_date(replica: States, primary: States) -> bool:
 
 
 def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
-    """Whether the primary starts after the replica's end: what the replica holds is of no use."""
+    """Return whether the primary starts after the replica's end, so that its rows are useless."""
     return replica.log_end_offset < primary.log_start_offset
 
 
@@ -122,10 +122,10 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A replication in flight, written down on the replica: the last to begin one goes on alone.
+    """A replication in flight, recorded on the replica: the last one to begin goes on alone.
 
-    `emptied` are the partitions of which nothing may stay that lay there before; `taken_over` says
-    that another one had begun and may have left something.
+    `emptied` are the partitions whose earlier rows must all go. `taken_over` is true where another
+    replication had begun before and may have left rows.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""What each job says of a run: `result` of lake.ebbtide.runs, a type a job, written and read by it.
+"""The result of each job's run, as `lake.ebbtide.runs` keeps it: one type a job.
 
 Times are milliseconds since the epoch, -1 where Kafka has none; sizes are bytes. A field with a
-default may be missing: its job had nothing to say.
+default may be missing if the job had nothing to report.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ VERSION = 2
 
 
 class Reason(StrEnum):
-    """Why there is work or none, where the words are always the same; as results and logs say it.
+    """The fixed reasons why there is work or none, as results and logs show them.
 
-    A reason with numbers is text, made where these are known.
+    A reason with numbers is text, built where the numbers are known.
     """
 
     NOT_COMPACTED = "cleanup.policy has no compact"
@@ -39,7 +39,7 @@ class Reason(StrEnum):
 
 
 class OfPartition(TypedDict):
-    """What every job says of a partition."""
+    """The fields that every job reports for a partition."""
 
     log_start_offset: Annotated[int, "the log's first offset after the job"]
     low_watermark: Annotated[int, "the least log start offset of all replicas; -1 is not known"]
@@ -48,7 +48,7 @@ class OfPartition(TypedDict):
 
 
 class OfTopic(TypedDict):
-    """What every job says of a topic."""
+    """The fields that every job reports for a topic."""
 
     seconds: NotRequired[Annotated[float, "what the job took, its start apart"]]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
@@ -307,7 +307,7 @@ class Result(TypedDict):
     topic: Mapping[str, Any]
 
 
-# What a job says of a partition and of a topic.
+# Each job's result types for a partition and for a topic.
 BY_JOB: Mapping[str, tuple[type, type]] = {
     "ingest_segments": (IngestedPartition, IngestedTopic),
     "ingest_topic": (IngestedPartition, IngestedTopic),
@@ -325,7 +325,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
 
 
 def problems(job: str, result: Result) -> Iterator[str]:
-    """Where a result is not what its job's types say: a field missing, unknown, of another type."""
+    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
     if job not in BY_JOB:
         yield f"nobody says what {job} says"
         return

@@ -1,4 +1,4 @@
-"""Which data is aborted and which markers have outlived their data.
+"""Decide which data is aborted and which markers have outlived their data.
 
 Kafka: CleanedTransactionMetadata, TransactionIndex, ProducerStateManager (last stable offset).
 """

@@ -34,7 +34,7 @@ class DeletionDates:
     wait: str | None = None
 
     def in_words(self) -> str:
-        """Both dates, or what the second one waits for, as a sentence."""
+        """Format both dates, or what the second one waits for, as a sentence."""
         out = f"{self.rows:,} records left the table on {self.out_of_table:%Y-%m-%d %H:%M} UTC"
         if self.off_disk:
             return f"{out} and the disk by {_full_minute(self.off_disk)}."
@@ -62,7 +62,7 @@ class _Progress:
     off_disk: datetime | None = None
 
     def after(self, run: Run, left: LeftOnDisk) -> _Progress:
-        """The progress once `run` has reported."""
+        """Return the progress once `run` has reported."""
         has_date, old_files_ms = self.has_date, self.old_files_ms
         if left.old_files_refs:
             has_date = False  # from a branch, later snapshots may take old files over
@@ -101,7 +101,7 @@ def _progress(runs: Sequence[Run], removed: datetime) -> _Progress:
 
 
 def _reports(runs: Sequence[Run]) -> Iterator[tuple[Run, LeftOnDisk]]:
-    """What each expire_snapshots has reported; one that says nothing of it is left out."""
+    """Yield each expire_snapshots run with its report; runs without a report are left out."""
     for run in runs:
         left = LeftOnDisk.of_result(run.topic_result) if run.job == JOB else None
         if left is not None:
@@ -109,7 +109,7 @@ def _reports(runs: Sequence[Run]) -> Iterator[tuple[Run, LeftOnDisk]]:
 
 
 def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
-    """What there is to wait for where nothing hinders the next expire_snapshots."""
+    """Describe what the topic waits for where nothing hinders the next expire_snapshots."""
     if progress.last is None:
         return "the next expire_snapshots tells when they leave the disk"
     if due is not None:
@@ -118,7 +118,7 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
 
 
 def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:
-    """Why no expire_snapshots has been through since then, as far as anybody knows."""
+    """Return why no expire_snapshots has succeeded since then, as far as runs tell."""
     if not topic.config.is_enabled:
         return "no night takes the topic, since ebbtide.enabled is false"
     of_night = [run for run in runs if run.job == JOB or run.dag == NIGHTLY]
@@ -135,7 +135,7 @@ def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | 
 
 
 def _first_failure(runs: Sequence[Run]) -> Run:
-    """The first of the failures in a row that end the attempts of a job."""
+    """Return the first of the consecutive failures that end a job's attempts."""
     first = runs[-1]
     for run in reversed(runs):
         if run.succeeded:
@@ -145,6 +145,6 @@ def _first_failure(runs: Sequence[Run]) -> Run:
 
 
 def _full_minute(when: datetime) -> str:
-    """The first full minute at or after a time, so that the text promises nothing too early."""
+    """Format the first full minute at or after a time, so that no date is promised too early."""
     rest = timedelta(seconds=when.second, microseconds=when.microsecond)
     return f"{when + (_MINUTE - rest if rest else rest):%Y-%m-%d %H:%M} UTC"

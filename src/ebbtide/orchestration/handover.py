@@ -31,7 +31,7 @@ FAILED = {"failed"}
 
 
 def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
-    """The stage `job` as mapped tasks, one a group, run also when another group failed before."""
+    """Run the stage `job` as mapped tasks, one a group, even when another group failed before."""
     rule = TriggerRule.ALL_DONE if "after" in kwargs else TriggerRule.ALL_SUCCESS
     return EbbtideJobOperator.partial(
         task_id=job,
@@ -45,7 +45,7 @@ def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
 
 @task(task_id=GROUP_TOPICS)
 def group_topics() -> list[list[str]]:
-    """The topics of the Param, else all that are enabled, in groups of topics_per_application."""
+    """Group the enabled topics, or those of the Param, by topics_per_application."""
     context = get_current_context()
     params = context["params"]
     with explained(context):
@@ -58,7 +58,7 @@ def group_topics() -> list[list[str]]:
 
 
 def chosen_topics(lake: Lake, asked: Sequence[str] | None) -> list[str]:
-    """The topics to work on: those asked for must exist; disabled and empty ones are left out."""
+    """Return the enabled, non-empty topics to work on; topics asked for must exist."""
     known = lake.topic_names()
     unknown = sorted(set(asked or ()) - set(known))
     if unknown:
@@ -146,7 +146,7 @@ def _failed_topics(
 
 
 def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
-    """Low watermarks by topic and partition; partitions as text, as JSON has them."""
+    """Return low watermarks by topic and partition; partitions are text, as in JSON."""
     watermarks: dict[str, dict[str, int]] = {}
     for answer in answers:
         watermarks.setdefault(answer["topic"], {})[str(answer["partition"])] = answer[
@@ -162,7 +162,7 @@ def topic_asset(name: str) -> Asset:
 
 
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tasks that failed themselves before they knew of any topic, each with its cause."""
+    """Describe the tasks that failed before they knew of any topic, each with its cause."""
     ti = context["ti"]
     lines = []
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
@@ -194,6 +194,6 @@ def _grouped_topics(context: Any, groups: str) -> list[str]:
 
 
 def _answers(context: Any, stage: str) -> list[LowWatermark]:
-    """What a stage handed on, over all its mapped tasks."""
+    """Return what a stage handed on, over all its mapped tasks."""
     pulled = context["ti"].xcom_pull(task_ids=[stage])
     return [answer for answers in pulled for answer in answers or ()]

@@ -1,7 +1,7 @@
-"""Which stages a topic needs tonight, decided from its state alone.
+"""Decide which stages a topic needs tonight, from its state alone.
 
-Starting Spark costs over ten seconds, so a stage whose state shows nothing to do, with that of the
-replicas, is answered here. Whatever is not certain counts as work: a job that finds nothing is
+Starting Spark costs over ten seconds, so a stage is answered here if the topic's state and its
+replicas' show nothing to do. Whatever is not certain counts as work: a job that finds nothing is
 only slow.
 """
 
@@ -34,9 +34,9 @@ class LowWatermark(TypedDict):
 def nothing_to_do(
     job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = None
 ) -> Reason | None:
-    """Why `job` has no work on the topic at `now_ms`; None when it has or may have.
+    """Return why `job` has no work on the topic at `now_ms`; None when it has or may have.
 
-    What tells of snapshots is in the lake, not in the topic's state.
+    Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
@@ -54,9 +54,9 @@ def nothing_to_do(
 
 
 def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
-    """What a stage without work answers; the low watermark is the least log start over replicas.
+    """Return the answer of a stage without work: the least log start over all replicas.
 
-    It is -1 where one of them cannot be read from here.
+    The low watermark is -1 where a replica cannot be read from here.
     """
     replicas = find_replicas(topic)
     return [
@@ -71,7 +71,7 @@ def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
 
 
 def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
-    """What a job's row in `runs` answers."""
+    """Return the low watermarks of a job's row in `runs`."""
     return [
         LowWatermark(
             topic=run.topic,

@@ -1,4 +1,4 @@
-"""The operator that runs one of our jobs by spark-submit and answers from `runs`."""
+"""Run one of ebbtide's jobs by spark-submit and answer from `runs`: an Airflow operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLAN = "plan"  # the key of the XCom
 
 
 class Problem(NamedTuple):
-    """What spark-submit said last before it failed, and whether its exit code asks for a retry."""
+    """The last message of a failed spark-submit, and whether its exit code asks for a retry."""
 
     message: str
     can_retry: bool
@@ -160,7 +160,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _answer_from_state(
         self, lake: Lake, topics: Sequence[str], attempt: TaskAttempt
     ) -> list[LowWatermark]:
-        """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
+        """Answer for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
         is_certain = self.request is None and not self.needs_spark
         for name in topics if is_certain else ():
@@ -203,7 +203,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return None
 
     def _exit_code(self) -> int | None:
-        """What spark-submit ended with; None where it was not started."""
+        """Return spark-submit's exit code; None where it was not started."""
         process = getattr(self._hook, "_submit_sp", None)
         return None if process is None else process.returncode
 
@@ -248,7 +248,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
-        """What the stage `request_from` handed on; from state where its task died before that."""
+        """Return what the stage `request_from` handed on; the state's offsets if it died before."""
         ti = context["ti"]
         answers: list[LowWatermark] = (
             ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []

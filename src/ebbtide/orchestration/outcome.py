@@ -1,4 +1,4 @@
-"""What became of each topic of a task, and of each stage of a run; plain Python on `runs`."""
+"""Judge what became of a task's topics and a run's stages, by the rows in `runs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of whi
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task hands on, one line for each topic that failed, and whether a retry can help."""
+    """A task's answers, a line for each failed topic, and whether a retry can help."""
 
     answers: list[LowWatermark]
     failures: list[str]
@@ -59,7 +59,7 @@ class Failure(NamedTuple):
 
 
 def cause_of(run: Run | None) -> str:
-    """Why an attempt failed, in one line: of an error of ours all that the message says."""
+    """Return why an attempt failed, in one line; an error of ours keeps its whole message."""
     if run is None or run.succeeded:
         return "spark-submit ended before the job wrote a row in runs; its task's log says more"
     message = run.error or "no message"
@@ -69,7 +69,7 @@ def cause_of(run: Run | None) -> str:
 
 
 def before_trace(message: str) -> str:
-    """The line of a message before its stack trace; py4j puts Java's own words on the second."""
+    """Return a message's line before its stack trace; py4j has Java's on the second line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     is_from_java = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
     return lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
@@ -94,7 +94,7 @@ def first_failures(
     handed_on: Mapping[str, set[str]],
     runs: Mapping[tuple[str, str | None], Run],
 ) -> list[Failure]:
-    """For each topic that some stage did not hand on, the first such stage; stages in order."""
+    """Return for each topic the first stage that did not hand it on; stages are in order."""
     failures = []
     for topic in topics:
         for stage, healthy in handed_on.items():
@@ -105,7 +105,7 @@ def first_failures(
 
 
 def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[str, Any]:
-    """A DeleteRecords request up to the log start offsets in `answers`, for `topics` only."""
+    """Return a DeleteRecords request for `topics` up to their log start offsets in `answers`."""
     wanted: dict[str, list[dict[str, int]]] = {topic: [] for topic in topics}
     for answer in answers:
         if answer["topic"] in wanted:
@@ -119,7 +119,7 @@ def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[s
 
 
 def delete_request(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The DeleteRecords request of a form, checked: by offsets, by time or by consumer groups."""
+    """Return a form's DeleteRecords request, checked: by offsets, by time or by consumer groups."""
     filled = {name: params[name] for name in SELECTORS if params.get(name)}
     if len(filled) != 1:
         raise RequestError(

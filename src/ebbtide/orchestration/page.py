@@ -22,7 +22,7 @@ TOPICS_A_PAGE = 25
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application, built when first asked.
+    """Answer a request with the application, which is built at the first one.
 
     Every task of every DAG loads the plugins, and what the application imports costs seconds.
     """
@@ -31,7 +31,7 @@ async def serve(scope: Scope, receive: Receive, send: Send) -> None:
 
 @cache
 def build_app() -> FastAPI:
-    """The application; Airflow authenticates nobody for a plugin, so this one asks itself."""
+    """Build the application, which checks access itself: Airflow checks none for a plugin."""
     from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
     from airflow.api_fastapi.core_api.security import requires_access_view
     from fastapi import Depends, FastAPI
@@ -55,7 +55,7 @@ def build_app() -> FastAPI:
 
 
 def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[str, Any]:
-    """Some of the topics as the page shows them; one that cannot be read says why instead."""
+    """Describe some of the topics for the page; one that cannot be read shows why instead."""
     names = lake.topic_names()
     shown = names[offset : offset + limit]
     clock = datetime.now(UTC)
@@ -112,7 +112,7 @@ def last_night(runs: Sequence[Run]) -> list[Run]:
 
 
 def failures(runs: Sequence[Run]) -> list[Run]:
-    """Jobs whose newest attempt failed, whatever other jobs have done since."""
+    """Return each job's newest attempt if it failed, whatever other jobs have done since."""
     newest_of_job = {(run.dag, run.job): run for run in runs}
     return [run for run in newest_of_job.values() if not run.succeeded]
 

@@ -58,7 +58,7 @@ NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """What a topic holds at this moment, and its newest deletion."""
+    """A topic's current contents and its newest deletion."""
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
-    """The rows of a run, of the newest without an id; looks a week back, then further and all."""
+    """Return the rows of a run, of the newest without an id; look a week back, then further."""
     chosen: dict[str, str] = {} if run_id is None else {"run_id": run_id}
     for days in (7, 60, 400, None):
         since = None if days is None else datetime.now(UTC) - timedelta(days=days)
@@ -112,7 +112,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
 
 
 def promises(topics: Iterable[TopicNow]) -> list[str]:
-    """What waits for a horizon, and the run that removes it; Kafka itself waits for new data."""
+    """List what waits for a horizon, and the run that removes it; Kafka would wait for new data."""
     return [
         f"{now.topic}: the first run at or after {moment(min(dues))} UTC removes the tombstones "
         "and markers whose horizon is then reached, also when nothing new arrives."
@@ -123,7 +123,7 @@ def promises(topics: Iterable[TopicNow]) -> list[str]:
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """What a run has to say beside its numbers."""
+    """List the notes of a run besides its numbers."""
     return [
         f"{where}: {numbers['note']}."
         for run in runs
@@ -148,7 +148,7 @@ def changed(run: Run) -> bool:
 
 
 def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
-    """The settings that a run changed, as (before, after); rows of before hold the latter only."""
+    """Return the settings that a run changed, as (before, after); older rows lack the pair."""
     changes = cast("ConfiguredTopic", run.topic_result).get("changes", {})
     return {name: of for name, of in changes.items() if isinstance(of, list)}
 
@@ -159,7 +159,7 @@ def failed(runs: Iterable[Run]) -> list[Run]:
 
 
 def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
-    """What the topics of a run hold now, from the rows of the month before it and since."""
+    """Return what a run's topics hold now, by the rows of the month before it and since."""
     topics = sorted({run.topic for run in runs})
     history = lake.runs(runs[0].started - HISTORY, topic=topics)
     return [
@@ -169,7 +169,7 @@ def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
 
 
 def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> TopicNow:
-    """What the topic holds now; nothing when a later run has touched it or it cannot be read."""
+    """Return what the topic holds now; empty if a later run touched it or it cannot be read."""
     if history and history[-1].run_id != run_id:
         return TopicNow(topic)
     try:
@@ -185,7 +185,7 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
 def partition_table(
     runs: Sequence[Run], horizons_ms: Mapping[str, Mapping[int, int | None]]
 ) -> str:
-    """One line for each topic and partition; every number was counted by a job of the run."""
+    """Format one line for each topic and partition; a job of the run counted every number."""
     rows = []
     for topic in sorted({run.topic for run in runs}):
         topic_runs = [run for run in runs if run.topic == topic and run.succeeded]
@@ -223,7 +223,7 @@ def topic_table(runs: Sequence[Run]) -> str:
 
 
 def _numbers_of_partition(run: Run, partition: int) -> Mapping[str, Any]:
-    """What a job says about a partition; of a single partition, also what it says of the topic."""
+    """Return a job's numbers for a partition; a single partition's include the topic's."""
     numbers = run.partitions[partition]
     return {**run.topic_result, **numbers} if len(run.partitions) == 1 else numbers
 
@@ -260,7 +260,7 @@ def _low_watermark(by_job: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Before the first and after the last job of the run that counted them, as it counted them."""
+    """Return the first job's count before and the last job's count after, as they counted it."""
     counted = [numbers for numbers in by_job if f"{what}_before" in numbers]
     if not counted:
         return None, None

@@ -1,9 +1,9 @@
-"""The note of a failed DAG run: its failures, a line each, where Airflow lists the runs.
+"""Write the note of a failed DAG run, which Airflow shows in its list: a line a failure.
 
 A task cannot set it: Airflow's task API has no call for it. So `verdict` hands the failures on as
-an XCom, and a listener writes the note in the session of whoever ends the run, the scheduler as a
-rule. In there it commits nothing and opens no session of its own, which would wait for the
-scheduler's lock on the run for ever.
+an XCom, and a listener writes the note in the session of whoever ends the run, usually the
+scheduler. The listener commits nothing and opens no session of its own: that would wait for ever
+for the scheduler's lock on the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NoteListener:
 
     @hookimpl
     def on_dag_run_failed(self, dag_run: DagRun, msg: str) -> None:
-        """Airflow calls this for every run of every DAG; others hand no failures on."""
+        """Write the note; Airflow calls this for every DAG, but others hand no failures on."""
         try:
             with _in_session(dag_run) as run:
                 if not _is_of_another(run) and (failures := failures_of(run)):
@@ -45,7 +45,7 @@ class NoteListener:
 
     @hookimpl
     def on_dag_run_success(self, dag_run: DagRun, msg: str) -> None:
-        """What failed before is done now."""
+        """Remove the note: what failed before is done now."""
         try:
             with _in_session(dag_run) as run:
                 if run.dag_run_note is not None and not _is_of_another(run):
@@ -56,7 +56,7 @@ class NoteListener:
 
 @contextmanager
 def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
-    """The run where it is; `airflow dags test` hands over one that is in no session."""
+    """Yield the run in its session; `airflow dags test` hands over one that is in no session."""
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
     from sqlalchemy.orm import object_session
@@ -69,7 +69,7 @@ def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
 
 
 def failures_of(dag_run: DagRun) -> list[str]:
-    """The failures that verdict named, or else the causes that single tasks handed on."""
+    """Return the failures that verdict named, or else the causes that single tasks handed on."""
     from airflow.models.xcom import XComModel
     from sqlalchemy import select
     from sqlalchemy.orm import object_session
@@ -88,7 +88,7 @@ def failures_of(dag_run: DagRun) -> list[str]:
 
 
 def note_of(failures: Sequence[str]) -> str:
-    """The first failure, and of the others those that fit, each on a whole line."""
+    """Join the first failure and as many others as fit, each on a whole line."""
     note = _cut(failures[0])
     for number, failure in enumerate(failures[1:], start=1):
         rest = f"\n({len(failures) - number} more in the log of verdict)"

@@ -12,7 +12,7 @@ from airflow.sdk.timezone import coerce_datetime, utcnow
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
 from airflow.timetables.trigger import CronTriggerTimetable
 
-# How late the scheduler may see a tick. Nothing but a pause should make it later.
+# How late the scheduler may see a tick. Only a pause should make it later.
 LATEST_START = timedelta(minutes=5)
 
 

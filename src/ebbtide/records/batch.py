@@ -115,7 +115,7 @@ LOG_OVERHEAD_BYTES = 12
 
 
 class Control(NamedTuple):
-    """What a control batch's record says; all null in a batch that cleaning emptied."""
+    """A control batch's record; all fields are null in a batch that cleaning emptied."""
 
     type: str | None = None
     key: bytes | None = None
@@ -168,7 +168,7 @@ def v2_row(position: int, header: BatchHeader, control: Control) -> BatchRow:
 
 
 def read_control(header: BatchHeader, batch: memoryview, max_bytes: int) -> Control:
-    """Return what a control batch says; ValueError or IndexError where it says nothing sound."""
+    """Read a control batch's record; ValueError or IndexError where it is malformed."""
     if not header.record_count:
         return Control()
     codec = header.attributes & COMPRESSION_MASK

@@ -40,7 +40,7 @@ class BatchRun(NamedTuple):
 
     @property
     def sizes(self) -> Int64s:
-        """How many bytes each batch takes in the file."""
+        """The bytes that each batch takes in the file."""
         return self.column("length") + LOG_OVERHEAD_BYTES
 
     @property
@@ -53,11 +53,11 @@ class BatchRun(NamedTuple):
         return self._replace(starts=self.starts[:count], headers=self.headers[:count])
 
     def where(self, mask: Bools) -> BatchRun:
-        """Return those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:
-        """Parts of about so many records, and no more bytes unless one batch has them."""
+        """Yield parts of about `rows` records or `size_bytes`, whichever is reached first."""
         after = np.cumsum(self.column("record_count")), np.cumsum(self.sizes)
         at, count = 0, len(self.starts)
         while at < count:
@@ -71,7 +71,7 @@ class BatchRun(NamedTuple):
             at = end
 
     def rows(self) -> pa.RecordBatch:
-        """As BATCH_SCHEMA; none is a control batch."""
+        """Return the batches as BATCH_SCHEMA; none is a control batch."""
         bases = self.column("base_offset")
         derived = {
             "position": self.position + self.starts,

@@ -147,7 +147,7 @@ def _unwrap(wrapper: Message, max_bytes: int) -> list[Message]:
 def _read_set(data: bytes) -> Iterator[Message]:
     view = memoryview(data)
     position = 0
-    # Kafka too stops at a message that the set's end cuts off: producers of old wrote such sets.
+    # Kafka too stops at a message that the set's end cuts off: old producers wrote such sets.
     while len(data) - position >= LOG_OVERHEAD_BYTES:
         _, length = OFFSET_AND_SIZE.unpack_from(data, position)
         end = position + LOG_OVERHEAD_BYTES + length
@@ -160,7 +160,7 @@ def _read_set(data: bytes) -> Iterator[Message]:
 
 
 def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
-    """What to add to the inner offsets: those of magic 1 count from the set's first record."""
+    """Return what to add to inner offsets: magic 1 counts from the set's first record."""
     if wrapper.magic == 0 or wrapper.offset == 0:
         return 0
     shift = wrapper.offset - inner[-1].offset

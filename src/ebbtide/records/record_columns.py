@@ -1,8 +1,8 @@
-"""The records of many batches at once, as Arrow columns.
+"""Decode the records of many batches at once, as Arrow columns.
 
-A Python loop only finds where each record begins; every field of all records is then decoded by
-one vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes.
-Source: Kafka's `DefaultRecord`.
+A Python loop only finds where each record begins; every field of all records is then decoded by one
+vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes. Source:
+Kafka's `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 # Attributes, two deltas, two lengths and the header count take a byte each at least.
 MIN_RECORD_BYTES = 6
-# Batches of so many records on average are looked through side by side.
+# Batches with at most this many records on average are scanned side by side.
 FEW_RECORDS = 8
 PADDING = bytes(VARLONG_BYTES)
 
@@ -48,17 +48,17 @@ class V2Batch(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """Its first offset, also where that record was cleaned away."""
+        """The first offset of the batch, even where that record was cleaned away."""
         return self.header.base_offset
 
     @property
     def record_count(self) -> int:
-        """How many records it holds."""
+        """The number of its records."""
         return self.header.record_count
 
     @property
     def size_bytes(self) -> int:
-        """How much memory its records take."""
+        """The bytes that its records take in memory."""
         return len(self.records)
 
 
@@ -70,12 +70,12 @@ class LegacyBatch(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """How many records it holds."""
+        """The number of its records."""
         return len(self.records)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory its keys and values take."""
+        """The bytes that its keys and values take in memory."""
         return sum(len(record.key or b"") + len(record.value or b"") for record in self.records)
 
 
@@ -88,7 +88,7 @@ class Slices(NamedTuple):
 
 
 class BatchColumns(NamedTuple):
-    """What decoding needs of the headers of batches, a number each."""
+    """The header fields that decoding needs, a number for each batch."""
 
     position: Int64s
     record_count: Int64s
@@ -100,14 +100,14 @@ class BatchColumns(NamedTuple):
 
     @classmethod
     def of(cls, batches: Sequence[V2Batch]) -> BatchColumns:
-        """Return those of batches."""
+        """Return the columns of batches."""
         names = cls._fields[1:]
         rows = [(b.position, *(getattr(b.header, name) for name in names)) for b in batches]
         return cls(*np.array(rows, np.int64).T)
 
     @classmethod
     def of_run(cls, run: BatchRun) -> BatchColumns:
-        """Return those of a run of batches."""
+        """Return the columns of a run of batches."""
         return cls(run.position + run.starts, *(run.column(name) for name in cls._fields[1:]))
 
 
@@ -177,7 +177,7 @@ def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
 
 
 class _Bodies(NamedTuple):
-    """Where the records of each batch begin and end in a buffer."""
+    """The places of each batch's records in a buffer, from begin to end."""
 
     begin: Int64s
     limit: Int64s
@@ -245,9 +245,10 @@ def _find_records(
 
 
 def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s, Int64s] | None:
-    """Where the bodies of all records lie, those of one number in all batches at a time.
+    """Find where all records' bodies lie, one record of every batch at a time.
 
-    None where batches hold many, so that one by one is faster, or where something is amiss.
+    Return None where batches hold many, so that one by one is faster, or where something is
+    wrong.
     """
     total = int(counts.sum())
     if total > FEW_RECORDS * len(counts):
@@ -271,7 +272,10 @@ def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s
 def _scan_one_by_one(
     path: str, raw: bytes, headers: BatchColumns, bodies: _Bodies
 ) -> tuple[Int64s, Int64s]:
-    """The same batch by batch; CorruptSegmentError for one that does not hold its records."""
+    """Find where all records' bodies lie, batch by batch.
+
+    Raise CorruptSegmentError for a batch that does not hold its records.
+    """
     starts: list[int] = []
     ends: list[int] = []
     spans = zip(*(of.tolist() for of in (*bodies, headers.record_count)), strict=True)
@@ -381,9 +385,10 @@ def _not_utf8(chunk: Chunk, counts: Int64s, keys: pa.Array) -> CorruptSegmentErr
 
 
 def _gather(chunk: Chunk, slices: Slices) -> pa.Array:
-    """Return the slices as a binary column: an array of slices and gaps, of which slices are taken.
+    """Build a binary column from slices of a buffer, without a Python object for a value.
 
-    So Arrow copies the bytes, each once, and no Python object is made for a value.
+    An array of slices and gaps is laid over the buffer, and Arrow copies the bytes of the
+    slices, each once.
     """
     rows = len(slices.start)
     if not rows:

@@ -78,7 +78,7 @@ def varint_size(value: int) -> int:
 
 
 def bytes_size(value: bytes | None) -> int:
-    """Bytes that a nullable byte string takes: its length as varint (-1 for null), then itself."""
+    """Count the bytes of a nullable byte string and of its length as varint (-1 for null)."""
     return varint_size(-1) if value is None else varint_size(len(value)) + len(value)
 
 

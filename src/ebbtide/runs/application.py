@@ -1,4 +1,4 @@
-"""What all jobs share: their arguments, one thread a topic, a row in `runs` for each."""
+"""Run a job: its arguments, one thread a topic, and a row in `runs` for each topic."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as argparse wants it: what it refuses is a bad argument, with its own message."""
+    """Wrap `parse` for argparse, so that its errors are bad arguments with their own messages."""
 
     def convert(text: str) -> T:
         try:
@@ -109,7 +109,7 @@ def to_ms(moment: datetime) -> int:
 
 
 def run_job(job: str, main: Callable[[], int]) -> int:
-    """Run a job's `main`; what the process ends with, also where no topic's row can tell of it."""
+    """Run a job's `main`; return the exit code, also where no topic's row can record it."""
     try:
         return main()
     except Exception as failure:
@@ -122,7 +122,7 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 def run_topics(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """Do the work on each topic; one that fails does not stop the others. The exit code.
+    """Do the work on each topic, also after one failed; return the exit code.
 
     A topic whose rows somebody else has changed is not touched.
     """
@@ -132,7 +132,7 @@ def run_topics(
 def run_unchecked(
     spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """Return the same, whatever was done to the topics."""
+    """Do the work on each topic without looking for foreign changes; return the exit code."""
     job_log.start(args.job)
     if not args.plan_only:
         create_runs(spark)
@@ -164,7 +164,7 @@ def _checked(
 
 
 def refuse(job: str, error: EbbtideError) -> ExitCode:
-    """Say why no topic is begun; what the job ends with then."""
+    """Log why no topic is begun; return the job's exit code."""
     job_log.start(job)
     _log_failure("refused", error)
     return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
@@ -275,7 +275,7 @@ def _add_notes(outcome: JobOutcome, notes: Sequence[str]) -> None:
 
 
 def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What has a `note` that the run is to say aloud, and where."""
+    """Yield the results that have a `note` to log, and where each belongs."""
     of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
     for where, numbers in (("", outcome.topic), *of_partitions):
         if "note" in numbers:

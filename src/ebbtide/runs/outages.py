@@ -1,7 +1,7 @@
-"""Which failures pass by themselves: a lock, a full disk, a service that does not answer.
+"""Recognise failures that pass by themselves: a lock, a full disk, a service without an answer.
 
-Judged by the classes in the chain of causes, of Java and of Python; a message says too little. A
-service that refuses the credentials is told apart from these.
+They are recognised by the classes in the chain of causes, of Java and of Python; a message tells
+too little. A service that refuses the credentials is told apart from these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DENIED = frozenset(
         "org.apache.iceberg.exceptions.NotAuthorizedException",
     }
 )
-# Kinds of passing ones that are the same again the next time.
+# Subclasses of passing errors that do not pass: a retry meets them again.
 _LASTING = _DENIED | frozenset(
     {
         "com.fasterxml.jackson.core.JacksonException",
@@ -108,12 +108,12 @@ class _Thrown(NamedTuple):
     code: str = ""
 
     def in_words(self) -> str:
-        """Its class and what it says."""
+        """Format the class and message."""
         return f"{self.classes[0]}: {self.message}"
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the error as a job's outcome: an outage and a refusal as ours, any other as it is."""
+    """Return an outage or a refusal as an error of ours, and any other error unchanged."""
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError
@@ -134,7 +134,7 @@ def explained(error: BaseException) -> BaseException:
 
 
 def _refusal_of(error: BaseException) -> str | None:
-    """What refused the credentials, in one line."""
+    """Return in one line what refused the credentials; None where nothing did."""
     thrown = [each for link in _chain(error) for each in _thrown(link)]
     refused = [each.in_words() for each in thrown if _is_denied(each)]
     return _first_line(refused[-1]) if refused else None
@@ -155,7 +155,7 @@ def is_of_gone_files(error: BaseException) -> bool:
 
 
 def outage_of(error: BaseException) -> str | None:
-    """What passes by itself among an error's causes, in one line; None for any other error."""
+    """Return in one line the cause that passes by itself; None for any other error."""
     chain = list(_chain(error))
     thrown = [each for link in chain for each in _thrown(link)]
     if any(_LASTING.intersection(each.classes) for each in thrown):
@@ -198,7 +198,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _thrown(error: BaseException) -> Iterator[_Thrown]:
-    """What Java threw behind an error of Python's, with its causes and what these suppressed."""
+    """Yield what Java threw behind a Python error, with causes and suppressed exceptions."""
     first = error.java_exception if isinstance(error, Py4JJavaError) else None
     if isinstance(error, CapturedException):
         first = error._origin

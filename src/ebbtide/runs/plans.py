@@ -20,7 +20,7 @@ TITLES = {
     "next_horizon_ms": "next horizon\ndue (UTC)",
     "low_watermark": "low\nwatermark",
 }
-# Said in a sentence, elsewhere, or for programs only.
+# Numbers that are not shown here: in a sentence elsewhere, or for programs only.
 LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
 
 
@@ -64,7 +64,7 @@ def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Why partitions have no work, those of one reason together."""
+    """List why partitions have no work, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for partition, numbers in partitions.items():
         for key in ("reason", "note"):

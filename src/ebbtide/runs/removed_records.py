@@ -1,8 +1,8 @@
-"""The records that left a topic, each counted by one row in `runs`: that of the run which did it.
+"""Count the records that left a topic, each in one row in `runs`: that of the removing run.
 
-Snapshots tell, so that also an attempt counts that lost a race or failed, and work of a killed job
-that another one finishes. A job that is killed writes no row: the next run of that job counts what
-it removed.
+Counts come from snapshots. So an attempt that lost a race or failed counts too, and so does work of
+a killed job that another one finishes. A killed job writes no row: the next run of that job counts
+what it removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import iceberg_class, items, java_class
 from ebbtide.text import moment, number
 
-# A killed run of the job is looked for so far back.
+# How far back a killed run of the job is looked for.
 LOOKS_BACK = timedelta(days=7)
 # A row is found by when its run began, which is before its commits.
 LONGEST_RUN = timedelta(days=1)
@@ -84,7 +84,7 @@ def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str
 
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
-    """Those of the snapshots that are of the topic's data tables, in order."""
+    """Return the snapshots that belong to the topic's data tables, in order."""
     tables = [
         java_table(spark, table)
         for table in (name.records_table, name.batches_table)
@@ -96,7 +96,7 @@ def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) 
 def _uncounted(
     spark: SparkSession, name: TopicName, snapshots: Collection[int], job: str, since: datetime
 ) -> list[RemovingCommit]:
-    """The removals among the snapshots, and by the job since then, that no row counts yet."""
+    """Return removals that no row counts yet: the given snapshots', and the job's since then."""
     if not table_exists(spark, name.records_table):
         return []
     table = java_table(spark, name.records_table)
@@ -118,7 +118,7 @@ def _uncounted(
 
 
 def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:
-    """ebbtide's snapshots since then by which rows may have left."""
+    """Yield ebbtide's snapshots since then that may have removed rows."""
     since_ms = since.timestamp() * 1000
     for snapshot in items(table.snapshots()):
         if snapshot.timestampMillis() >= since_ms and snapshot.operation() != "append":

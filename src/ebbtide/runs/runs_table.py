@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What a job did to a topic: numbers per partition, numbers for the topic, and totals."""
+    """A job's outcome for a topic: numbers by partition, numbers for the topic, and totals."""
 
     partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
     topic: dict[str, Any] = field(default_factory=dict)

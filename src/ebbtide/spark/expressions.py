@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType
 from ebbtide.errors import ConfigurationError
 from ebbtide.spark.jvm import items, java_class
 
-# What an expression may look at, as the records table has it.
+# Columns of the records table that an expression may use.
 COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """
@@ -45,7 +45,7 @@ class Expression(NamedTuple):
         return F.expr(self.text)
 
     def type(self, spark: SparkSession) -> DataType:
-        """Its type; ConfigurationError for what is no function of one record."""
+        """Return the expression's type; ConfigurationError if it is no function of one record."""
         empty = spark.createDataFrame([], COLUMNS)
         try:
             # A WHERE takes neither aggregates, nor window functions, nor generators.
@@ -58,7 +58,7 @@ class Expression(NamedTuple):
         return data_type
 
     def _not_of_one_record(self, judged: DataFrame) -> str | None:
-        """Why the expression in the frame's WHERE says not the same each time; None if it does."""
+        """Return why the expression may differ between evaluations; None if it cannot."""
         spark, condition = judged.sparkSession, _condition(judged)
         if java_class(spark, _CATALYST + "expressions.SubqueryExpression").hasSubquery(condition):
             return "one with a subquery"
@@ -76,14 +76,14 @@ class Expression(NamedTuple):
         return None
 
     def refused(self, actual: str) -> ConfigurationError:
-        """What is wrong with it."""
+        """Return the error that names the setting and what is wrong with its expression."""
         return ConfigurationError(
             f"expected {self.expected} in {self.setting}{self.text}, found {actual}"
         )
 
     @contextmanager
     def failing_clearly(self) -> Iterator[None]:
-        """Say of which setting it is when the expression fails on a record."""
+        """Name the setting in the error when its expression fails on a record."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -113,7 +113,7 @@ def _casts_words_of_the_run(judged: DataFrame) -> bool:
 
 
 def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
-    """Whether the parser would put a time in the place of a literal such as `TIMESTAMP 'now'`."""
+    """Return whether the parser would put a time in place of a literal like `TIMESTAMP 'now'`."""
     lexer = java_class(spark, _CATALYST + "parser.SqlBaseLexer")
     characters = java_class(spark, "org.antlr.v4.runtime.CharStreams").fromString(text)
     stream = java_class(spark, _CATALYST + "parser.UpperCaseCharStream")(characters)

@@ -1,4 +1,4 @@
-"""What a job tells while it works, a line a phase: Airflow's task log shows its standard error."""
+"""Log what a job does while it works, a line a phase: Airflow's task log shows its stderr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ebbtide.log.settings.names import TopicName
 
 # Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
 MOST_LINES = 20
-# Work of fewer seconds ends before anyone asks how far it is.
+# Shorter work ends before anybody wonders about its progress.
 WORD_EVERY_S = 5.0
 
 _where: ContextVar[str] = ContextVar("where", default="ebbtide")
@@ -75,9 +75,9 @@ def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
 
 @contextmanager
 def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[None]:
-    """Log now and then how far Spark is with what the block lets it do, and the time that is left.
+    """Log the progress of the block's Spark work and the time that is left, at intervals.
 
-    Spark counts tasks; `doing` says of what.
+    Spark counts tasks; `doing` names the work.
     """
     context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)
@@ -123,7 +123,7 @@ def _watch(
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """How many tasks of the group's Spark jobs are done, and how many there are so far."""
+    """Count the finished tasks of the group's Spark jobs, and all tasks so far."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]

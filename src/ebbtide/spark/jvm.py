@@ -1,4 +1,4 @@
-"""Classes of the driver's JVM, asked for by their full names."""
+"""Get classes of the driver's JVM by their full names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ICEBERG = "org.apache.iceberg."
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A Java class; `spark._jvm.org.apache...` looks into every jar at each dot, 2 ms a time."""
+    """Return a Java class; `spark._jvm.org.apache...` searches all jars at each dot, for 2 ms."""
     return JavaClass(name, spark.sparkContext._gateway._gateway_client)  # type: ignore[union-attr]
 
 
@@ -23,18 +23,18 @@ def iceberg_class(spark: SparkSession, name: str) -> Any:
 
 
 def items(java_list: Any) -> list[Any]:
-    """The items of a Java list; `for` would end by an exception of Java's, 60 ms of work here."""
+    """Return the items of a Java list; `for` would end by a Java exception, which takes 60 ms."""
     return [java_list.get(number) for number in range(java_list.size())]
 
 
 def as_dict(spark: SparkSession, of: Any) -> dict[str, str]:
-    """Return a Java map in one call; going through it one by one takes two for each entry."""
+    """Read a Java map in one call; reading it entry by entry takes two calls for each."""
     entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
     return entries
 
 
 def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
-    """Return a Java map of strings in one call, likewise."""
+    """Build a Java map of strings in one call."""
     kind = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
     return _mapper(spark).readValue(json.dumps(dict(values)), kind)
 

@@ -1,7 +1,8 @@
-"""Work that is not a DataFrame: a segment each, values in and out.
+"""Run work that is not a DataFrame: one segment each, values in and out.
 
-The driver's threads do it where Spark is local or the work is little, else Spark tasks. NumPy and
-Arrow let threads run side by side, and nothing has to be handed to Python workers and back.
+The driver's threads run it where Spark is local or the work is little, and Spark tasks otherwise.
+NumPy and Arrow let threads run side by side, and nothing has to be handed to Python workers and
+back.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ _TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILI
 def map_segments(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int, doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; `rows` is how many they hold in all.
+    """Run `work` on each unit; return the results in order.
 
-    `doing` names the work to those who wait for it.
+    `rows` is how many rows the units hold in all. `doing` names the work in the log.
     """
     how = in_threads if is_on_driver(spark, rows) else in_tasks
     return how(spark, work, units, doing)
 
 
 def is_on_driver(spark: SparkSession, rows: int) -> bool:
-    """Whether the driver does work on so many rows: little, or any where it is all of Spark."""
+    """Return whether the driver does work on so many rows: few, or any where Spark is local."""
     limit = spark.conf.get(DRIVER_ROWS_SETTING, None)
     if limit is None and (spark.sparkContext.master or "").startswith("local"):
         return True
@@ -85,7 +86,7 @@ def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
 def in_threads(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order, a thread a core; the first error ends it."""
+    """Run `work` on each unit, a thread a core, until an error; return the results in order."""
     pool = _pool(spark.sparkContext.defaultParallelism)
     futures = [pool.submit(copy_context().run, work, unit) for unit in units]
 
@@ -110,7 +111,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def in_tasks(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; a Spark task does one or more.
+    """Run `work` on each unit in Spark tasks; return the results in order.
 
     An error of ours comes back as a value, so that Spark does not try its task again.
     """
@@ -127,14 +128,14 @@ def in_tasks(
 
 
 class _Outcome(NamedTuple):
-    """What a task made of a unit, or else the error of ours that it met."""
+    """A task's result for a unit, or else the error of ours that it met."""
 
     value: Any = None
     error: EbbtideError | None = None
 
 
 def _outcome(work: Callable[[T], R], unit: T) -> _Outcome:
-    """In a task: the work on one unit."""
+    """Run the work on one unit, in a task."""
     try:
         return _Outcome(work(unit))
     except EbbtideError as error:
@@ -150,7 +151,7 @@ def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
 
 
 def _do_nothing(work: Callable[..., object], number: int) -> None:
-    """In a task: it was enough to be handed `work`."""
+    """Do nothing, in a task: being handed `work` was enough."""
 
 
 class TaskFailure(Exception):  # noqa: N818  its name is part of the text that Spark hands on
@@ -159,7 +160,7 @@ class TaskFailure(Exception):  # noqa: N818  its name is part of the text that S
 
 @contextmanager
 def told_as_text() -> Iterator[None]:
-    """In a task of mapInArrow, of whose errors Spark hands nothing but text to the driver."""
+    """Raise errors as text in a task of mapInArrow: Spark passes only text on to the driver."""
     try:
         yield
     except EbbtideError as error:
@@ -171,7 +172,7 @@ def told_as_text() -> Iterator[None]:
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise again here, as it was, an error that a task of mapInArrow told as text."""
+    """Raise again the original error that a task of mapInArrow passed on as text."""
     try:
         yield
     except (PythonException, Py4JJavaError) as failure:

@@ -1,4 +1,4 @@
-"""An S3 API as Iceberg's S3FileIO is told of it, for pyarrow.
+"""Open an S3 API with pyarrow by the settings of Iceberg's S3FileIO.
 
 Source: Iceberg's S3FileIOProperties, AwsClientProperties and HttpClientProperties.
 """
@@ -18,7 +18,7 @@ from ebbtide.errors import ConfigurationError
 SCHEMES = ("s3", "s3a", "s3n")
 PREFIXES = ("s3.", "client.", "http-client.")
 
-# Iceberg's own, where a table's properties say nothing.
+# Iceberg's defaults for properties that a table does not set.
 _RETRIES = 5
 # pyarrow's argument, and the properties that may give it, the first one wins.
 _ARGUMENTS = {
@@ -40,7 +40,7 @@ _MILLISECONDS = {
         "http-client.urlconnection.socket-timeout-ms",
     ),
 }
-# What would be read or written otherwise than the table says. None: whatever its value.
+# Settings by which files would be read or written wrongly here. None: with any value.
 _REFUSED = {
     "s3.remote-signing-enabled": "true",
     "s3.sse.type": "kms",
@@ -62,7 +62,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
-    """The file system of a bucket; what no setting tells comes from the machine's environment."""
+    """Return a bucket's file system; what no setting tells comes from the environment."""
     properties = dict(settings)
     arguments: dict[str, Any] = {
         name: value
@@ -86,7 +86,7 @@ def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.f
 
 
 def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
+    """Return where an S3 API other than AWS answers, and whether its host names the bucket."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(
@@ -96,7 +96,7 @@ def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "scheme": url.scheme,
         "endpoint_override": url.netloc + url.path.rstrip("/"),
-        # A bucket cannot be put before an IP address; AWS's own client does the same.
+        # A bucket cannot be a subdomain of an IP address; AWS's own client does the same.
         "force_virtual_addressing": not is_path_style and not _is_ip(url.hostname),
     }
 

@@ -1,4 +1,4 @@
-"""Files by path or URI, opened as a table's or a catalog's properties say."""
+"""Open files by path or URI with the properties of a table or catalog."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ebbtide.stores.uris import (
     split_query,
 )
 
-# They have no directories, and rename nothing in one step.
+# Object stores have no directories and no atomic rename.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
 _DENIED = re.compile(
@@ -36,16 +36,16 @@ _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
 
 @dataclass(frozen=True)
 class Store:
-    """How files are opened. Tasks take it along; it never shows the keys it holds.
+    """A way to open files. Tasks take it along; it never shows the keys it holds.
 
-    `settings` are properties of Iceberg's FileIO; schemes without any go by the environment.
+    `settings` are properties of Iceberg's FileIO; schemes without any use the environment.
     """
 
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Store:
-        """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
+        """Build the store of a catalog or table; ConfigurationError for unusable settings."""
         settings = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
         s3.check_settings(settings)
         return cls(tuple(sorted(settings.items())))
@@ -87,7 +87,7 @@ class Store:
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
-        """A new file of a table, whole once it is closed: written in parts to an object store."""
+        """Open a new file of a table, whole once closed; an object store gets it in parts."""
         file_system, path = self.resolve(encoded(location))
         with failing_clearly(location):
             if not is_object_store(file_system):  # a store would keep an empty object for it
@@ -96,7 +96,7 @@ class Store:
                 yield handle
 
 
-# Of local files, and of stores as the machine's environment knows them.
+# Opens local files, and object stores with the settings of the environment.
 AMBIENT = Store()
 
 
@@ -107,7 +107,7 @@ def is_object_store(file_system: pyarrow.fs.FileSystem) -> bool:
 
 @contextmanager
 def failing_clearly(uri: str) -> Iterator[None]:
-    """What a store refuses or does not answer as errors of ours; a disk's stay as they are."""
+    """Raise a store's refusals and outages as errors of ours; a disk's errors stay as they are."""
     try:
         yield
     except OSError as failure:

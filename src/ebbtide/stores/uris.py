@@ -10,13 +10,13 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
 
 
 def scheme_of(uri: str) -> str:
-    """Its scheme in lower case; empty for a path."""
+    """Return a URI's scheme in lower case; empty for a path."""
     match = _SCHEME.match(uri)
     return match[1].lower() if match else ""
 
 
 def authority_of(uri: str) -> str:
-    """What stands between `//` and the path, such as a bucket; empty for a path."""
+    """Return the text between `//` and the path, such as a bucket; empty for a path."""
     match = _SCHEME.match(uri)
     return (match[2] or "") if match else ""
 
@@ -34,7 +34,7 @@ def encoded(location: str) -> str:
 
 
 def split_query(uri: str) -> tuple[str, str]:
-    """A URI up to its query, and the query with its mark; paths and `file:` URIs have none."""
+    """Split a URI before its query; the query keeps its mark. Paths and `file:` URIs have none."""
     if scheme_of(uri) in ("", "file"):
         return uri, ""
     base, mark, query = uri.partition("?")

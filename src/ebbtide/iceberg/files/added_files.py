@@ -1,4 +1,4 @@
-"""Rows appended to a topic's tables in files that Python writes: none passes through the JVM."""
+"""Append rows to a topic's tables in files that Python writes: no row passes through the JVM."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Appending(NamedTuple):
 
     spark: SparkSession
     table: Any
-    target: Target  # but for its place
+    target: Target  # without its place
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
@@ -110,7 +110,7 @@ class Appending(NamedTuple):
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
-    """In a task: write the rows, in row groups of GROUP_BYTES; None where there are none."""
+    """Write the rows in row groups of GROUP_BYTES, in a task; None where there are none."""
     groups = _groups(rows)
     first = next(groups, None)
     if first is None:
@@ -171,7 +171,7 @@ def _with_id(name: str, field_id: int, of: Any, *, is_required: bool) -> pa.Fiel
 
 
 def _type(of: Any) -> pa.DataType:
-    """Arrow's type of one of Iceberg's, as its schema says it in JSON."""
+    """Return Arrow's type for an Iceberg type in its schema's JSON."""
     if isinstance(of, str):
         return _TYPES[of]
     if of["type"] == "list":

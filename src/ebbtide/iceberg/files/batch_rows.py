@@ -1,4 +1,4 @@
-"""Batch rows: read as columns for the decisions in `log`, and changed by their results."""
+"""Read batch rows as columns for the decisions in `log`, and commit the changes that result."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from ebbtide.spark.tasks import map_segments
 
 # Rows of a segment's files that may be deleted in place; with more the segment is written anew.
 MAX_DEAD_SHARE = 0.25
-# So many files of a segment are written as one again.
+# A segment with this many files is rewritten into one.
 MAX_FILES = 4
-# Of headers, which are cheaper than records, the driver looks at so many times more itself.
+# Headers are cheaper than records: the driver itself reads this many times more of them.
 HEADERS_A_RECORD = 8
 
 
 def read_headers(
     spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
 ) -> dict[int, BatchHeaders]:
-    """The headers of whole partitions, as of a snapshot or now; none for a partition without."""
+    """Read the headers of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     empty = {partition: BatchHeaders(_NO_HEADERS) for partition in partitions}
     if snapshot is None:
@@ -67,7 +67,7 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """What there is to know of the headers of whole partitions, as of a snapshot or now."""
+    """Read the headers that matter and totals of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
@@ -81,7 +81,7 @@ def look_at_headers(
 
 
 def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[LogHeaders]:
-    """In a task: the headers of one segment; none where it holds no row."""
+    """Summarise the headers of one segment, in a task; return nothing where it holds no row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
     return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
 
@@ -90,7 +90,7 @@ _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
-    """Whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
+    """Return whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
     is_old = np.zeros(records.num_rows, np.bool_)
     partitions = records["partition"].to_numpy()
     for partition, units in _units_of(spark, batches_table, records).items():
@@ -183,14 +183,14 @@ class _ChangedSegment(NamedTuple):
 
 
 def _write_changed(work: _ChangedSegment) -> RowDelta:
-    """In a task: delete a few rows where they lie, or write the segment anew where they are many.
+    """Delete a segment's removed rows in place, or rewrite it where they are many; in a task.
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
     """
     dead = work.unit.deleted_count + work.changes.num_rows
     is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
     is_rewritten |= len(work.unit.files) >= MAX_FILES
-    # A store is asked once for what is needed: no more than offsets where all rows go.
+    # Each file is read once, for only the columns needed: just offsets where all rows go.
     only_offsets = not is_rewritten and pc.all(work.changes["is_removed"]).as_py()
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     at = _find(work, rows.table["base_offset"].to_numpy())
@@ -202,7 +202,7 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
 
 
 def _find(work: _ChangedSegment, bases: Offsets) -> Offsets:
-    """Where the changed rows are among those of the segment."""
+    """Return the positions of the changed rows among those of the segment."""
     wanted = work.changes["base_offset"].to_numpy()
     if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
         raise SafetyError(
@@ -246,7 +246,7 @@ def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> R
 
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
-    """The rows with their changes, in the same order; a changed batch has no CRC any more."""
+    """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
         changed = changes[name].combine_chunks().cast(rows[name].type)

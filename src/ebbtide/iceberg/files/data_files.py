@@ -34,7 +34,7 @@ _MAGIC = bytes.fromhex("d1d33964")
 
 
 class Vector(NamedTuple):
-    """Where a deletion vector lies: a blob of a Puffin file."""
+    """The place of a deletion vector: a blob of a Puffin file."""
 
     path: str
     position: int
@@ -100,7 +100,7 @@ class DeletionVector(NamedTuple):
 
 
 def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
-    """For each partition an offset below which all of its units begin."""
+    """Return for each partition an offset below which all of its units begin."""
     ends: dict[int, int] = {}
     for unit in units:
         ends[unit.partition] = max(ends.get(unit.partition, 0), unit.segment + 1)
@@ -108,7 +108,7 @@ def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
 
 
 def count_rows(units: Iterable[SegmentFiles]) -> int:
-    """How many rows the units' files hold, the deleted ones too."""
+    """Count the rows in the units' files, deleted rows included."""
     return sum(unit.record_count for unit in units)
 
 
@@ -128,7 +128,7 @@ def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
 def read_segment(
     unit: SegmentFiles, columns: Sequence[str] | None, by: str = "offset"
 ) -> SegmentRows:
-    """The segment's live rows in the order of the column `by`; only `columns`, None for all."""
+    """Read the segment's live rows, ordered by column `by`; `columns` None reads all columns."""
     tables, files, positions = [], [], []
     wanted = [column for column in unit.columns if columns is None or column.name in columns]
     for number, file in enumerate(unit.files):
@@ -146,7 +146,7 @@ def read_segment(
 
 
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
-    """All columns of the rows at these ascending positions; only row groups that hold any."""
+    """Read all columns of the rows at these ascending positions, from only their row groups."""
     tables, start = [], 0
     with reading_planned(unit.store, file.path) as handle:
         opened = pq.ParquetFile(handle, pre_buffer=True)
@@ -163,7 +163,7 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
 
 
 def column_bytes(unit: SegmentFiles, name: str) -> int:
-    """How many bytes a column takes without compression, by the footers of its files alone.
+    """Return a column's uncompressed bytes, from the footers of its files alone.
 
     A value that a file holds often counts once where the file has a dictionary of them.
     """
@@ -176,7 +176,7 @@ def column_bytes(unit: SegmentFiles, name: str) -> int:
 
 
 def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
-    """The file's live rows in its order, a row group each, with all columns and their lineage."""
+    """Yield the file's live rows in order, a table a row group, with all columns and lineage."""
     dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
     columns, start = (*unit.columns, *LINEAGE), 0
     with reading_planned(unit.store, file.path) as handle:
@@ -231,7 +231,7 @@ def read_blob(store: Store, vector: Vector) -> bytes:
 
 
 def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVector:
-    """What deletes `positions` too from a file."""
+    """Return a vector that deletes `positions` from a file besides those already deleted."""
     if file.vector is not None:
         positions = np.union1d(positions, read_vector(store, file.vector))
     bitmap = BitMap64(positions.astype(np.uint64))
@@ -247,7 +247,7 @@ def write_rows(store: Store, path: str, rows: pa.Table) -> None:
 
 
 def write_groups(store: Store, path: str, groups: Iterable[pa.Table]) -> bool:
-    """Return the same, a row group at a time; False and no file where there is no row."""
+    """Write rows a row group at a time; return False, and write no file, where there is no row."""
     filled = (group for group in groups if group.num_rows)
     first = next(filled, None)
     if first is None:

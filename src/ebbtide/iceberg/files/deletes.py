@@ -1,4 +1,4 @@
-"""The two ways in which rows leave: whole segments as metadata, single rows as vectors."""
+"""Remove rows in two ways: whole segments by metadata, single rows by deletion vectors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def delete_segments(
 
 
 def leaving_of(unit: SegmentFiles, rows: SegmentRows, leaves: Bools) -> Leaving:
-    """In a task: what of a segment is to leave, as the mask over its live rows says."""
+    """Return the files and positions of a segment that leave, by a mask over its live rows."""
     deletions: list[DeletionVector] = []
     dropped: list[DataFile] = []
     for number, file in enumerate(unit.files):

@@ -1,7 +1,8 @@
-"""A table's columns in its Parquet files: found by Iceberg's field ids, whatever they are named.
+"""Find a table's columns in its Parquet files by Iceberg's field ids, whatever their names.
 
 Format: Iceberg table spec, column projection. A file lacks the columns that were added after it was
-written: there they have their default, or null; and a number may be narrower in it.
+written: these take their default, or null. A number's type may be narrower in the file than in the
+table.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
 def read_file(
     opened: pq.ParquetFile, columns: Iterable[TableColumn], group: int | None = None
 ) -> pa.Table:
-    """Those of the columns that the file has, under the table's names; all rows or one row group's.
+    """Read the columns that the file has, under the table's names; all rows or one row group's.
 
     Columns may be null whatever the writer knew, so that files of all writers go together.
     """
@@ -61,7 +62,7 @@ def read_file(
 
 
 def bytes_of_column(opened: pq.ParquetFile, column: TableColumn) -> int:
-    """How many bytes a column of plain values takes without compression; 0 if it is missing."""
+    """Return the uncompressed bytes of a column of plain values; 0 if the file lacks it."""
     names = {_id_of(field): field.name for field in opened.schema_arrow}
     if column.field_id not in names:
         return 0

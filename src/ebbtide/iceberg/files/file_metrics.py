@@ -1,8 +1,8 @@
-"""A data file that Python has written, described for Iceberg.
+"""Describe a data file that Python has written for Iceberg.
 
-Iceberg's own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file, 20 ms
-of CPU time. Format: Iceberg table spec, data_file and single-value serialization; the JSON is that
-of ScanTaskParser.
+Iceberg's own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file, which
+takes 20 ms of CPU time. Format: Iceberg table spec, data_file and single-value serialization; the
+JSON is that of ScanTaskParser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
 
 
 class Place(NamedTuple):
-    """Where a data file belongs in its table."""
+    """The place of a data file in its table."""
 
     spec_id: int
     partition: int
@@ -88,7 +88,7 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _field_ids(footer: pq.FileMetaData) -> list[int]:
-    """Iceberg's ids of the columns, those within lists and structs too."""
+    """Return Iceberg's ids of the columns, nested ones in lists and structs included."""
     schema = footer.schema.to_arrow_schema()
     leaves = [leaf for field in schema for leaf in _leaves(field)]
     return [int(leaf.metadata[b"PARQUET:field_id"]) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""A table's files as its manifests list them, read on the driver.
+"""Read which files a table has from its manifests, on the driver.
 
 A query of Iceberg's metadata tables costs a second of CPU time before it reads a manifest of a few
 files. Format: Iceberg table spec, manifest lists and manifests.
@@ -45,7 +45,7 @@ def all_sizes(spark: SparkSession, table: Any) -> dict[str, int]:
 
 
 def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
-    """Ids of the snapshots that need a data file which the current one does not."""
+    """Return the ids of snapshots that need a data file which the current snapshot does not."""
     current = {file.path for file in current_files(spark, table) if file.is_data}
     store = store_of(spark, table)
     is_old: dict[str, bool] = {}

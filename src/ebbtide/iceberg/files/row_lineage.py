@@ -1,6 +1,6 @@
-"""Ids that rows keep when their file is written anew, by which others follow a row's changes.
+"""Ids that rows keep when their file is rewritten, so that readers can follow a row's changes.
 
-Format: Iceberg table spec, row lineage. Where a file does not say them, a row's id follows from its
+Format: Iceberg table spec, row lineage. Where a file holds no ids, a row's id follows from its
 position, and its last change from the commit that added the file.
 """
 
@@ -21,7 +21,7 @@ LINEAGE = (_ROW_ID, _LAST_UPDATED)
 
 
 class Lineage(NamedTuple):
-    """What rows of a file inherit that says nothing of its own."""
+    """The ids that a file's rows inherit where it holds none of its own."""
 
     first_row_id: int | None  # None in a file from before the table's format knew ids
     sequence_number: int

@@ -1,4 +1,4 @@
-"""Which data files hold which segments of a table: planned on the driver by Iceberg's scans."""
+"""Plan on the driver, by Iceberg's scans, which data files hold which segments of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.spark.conditions import any_expression
 from ebbtide.spark.jvm import iceberg_class, java_class
 
-# Iceberg asks each part of a condition of each file: with more, it is told them as a set.
+# Iceberg evaluates each part of a condition on each file: more partitions are given as a set.
 MANY_PARTITIONS = 50
 
 
@@ -34,10 +34,10 @@ def plan_segments(
     *,
     bound: str | None = None,
 ) -> list[SegmentFiles]:
-    """Segments below each partition's end offset, in offset order, as of a snapshot.
+    """Plan the segments below each partition's end offset, in offset order, as of a snapshot.
 
-    With `starts`, only files of records that may hold an offset from there on. `bound` names a
-    column of whole numbers whose largest value is told of each file.
+    With `starts`, only files that may hold a record at or above the start are planned. `bound`
+    names a column of whole numbers; each file then carries its largest value.
     """
     loaded = java_table(spark, table)
     tasks = scan_tasks(spark, loaded, snapshot, ends, starts, bound=bound)
@@ -55,10 +55,10 @@ def scan_tasks(
     *,
     bound: str | None = None,
 ) -> list[JavaObject]:
-    """Iceberg's scan tasks, one a file, of the segments below each partition's end offset.
+    """Return Iceberg's scan tasks, one a file, of the segments below each partition's end.
 
-    Of very many partitions, also some files of segments that begin at the end or behind it. `bound`
-    names a column of which they tell bounds.
+    With very many partitions, some files of segments at or above the end are included. `bound`
+    names a column whose bounds the tasks carry.
     """
     expressions = iceberg_class(spark, "expressions.Expressions")
     # `and` and `in` are words of Python, so these Java methods are asked for by name.
@@ -85,7 +85,7 @@ def scan_tasks(
 def plan_where(
     spark: SparkSession, table: str, snapshot: int, matches: JavaObject
 ) -> list[SegmentFiles]:
-    """Segments with those of their files that may hold a row which an expression matches."""
+    """Plan segments with only those files that may hold a row which an expression matches."""
     loaded = java_table(spark, table)
     return _units(spark, loaded, planned_tasks(loaded, snapshot, matches), lambda *place: True)
 
@@ -93,7 +93,7 @@ def plan_where(
 def plan_with_lineage(
     spark: SparkSession, table: str, segments: Collection[tuple[int, int]]
 ) -> list[SegmentFiles]:
-    """What these segments, (partition, segment), hold now, whose rows are to keep their ids."""
+    """Plan the current files of these segments, (partition, segment), with their rows' ids."""
     loaded = java_table(spark, table)
     tasks = tasks_of_segments(spark, loaded, segments)
     return _units(spark, loaded, tasks, lambda *place: place in segments, has_lineage=True)
@@ -131,7 +131,7 @@ def _units(
 
 
 def _upper_bound(file: Mapping[str, Any], field_id: int) -> int | None:
-    """The upper bound of a column of whole numbers, as a scan task has it in JSON."""
+    """Return the upper bound of a column of whole numbers, from a scan task's JSON."""
     bounds = file.get("upper-bounds") or {"keys": [], "values": []}
     encoded = dict(zip(bounds["keys"], bounds["values"], strict=True)).get(field_id)
     if encoded is None:
@@ -158,9 +158,9 @@ def tasks_of_segments(
 
 
 def near_segments(spark: SparkSession, segments: Collection[tuple[int, int]]) -> JavaObject:
-    """Iceberg's expression for segments, (partition, segment), and for some others as well.
+    """Return Iceberg's expression for segments, (partition, segment); it may match others too.
 
-    Pair by pair it would be exact, and asked of each file as often as there are pairs.
+    An exact expression, pair by pair, would be evaluated against each file once for every pair.
     """
     expressions = iceberg_class(spark, "expressions.Expressions")
     both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
@@ -175,9 +175,9 @@ def near_segments(spark: SparkSession, segments: Collection[tuple[int, int]]) ->
 def planned_tasks(
     table: JavaObject, snapshot: int, matches: JavaObject, *, bound: str | None = None
 ) -> list[JavaObject]:
-    """Iceberg's scan tasks, one a file, of what an expression of Iceberg's matches.
+    """Return Iceberg's scan tasks, one a file, for an Iceberg expression.
 
-    They tell bounds of the column `bound` alone, if any.
+    The tasks carry the bounds of the column `bound` alone, if one is given.
     """
     if table.snapshot(snapshot) is None:
         raise CommitConflictError(
@@ -197,7 +197,7 @@ def planned_tasks(
 
 
 def segment_of_task(task: Mapping[str, Any], columns: Sequence[TableColumn]) -> tuple[int, int]:
-    """Partition and segment of a file, also where somebody partitioned the table by more."""
+    """Return a file's partition and segment, even where somebody partitioned the table further."""
     ids = {column.name: column.field_id for column in columns}
     values = {
         field["source-id"]: value

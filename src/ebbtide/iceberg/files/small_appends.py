@@ -1,4 +1,4 @@
-"""A few rows for a table of ours, appended without a Spark job: it would take a second to begin."""
+"""Append a few rows to a table of ebbtide's without a Spark job, which takes a second to start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A merge of physical segments as it is written down before it starts.
+"""A planned merge of physical segments, written to the state before it starts.
 
-It moves rows in two tables by two commits. In between, and while the property says so, nobody may
-read both by segment.
+The merge moves rows in two tables by two commits. Between them, while the property is set, nobody
+may read both tables by segment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A cleaner round as it is written down before it starts, so that a killed one is finished.
+"""A planned cleaner round, written to the state before it starts, so that it can be finished.
 
-A round pins the snapshots it reads. Its plan is a function of those and of the round alone, so
-whoever finds it computes the same plan and only leaves out the commits already in the history.
+A round pins the snapshots it reads. Its plan follows from those and the round alone. So another job
+computes the same plan and only leaves out the commits already in the history.
 """
 
 from __future__ import annotations

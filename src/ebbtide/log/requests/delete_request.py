@@ -1,12 +1,12 @@
-"""A DeleteRecords request: the KIP's shape in JSON, with three more ways to say up to where.
+"""A DeleteRecords request: the KIP's shape in JSON, with three more ways to name an offset.
 
 {"topics": [{"topic": "log.flights", "partitions": [{"partition": 0, "offset": 1200}]}],
  "timeout_ms": 30000}
 
 A partition holds exactly one of `offset` (-1: the high watermark), `timestamp` (ms since the
 epoch, or ISO 8601 with a zone), `age` (an ISO 8601 duration before now) and `groups` (consumer
-groups, with the `connection` of their cluster). So may a topic in place of `partitions`: it then
-means them all.
+groups, with the `connection` of their cluster). A topic may hold one of them in place of
+`partitions`; it then applies to all partitions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OlderThan(NamedTuple):
     age: pendulum.Duration
 
     def at(self, now_ms: int) -> AtTime:
-        """Return the same as a time; months and years count back in the calendar, in UTC."""
+        """Return the selector as a time; months and years count back in the calendar, in UTC."""
         now = pendulum.instance(_EPOCH + timedelta(milliseconds=now_ms))
         try:
             then = now - self.age
@@ -78,13 +78,13 @@ Selector = AtOffset | AtTime | OlderThan | CommittedBy
 
 
 class TopicRequest(NamedTuple):
-    """What is asked of one topic: some of its partitions, or all in the same way."""
+    """The request for one topic: some of its partitions, or all in the same way."""
 
     partitions: Mapping[int, Selector] = {}
     everywhere: Selector | None = None
 
     def of(self, partitions: Iterable[int]) -> dict[int, Selector]:
-        """What is asked of each partition, for a topic that has these."""
+        """Return what is asked of each partition, for a topic that has these partitions."""
         if self.everywhere is None:
             return dict(self.partitions)
         return dict.fromkeys(partitions, self.everywhere)

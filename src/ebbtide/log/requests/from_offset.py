@@ -1,4 +1,4 @@
-"""From where on records are looked at for tombstones: the first unmarked offset, or one before."""
+"""Where to start looking for tombstones: at the first unmarked offset, or at an earlier one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ebbtide.log.state.topic_state import PartitionState
 
 
 class FromOffset(NamedTuple):
-    """Where to mark again from; of all partitions where it names none."""
+    """The offset to mark again from; it applies to all partitions where it names none."""
 
     partition: int | None
     offset: int
 
 
 def parse_from_offset(text: str) -> FromOffset:
-    """OFFSET or PARTITION:OFFSET."""
+    """Parse OFFSET or PARTITION:OFFSET."""
     partition, colon, offset = text.rpartition(":")
     try:
         return FromOffset(parse_whole(partition, MAX_INT) if colon else None, parse_whole(offset))
@@ -44,9 +44,9 @@ def offsets_to_mark_again_from(
     cleaned_up_to: Mapping[int, int],
     asked: Sequence[FromOffset],
 ) -> dict[int, int]:
-    """Which offset is asked for in each partition; RequestError for one that is out of bounds.
+    """Return the offset asked for in each partition; RequestError for one out of bounds.
 
-    What is cleaned stays as it is: `cleaned_up_to` is where a round in flight ends.
+    Cleaned records keep their marks: `cleaned_up_to` is where a round in flight ends.
     """
     for_all = [each.offset for each in asked if each.partition is None]
     chosen = {each.partition: each.offset for each in asked if each.partition is not None}

@@ -13,7 +13,7 @@ CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
 
 
 def parse_connection(connection: str, text: str | None) -> dict[str, str]:
-    """librdkafka's settings of one connection; no message repeats a setting's value."""
+    """Return librdkafka's settings of one connection; no message repeats a setting's value."""
     try:
         known = parse_json(text or "{}")
     except ValueError:

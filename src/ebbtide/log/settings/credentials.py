@@ -12,7 +12,7 @@ _IN_A_URI = (
     r"[a-zA-Z][a-zA-Z0-9+.-]*://"
     rf"""(?:[^/?#\s'"]*@|[^?\s'"]*\?(?:[^\s'"]*&)?[^=&\s'"]*{_SECRET}[^=&\s'"]*=)"""
 )
-# Of a form's field, as JSON Schema has it.
+# A form field's pattern in JSON Schema.
 WITHOUT_CREDENTIALS = rf"^(?!.*{_IN_A_URI}).*$"
 _FOUND = re.compile(_IN_A_URI, re.IGNORECASE)
 _USER = re.compile(r"(://)[^/?#\s'\"]*@")

@@ -1,7 +1,7 @@
-"""Where a topic's settings differ from those that its brokers have.
+"""Find where a topic's settings differ from its brokers'.
 
-What decides how a log is laid out is taken over when a topic's table is made. What removes is not,
-until somebody confirms it: an archive exists to keep.
+Settings that decide a log's layout are copied when a topic's table is made. Settings that remove
+records are not copied until somebody confirms them: an archive exists to keep.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def drifts(properties: Mapping[str, str], configs: Mapping[str, str]) -> list[Dr
 
 
 def drift_note(topic: str, differing: list[Drift]) -> str:
-    """What a run says of them, and how they are confirmed."""
+    """Return the note on differing settings, and how to confirm them."""
     names = ", ".join(drift.name for drift in differing)
     conf = json.dumps({"topic": topic, "from_source": True, "plan_only": True})
     return (

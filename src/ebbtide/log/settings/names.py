@@ -15,7 +15,7 @@ CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
 QUARANTINE_SUFFIX = "_quarantine"
 STATE_SUFFIX = "_state"
-# What the namespaces of our own tables end with, beside a cluster's.
+# Suffixes of the namespaces of ebbtide's own tables beside a cluster's namespace.
 OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, STATE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
 V1_SUFFIX = "__v1"

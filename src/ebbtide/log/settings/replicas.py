@@ -1,4 +1,4 @@
-"""Where else a log is kept, as the property `ebbtide.replicas` says."""
+"""The other places where a log is kept, from the property `ebbtide.replicas`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes the log that a topic's tables hold, as the property `ebbtide.source` says.
+"""The writer of the log that a topic's tables hold, from the property `ebbtide.source`.
 
 Offsets belong to the writer: only a topic without an upstream may be given records directly.
 """

@@ -1,8 +1,8 @@
-"""Deleted rows that files on the disk may hold still, and what keeps each of these files there.
+"""Deleted rows that files on the disk may still hold, and what keeps each file there.
 
-A deleted row leaves the disk in two steps. The current snapshot drops its file, since this was
-rewritten or left whole; then the last snapshot that needs the file expires. An old file is one that
-a snapshot needs and the current one does not.
+A deleted row leaves the disk in two steps. First its file leaves the current snapshot, because it
+was rewritten or removed whole. Then the last snapshot that needs the file expires. An old file is
+one that some snapshot needs and the current one does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LeftOnDisk(NamedTuple):
 
     @classmethod
     def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
-        """As an expire_snapshots reported it; None where it did not, as an older version's."""
+        """Read an expire_snapshots run's report; None where an older version made none."""
         reported = cast("SnapshotsTopic", topic_result)
         try:
             return cls(
@@ -46,7 +46,7 @@ class LeftOnDisk(NamedTuple):
             return None
 
     def result(self) -> SnapshotsTopic:
-        """The fields of `result` that `of_result` reads."""
+        """Return the fields of `result` that `of_result` reads."""
         return {
             "deleted_rows_in_files": self.rows,
             "deleted_rows_below_share": self.rows_below_share,
@@ -71,7 +71,7 @@ class LeftOnDisk(NamedTuple):
         return not (self.rows or self.old_files_refs)
 
     def has_expired(self, snapshot_ms: int | None) -> bool:
-        """Whether every snapshot of that time and before has expired that no ref names."""
+        """Return whether all snapshots up to that time have expired, except referenced ones."""
         return (
             snapshot_ms is None
             or self.oldest_snapshot_ms is None
@@ -79,7 +79,7 @@ class LeftOnDisk(NamedTuple):
         )
 
     def wait_in_words(self, deleted_share: float) -> str:
-        """The one thing that has to happen before there is a date; only where there is none.
+        """Name the one thing that must happen before a date is known; only where there is none.
 
         `deleted_share` is the topic's `ebbtide.rewrite.deleted.share`.
         """

@@ -1,4 +1,4 @@
-"""Properties in which ebbtide keeps what it does; somebody may have changed one by hand."""
+"""Read the properties in which ebbtide keeps what it does; a hand edit may have damaged one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 200
 
 
 def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
-    """What `build` makes of the JSON in a property; ConfigurationError where it is malformed."""
+    """Build a value from the JSON in a property; ConfigurationError where it is malformed."""
     try:
         return build(parse_json(text))
     except MALFORMED:

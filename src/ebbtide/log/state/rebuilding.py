@@ -1,6 +1,6 @@
-"""A topic's state rebuilt from what its tables hold: exactly where they tell, else keeping more.
+"""Rebuild a topic's state from its tables: exactly where they tell, else keeping more.
 
-docs/repair_state.md says of each property how it comes about.
+docs/repair_state.md explains for each property how its value is found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_LONG = 2**63 - 1
 
 
 class LogInTables(NamedTuple):
-    """What a partition's batches tell: offsets [start, end), and its segments.
+    """A partition's offsets [start, end) and its segments, as its batches tell them.
 
     A segment's `modified_ms` is its largest timestamp, -1 where it has none.
     """
@@ -31,14 +31,14 @@ class LogInTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What no table tells, by partition, as the operator knows it."""
+    """The operator's values, by partition, for what no table tells."""
 
     log_start_offsets: Mapping[int, int] = field(default_factory=dict)
     max_event_times_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
-    """`PARTITION=NUMBER`, each on a line; RequestError for anything else."""
+    """Parse lines of `PARTITION=NUMBER`; RequestError for anything else."""
     asked: dict[int, int] = {}
     for line in lines:
         partition, equals, number = line.partition("=")
@@ -65,7 +65,7 @@ def rebuilt_states(
 
 
 def _kept(told: PartitionState, held: LogInTables | None) -> PartitionState:
-    """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
+    """Return the recorded state up to the rows held, to be marked and cleaned again."""
     start = told.log_start_offset
     end = min(told.log_end_offset, max(start, start if held is None else held.end))
     segments = tuple(s for s in told.segments if s.base_offset < end) or told.segments[:1]

@@ -1,7 +1,7 @@
-"""How many live rows a data table has where, as ebbtide left it: what others add or take shows.
+"""Count the live rows that ebbtide left in each data table: a difference is a foreign change.
 
-Each table (`records`, `batches`) has a property that names the snapshot it was counted at, and one
-for each partition with the rows of its physical segments.
+Each table (`records`, `batches`) has one property that names the snapshot at which it was counted.
+Each partition has one more with the rows of its physical segments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTHING_SEEN = Seen()
 
 
 def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
-    """When a table's rows were last counted; None in a state of an older version."""
+    """Return when a table's rows were last counted; None in a state of an older version."""
     name = SEEN_PREFIX + what
     if name not in properties:
         return None
@@ -53,7 +53,7 @@ def _seen(values: Any) -> Seen:
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
 ) -> RowsBySegment:
-    """Return the rows that the state tells of a table, or of some of its partitions."""
+    """Return the rows of a table that the state records, or those of some of its partitions."""
     if partitions is None:
         prefix = _name(what, "")
         names = [name for name in properties if name.startswith(prefix)]
@@ -103,6 +103,6 @@ def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
 
 
 def differences(told: RowsBySegment, held: RowsBySegment) -> dict[tuple[int, int], int]:
-    """How many more rows were found than told, by place; negative for fewer."""
+    """Return how many more rows were found than recorded, by place; negative for fewer."""
     both = {p: held.get(p, 0) - told.get(p, 0) for p in sorted({*told, *held})}
     return {place: count for place, count in both.items() if count}

@@ -1,7 +1,7 @@
-"""Whether expire_snapshots would find something to free, told from what it last left.
+"""Tell from what expire_snapshots last left whether it would find something to free.
 
-It notes the snapshots it has left tidy, and the settings by which it did. While the tables are at
-these and none of their older snapshots is past its age, there is nothing to free.
+It records the snapshots that it has left tidy, and its settings then. There is nothing to free
+while the tables are at these snapshots and no older snapshot is past its age.
 """
 
 from __future__ import annotations

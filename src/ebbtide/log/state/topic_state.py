@@ -1,4 +1,4 @@
-"""What a topic's state table remembers: partitions and unfinished work, as table properties."""
+"""A topic's state table: its partitions and unfinished work, as table properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
-# What is taken of a live topic, written down before: a killed slice is finished as planned.
+# The slice being taken of a live topic, written first: a killed one is finished as planned.
 SLICE = "ebbtide.live.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
@@ -27,15 +27,15 @@ CHECKSUM = "ebbtide.checksum"
 # How the tables are laid out: 1 had the state on the records table, 2 has it in a table of its own.
 LAYOUT = "ebbtide.layout.version"
 LAYOUT_VERSION = 2
-# The ids of the data tables that the state tells of.
+# The ids of the data tables that the state belongs to.
 TABLES = "ebbtide.tables"
 # The snapshots in which expire_snapshots left nothing to rewrite or merge.
 TIDIED = "ebbtide.tidied"
-# Live rows of the data tables by segment, as of which snapshot, and that some are being removed.
+# Live rows of the data tables by segment, their snapshot, and whether a removal is under way.
 ROWS_PREFIX = "ebbtide.rows."
 SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
-# What else than partitions is state; every other property is a setting, on the records table.
+# State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING}
@@ -88,7 +88,7 @@ class PartitionState:
 
     @property
     def next_horizon_ms(self) -> int | None:
-        """When the next tombstone or marker may go, as far as the last round could tell."""
+        """The time when the next tombstone or marker may go, as far as the last round knew."""
         known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
         return known if known > 0 else None
 
@@ -103,7 +103,7 @@ class PartitionState:
         return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
 
     def moved(self, **changes: object) -> PartitionState:
-        """This state with `changes`; refuses one that moves backwards."""
+        """Return this state with `changes`; StateError for an offset that would move backwards."""
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
@@ -125,7 +125,7 @@ _INTEGERS = (
     "cleaned_end_offset",
     "next_clean_ms",
 )
-# What tables made before do not have yet, and how it is read there.
+# Fields that older tables lack, and their values there.
 _ADDED: dict[str, int | None] = {
     "max_event_time_ms": None,
     "expired_end_offset": NEVER,
@@ -152,13 +152,13 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def sealed(state: Mapping[str, str]) -> dict[str, str]:
-    """The state with its layout's version, and a checksum by which an edit by hand is noticed."""
+    """Return the state with its layout's version and a checksum that reveals edits by hand."""
     versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
     return {**versioned, CHECKSUM: _checksum(versioned)}
 
 
 def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """The state alone; StateError where it is not as a job of this version or before left it."""
+    """Return the state alone; StateError if no job of this or an older version left it so."""
     _check_layout(topic, state.get(LAYOUT, "1"))
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(

@@ -1,4 +1,4 @@
-"""Why a task failed, as one whole line: first in its log, its error, and handed on to verdict."""
+"""Tell why a task failed in one line: in its log, in its error, and handed on to verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAUSE = "ebbtide_cause"  # the key of the XCom
 
 @contextmanager
 def explained(context: Context) -> Iterator[None]:
-    """Say why the block failed; what no retry can help fails the task at once."""
+    """Log why the block failed; an error that no retry can help fails the task at once."""
     try:
         yield
     except AirflowSkipException:

@@ -1,4 +1,4 @@
-"""Where this installation keeps things; two variables of the environment say it."""
+"""The places where this installation keeps things, from two environment variables."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
-    """Return those that the request names, and those of its topics' live replicas."""
+    """Return the connections that the request names, and those of its topics' live replicas."""
     needed = {name for asked in request.topics.values() for name in asked.connections}
     for name in request.topics:
         try:

@@ -58,7 +58,7 @@ class PartitionDirectory:
 
 
 class ManifestFile(NamedTuple):
-    """What a manifest keeps of a file, since copies and version control lose its time."""
+    """A file's facts in a manifest, since copies and version control lose its time."""
 
     modified_ms: int
     size_bytes: int
@@ -66,7 +66,7 @@ class ManifestFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `ebbtide-manifest.json` keeps beside a copied log directory."""
+    """The contents of `ebbtide-manifest.json` beside a copied log directory."""
 
     files: Mapping[str, ManifestFile]  # by path below the log directory
     topic_configs: Mapping[str, Mapping[str, str]]

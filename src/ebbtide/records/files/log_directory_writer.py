@@ -1,4 +1,4 @@
-"""A log directory as a broker and `log_directory` read it: what lies around the segment files.
+"""Write what lies around the segment files of a log directory, as a broker reads it.
 
 Source: Kafka's `CheckpointFile`, `LeaderEpochCheckpointFile`, `PartitionMetadataFile` and
 `LogManager`.
@@ -45,9 +45,9 @@ def segment_name(base_offset: int) -> str:
 
 
 def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
-    """Where leader epochs begin, after one more batch: with the first of a larger epoch.
+    """Return where leader epochs begin, after one more batch: the first of each larger epoch.
 
-    So a broker finds them when it recovers a log.
+    A broker finds them in the same way when it recovers a log.
     """
     if epoch < 0 or (epochs and epoch <= epochs[-1][0]):
         return epochs
@@ -62,7 +62,7 @@ def epochs_from(epochs: Epochs, log_start_offset: int) -> Epochs:
 
 
 def read_export(uri: str) -> dict[str, Any] | None:
-    """What the manifest at `uri` says of the export that wrote it; None where it is no export."""
+    """Read the export's description from the manifest at `uri`; None where it is no export."""
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
@@ -105,13 +105,16 @@ def _names(file_system: pyarrow.fs.FileSystem, path: str) -> list[str]:
 
 
 def unfinished(target: str) -> str:
-    """Where the files of a target lie until all are there."""
+    """Return where the files of a target lie until all are there."""
     base, query = split_query(target)
     return base.rstrip("/") + UNFINISHED + query
 
 
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:
-    """An empty log directory with the partitions' directories, in place of an unfinished one."""
+    """Create an empty log directory with the partitions' directories; return where it lies.
+
+    It replaces an unfinished one.
+    """
     uri = unfinished(target)
     file_system, path = AMBIENT.resolve(uri)
     if file_system.get_file_info(path).type is not pyarrow.fs.FileType.NotFound:
@@ -166,7 +169,7 @@ def _checkpoints(directories: Sequence[PartitionDirectory]) -> dict[tuple[str, .
     for directory in directories:
         key = f"{directory.topic} {directory.partition}"
         high_watermarks.append(f"{key} {directory.high_watermark or 0}")
-        # As a broker does it: only where the first segment's name says something else.
+        # As a broker does: only where the first segment's name gives another offset.
         if (directory.log_start_offset or 0) > directory.segments[0].base_offset:
             log_start_offsets.append(f"{key} {directory.log_start_offset}")
     return {

@@ -1,4 +1,4 @@
-"""Batches as a table keeps them, and their records, as the bytes of a segment file: always magic 2.
+"""Encode a table's batches and their records as the bytes of a segment file: always magic 2.
 
 A batch of magic 0 or 1 becomes one of magic 2 with the same offsets, records, codec and times.
 Source: KIP-534 and Kafka's `DefaultRecordBatch`, `MemoryRecords.filterTo`.
@@ -25,7 +25,7 @@ from ebbtide.records.attributes import (
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
-# What of a records table is written.
+# The columns of a records table that are written.
 RECORD_COLUMNS = (
     *("offset", "batch", "timestamp", "event_time"),
     *("key", "value", "headers", "attributes"),
@@ -78,9 +78,9 @@ class WrittenBatch(NamedTuple):
 
 
 def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
-    """The rows of a batches table that has the columns of StoredBatch, or all but those added."""
+    """Read rows of a batches table; columns of StoredBatch that were added later may be missing."""
     names = [name for name in StoredBatch._fields if name in rows.column_names]
-    # Where a live topic's source does not say it.
+    # A live topic's source does not tell the epoch.
     unknown = rows["leader_epoch"].fill_null(NO_LEADER_EPOCH)
     rows = rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", unknown)
     columns = [rows[name].to_pylist() for name in names]
@@ -98,9 +98,10 @@ def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[Wr
 
 
 def encode_batch(batch: StoredBatch, records: Sequence[Record]) -> bytes:
-    """The batch with `records`, which may be fewer than it counts; a control batch has its own.
+    """Encode a batch with `records`, which may be fewer than it counts.
 
-    Without any that it counts, it is left as Kafka leaves an emptied batch: a header alone.
+    A control batch has its own record. A batch that lost all its records is encoded as Kafka
+    leaves it: as a header alone.
     """
     if batch.is_control and batch.record_count:
         records = [_control_record(batch)]
@@ -171,7 +172,7 @@ def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
 
 
 def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, int]:
-    """The headers without the one that ingest adds for a timestamp that no column can hold."""
+    """Remove the header that ingest adds for a timestamp that no column can hold."""
     if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
         return headers, time_ms
     try:

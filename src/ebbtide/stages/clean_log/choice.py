@@ -1,6 +1,6 @@
-"""Which logs get a cleaner round now, and why: as Kafka's cleaner picks them, and a few beside.
+"""Choose which logs get a cleaner round now: those that Kafka's cleaner picks, and a few more.
 
-A log that Kafka would leave alone gets a round where a tombstone or marker is due to go.
+A log that Kafka would leave alone also gets a round where a tombstone or marker is due to go.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class _Offer(NamedTuple):
 
 
 def newest_pins(topic: Topic) -> Pins | None:
-    """The newest snapshots; None for a topic that holds nothing.
+    """Return the newest snapshots of both tables; None for a topic that holds nothing.
 
-    CommitConflictError where a merge moves rows meanwhile: the tables may differ in segments.
+    Raise CommitConflictError where a merge is moving rows meanwhile, since the two tables may
+    then differ in their segments.
     """
     records = current_snapshot(topic.spark, topic.name.records_table)
     batches = current_snapshot(topic.spark, topic.name.batches_table)
@@ -64,7 +65,7 @@ def newest_pins(topic: Topic) -> Pins | None:
 
 
 def reason_against(state: PartitionState, config: TopicConfig, now_ms: int) -> str | None:
-    """Why a partition gets no round, by its state alone; None where its headers decide."""
+    """Return why a partition's state rules out a round; None where its headers must decide."""
     if not config.is_compacted:
         return Reason.NOT_COMPACTED
     if now_ms <= state.cleaned_at_ms:
@@ -103,7 +104,7 @@ def _offer(
     now_ms: int,
     held_back: Mapping[int, int],
 ) -> _Offer:
-    """The partition's round by its dirty ratio; an idle one where that is too low."""
+    """Return the partition's round; it is idle where the dirty ratio is too low."""
     state = topic.partitions[partition]
     log = _cleanable(state, headers, topic.config, now_ms)
     is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
@@ -139,7 +140,7 @@ def _idle_reasons(
     pins: Pins,
     now_ms: int,
 ) -> dict[int, str]:
-    """Why logs that Kafka would leave alone get a round all the same."""
+    """Return, by partition, why a log that Kafka would leave alone gets a round all the same."""
     reasons: dict[int, str] = {}
     due: dict[int, list[Batch]] = {}
     rounds = {p: _idle_round(part, now_ms) for p, part in parts.items()}
@@ -193,7 +194,7 @@ def _with_tombstones(
 
 
 def _tombstone_batches(bases: Mapping[int, set[int]], unit: SegmentFiles) -> set[int]:
-    """In a task: which of the batches hold a tombstone of the segment."""
+    """Return which of the batches hold a tombstone of the segment; runs in a task."""
     rows = read_segment(unit, ("offset", "batch", "is_tombstone")).table
     batches = set(rows["batch"].to_numpy()[rows["is_tombstone"].to_numpy()].tolist())
     return batches & bases[unit.partition]

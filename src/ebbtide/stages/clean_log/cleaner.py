@@ -1,8 +1,8 @@
-"""What a cleaner round does to a topic, worked out from the snapshots that the round pins.
+"""Work out what a cleaner round does to a topic, from the snapshots that the round pins.
 
-The driver judges the few batches that rules look at (transactions, markers, empty ones), tasks
-judge records, a segment each: first the dirty ones for the offset map, then all that the round
-covers, once.
+The driver judges the few batches that need rules of their own: transactions, markers and empty
+batches. Tasks judge the records, one segment each: first the dirty ones for the offset map, then
+once all that the round covers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Rules(NamedTuple):
 
     @classmethod
     def of(cls, judged: JudgedPartition) -> _Rules:
-        """The rules of a partition that the driver has judged."""
+        """Return the rules of a partition that the driver has judged."""
         of_data = {
             batch.base_offset: verdict
             for batch, verdict in judged.verdicts
@@ -82,7 +82,7 @@ class _Unit(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the work on each segment looks at."""
+    """The input of the work on each segment."""
 
     rules: Mapping[int, _Rules]  # by partition
     units: Sequence[_Unit]
@@ -132,7 +132,7 @@ def effect_of(
 def _judge(
     topic: Topic, partition: int, notable: BatchHeaders, cleaning: CleaningRound
 ) -> JudgedPartition:
-    """Verdicts on transactions, markers, empty batches and those that must not go."""
+    """Judge the partition's transactions, markers, empty batches and the batches that must stay."""
     part = cleaning.partitions[partition]
     bound = part.first_uncleanable_offset
     this_round = Round(
@@ -171,7 +171,7 @@ def _clean_units(
         (unit.partition, unit.segment): unit
         for unit in plan_segments(spark, name.batches_table, cleaning.batches_snapshot, ends)
     }
-    # Where no batch is left, no record is: what the file holds is deleted.
+    # Where no batch is left, no record is left either: the file's rows are all deleted.
     units = [
         _Unit(unit, batches[unit.partition, unit.segment])
         for unit in plan_segments(spark, name.records_table, cleaning.records_snapshot, ends)
@@ -192,7 +192,7 @@ def _clean_units(
 
 
 def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, JudgedPartition]) -> list[_Unit]:
-    """Segments that hold dirty records; none in an idle round."""
+    """Return the segments that hold dirty records; none in an idle round."""
     by_partition: dict[int, list[_Unit]] = {}
     for unit in units:
         by_partition.setdefault(unit.records.partition, []).append(unit)
@@ -206,7 +206,7 @@ def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, JudgedPartition]) 
 
 
 def _dirty_keys(known: Shared[_Known], unit: SegmentFiles) -> pa.Table:
-    """In a task: where each key of a dirty segment was written last."""
+    """Return the offset of each key's last record in a dirty segment; runs in a task."""
     this_round, verdicts = known.value.rules[unit.partition]
     rows = read_segment(unit, ("offset", "batch", "key")).table
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
@@ -216,7 +216,7 @@ def _dirty_keys(known: Shared[_Known], unit: SegmentFiles) -> pa.Table:
 def _clean_unit(
     known: Shared[_Known], number: int, is_superseded: IsSuperseded
 ) -> UnitEffect | None:
-    """In a task: the round over one segment; None where it holds no record."""
+    """Run the round over one segment, in a task; return None where it holds no record."""
     rules, units, future_limit_ms = known.value
     unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
@@ -249,10 +249,11 @@ def _clean_unit(
 
 
 def _after(judged: JudgedPartition, seen: Container[int]) -> Iterator[tuple[Batch, Batch | None]]:
-    """What becomes of each batch whose records no task has seen, as `seen` tells.
+    """Yield each batch whose records no task has seen, with what becomes of it.
 
-    Those are control batches, empty ones, and one astride the log start all of whose records that
-    are left lie below it.
+    `seen` holds the base offsets that tasks have seen. The others are control batches, empty
+    batches, and one that begins below the log start offset and has no record left at or above
+    it.
     """
     for batch, verdict in judged.verdicts:
         if batch.is_control or not batch.record_count:
@@ -273,7 +274,7 @@ def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivor
     if not needs_horizon(batch, verdict, left):
         return left
     horizon_ms = this_round.now_ms + this_round.delete_retention_ms
-    # One byte tells a control record's length, which stays below 64.
+    # A control record's length fits in one varint byte: it stays below 64.
     body_bytes = batch.size_bytes - HEADER_BYTES - 1
     body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)
     body_bytes += varint_size(at_ms - horizon_ms)

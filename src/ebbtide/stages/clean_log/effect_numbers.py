@@ -1,4 +1,4 @@
-"""What a cleaner round removes and changes, and its numbers: for results, the log and the state."""
+"""Numbers of what a cleaner round removes and changes, for results, the log and the state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REMOVED = {
 
 @dataclass(slots=True)
 class RoundEffect:
-    """What a round removes and changes, before anything of it is committed."""
+    """A round's removals and changes, before anything of it is committed."""
 
     deletions: list[DeletionVector] = field(default_factory=list)
     changes: pa.Table = field(default_factory=no_changes)
@@ -55,7 +55,7 @@ class JudgedPartition(NamedTuple):
 
 
 class UnitEffect(NamedTuple):
-    """What the round does to one segment's data batches that hold records."""
+    """The round's effect on one segment's data batches that hold records."""
 
     partition: int
     first_base_offset: int
@@ -68,7 +68,7 @@ class UnitEffect(NamedTuple):
 
 
 class PartitionEffect(NamedTuple):
-    """What a round does to one partition, by the driver's verdicts and in each segment."""
+    """A round's effect on one partition, by the driver's verdicts and in each segment."""
 
     judged: JudgedPartition
     headers: Sequence[tuple[Batch, Batch | None]]  # before and after, where no task saw records
@@ -105,14 +105,14 @@ def add_numbers(effect: RoundEffect, partition: int, of_partition: PartitionEffe
 
 
 def _horizons(of_partition: PartitionEffect) -> list[int]:
-    """When tombstones and markers that stay may go, ms since the epoch; 0 for at once."""
+    """Return when the remaining tombstones and markers may go, in epoch ms; 0 means at once."""
     of_tombstones = [rewriting.next_horizon_ms for rewriting in of_partition.rewritings]
     known = [horizon_ms for horizon_ms in of_tombstones if horizon_ms is not None]
     return [*known, *_waiting_markers(of_partition)]
 
 
 def _totals(segments: Sequence[Segment], of_partition: PartitionEffect) -> dict[str, Any]:
-    """Records of data and bytes before and after, as the headers of the segments count them."""
+    """Count data records and bytes before and after the round, as the segments' headers tell."""
     records = sum(segment.record_count for segment in segments)
     size_bytes = sum(segment.size_bytes for segment in segments)
     rewritings = of_partition.rewritings
@@ -137,7 +137,7 @@ def _markers(headers: Sequence[tuple[Batch, Batch | None]]) -> dict[str, int]:
 
 
 def _markers_held_back(judged: JudgedPartition) -> int:
-    """How many markers would go if it were not for a replica that ends before them."""
+    """Count the markers that stay only because a replica ends before them."""
     everything = judged.this_round._replace(held_back_from=MAX_OFFSET)
     freely = judge([batch for batch, _ in judged.verdicts], everything, judged.last_records)
     pairs = zip(judged.verdicts, freely, strict=True)
@@ -145,7 +145,7 @@ def _markers_held_back(judged: JudgedPartition) -> int:
 
 
 def _waiting_markers(of_partition: PartitionEffect) -> Iterator[int]:
-    """When each marker left may go; 0 for one without horizon that has outlived its data."""
+    """Yield when each remaining marker may go; 0 if it has no horizon and its data is gone."""
     judged = of_partition.judged
     bases = [batch.base_offset for batch, _ in judged.verdicts]
     removed = {

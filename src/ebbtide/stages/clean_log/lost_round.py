@@ -1,8 +1,8 @@
-"""A round in flight that cannot be finished as it was planned: what it had read has gone.
+"""Give up a round in flight whose input is gone, so that it cannot be finished as planned.
 
-Its records are deleted, and the snapshot before that, which the sizes of compressed batches are
-worked out from, was expired although it was held. The headers are then rebuilt from the records
-that are left, and the next round begins anew.
+Its records are deleted, but the snapshot from before that was expired although the round held it.
+The sizes of compressed batches cannot be worked out without that snapshot. The headers are then
+rebuilt from the remaining records, and the next round begins anew.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
 
 
 def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
-    """Changes of the headers in a round that tell of more records than there are, by segment."""
+    """Return changes for the round's headers that count more records than are left, by segment."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in lost.partitions.items()}
     snapshot = current_snapshot(spark, name.records_table)
@@ -83,7 +83,7 @@ def _of_partition(
     units: dict[int, SegmentFiles],
 ) -> list[pa.Table]:
     bases = headers.column("base_offset")
-    # Below the one offset retention may have taken single records, whose headers stay.
+    # Below `expired_end_offset` retention may have taken single records, whose headers stay.
     first = max(part.first_segment_offset, topic.partitions[partition].expired_end_offset)
     covered = headers.where(
         np.asarray((bases >= first) & (bases < part.first_uncleanable_offset), np.bool_)

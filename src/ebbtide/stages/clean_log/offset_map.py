@@ -1,9 +1,9 @@
-"""Which records a later one supersedes, for each segment: Kafka's offset map, of any size.
+"""Find the records that later ones supersede, by segment: Kafka's offset map, of any size.
 
-Kafka bounds its map by memory and cleans less; here a round is never partial. Partitions whose
-maps together fit into `spark.ebbtide.offset.map.bytes` go through at once, and their maps are sent
-to every task. A map that does not fit is made a share of the keys at a time, and marks what each
-share supersedes before the next.
+Kafka bounds its map by memory and cleans only what fits; here a round is never partial. Partitions
+whose maps together fit into `spark.ebbtide.offset.map.bytes` are cleaned together, and their maps
+are sent to every task. A larger map is built for one share of the keys at a time; the records that
+a share supersedes are marked before the next share is built.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAP_BYTES = 768 * 1024 * 1024
 # which is copied twice.
 RECORD_BYTES = 150
 KEY_COPIES = 3
-# No key column that is larger than this many times its file is looked for.
+# A key column is taken to be at most this many times larger than its file.
 MOST_COMPRESSED = 20
 
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class _Share(NamedTuple):
     shares: int
 
     def holds(self, hashes: Hashes) -> Bools:
-        """Whether each key, given by its hash, is of this share."""
+        """Return for each key, given by its hash, whether it belongs to this share."""
         # The filter before the map goes by the low bits of the same hashes.
         high = hashes >> np.uint64(48)
         return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
@@ -73,9 +73,10 @@ def map_with_superseded(
     find_keys: FindKeys,
     clean: Clean[R],
 ) -> list[R]:
-    """What `clean` makes of each segment, given its number and which of its records are superseded.
+    """Clean each segment, given its number and its superseded records; return the results.
 
-    `find_keys` gives a dirty segment's `hash, key, offset`; both run in tasks.
+    `find_keys` returns the columns `hash, key, offset` of a dirty segment. Both functions run
+    in tasks.
     """
     done: dict[int, R] = {}
     limit = int(spark.conf.get(MAP_BYTES_SETTING, str(MAP_BYTES)) or MAP_BYTES)
@@ -91,7 +92,7 @@ def map_with_superseded(
 def _bytes_by_partition(
     spark: SparkSession, segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles], limit: int
 ) -> dict[int, int]:
-    """The memory that each partition's map takes, 0 for one that is not dirty."""
+    """Return the memory that each partition's map takes, in bytes; 0 if nothing in it is dirty."""
     sizes = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
     most = sum(file.size_bytes for unit in dirty for file in unit.files) * MOST_COMPRESSED
     for unit in dirty:
@@ -104,12 +105,12 @@ def _bytes_by_partition(
 
 
 def _key_bytes(unit: SegmentFiles) -> int:
-    """The bytes of a segment's keys, each counted about as often as the segment has it."""
+    """Estimate the bytes of a segment's keys; a repeated key may count once."""
     return column_bytes(unit, "key")
 
 
 def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
-    """All partitions, as many of them together as fit into `limit` bytes."""
+    """Yield all partitions, as many together as fit into `limit` bytes."""
     together, held = set[int](), 0
     for partition, size_bytes in sizes.items():
         if size_bytes > limit:
@@ -156,7 +157,7 @@ class _TurnWork(NamedTuple):
         return self._in_tasks(work, of_segments)
 
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
-        """What `work` makes of a partition's map, a number and its segment."""
+        """Run `work` with its partition's map on each segment by number; return the results."""
         keys = partial(_keys_of, self.find_keys, share)
         offset_maps = map_segments(
             self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of"
@@ -180,7 +181,7 @@ class _TurnWork(NamedTuple):
 
 
 def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
-    """In a task: the share's keys of a dirty segment."""
+    """Return the share's keys of a dirty segment; runs in a task."""
     keys = find_keys(unit)
     if share.shares == 1:
         return keys
@@ -192,7 +193,7 @@ def _of_segment(
     work: Callable[[OffsetMap, int, SegmentFiles], R],
     number: int,
 ) -> R:
-    """In a task: `work` on one segment."""
+    """Run `work` on one segment, in a task."""
     maps, segments = known.value
     return work(maps[segments[number].partition], number, segments[number])
 
@@ -202,7 +203,7 @@ def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: Segmen
 
 
 def _find_superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
-    """Offsets of a segment's records that the share of the map supersedes."""
+    """Return the offsets of a segment's records that this share of the map supersedes."""
     rows = read_segment(unit, ("offset", "key")).table
     hashes = hash_keys(rows["key"].combine_chunks())
     is_mine = share.holds(hashes)

@@ -1,7 +1,8 @@
-"""Small neighbouring segments become one file, where a cleaner round has merged them.
+"""Merge the small files of neighbouring segments that a cleaner round has joined.
 
-A round merges logical segments, as Kafka's does, and moves no row; so each night would leave one
-more small file in both tables for ever. Order: written down, records, batches, state.
+A round merges logical segments, as Kafka's does, but moves no row. Without this merge each night
+would leave one more small file in both tables. Order: plan written to the state, records, batches,
+state.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ebbtide.spark.tasks import map_segments
 
 log = logging.getLogger(__name__)
 
-# So many small neighbours are waited for: each row is then written again a few times, not nightly.
+# A merge waits for this many small neighbours, so that a row is rewritten rarely, not nightly.
 AT_LEAST = 8
 
 
@@ -68,11 +69,11 @@ def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
 
 
 def finish_merge(topic: Topic) -> Topic:
-    """Finish the merge in flight, if there is one; the topic as it is then."""
+    """Finish the merge in flight, if there is one; return the topic afterwards."""
     spark, name = topic.spark, topic.name
     merge = open_merge(topic)
     if merge is None:
-        # What a job held that was killed before it let go.
+        # Tags of a job that was killed before it removed them.
         release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
     for step, table, by in (
@@ -89,7 +90,7 @@ def finish_merge(topic: Topic) -> Topic:
 
 
 def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
-    """Whether the merge's commit on the table was made; the history tells of older versions'."""
+    """Return whether the merge is committed to the table; the history tells for older versions."""
     if held_by(topic.spark, table, _hold(merge)).own is not None:
         return True
     return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
@@ -148,7 +149,7 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
 def _as_one(
     by_place: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
 ) -> SegmentFiles | None:
-    """The files of a group as those of its first segment; None where they are that already."""
+    """Return a group's files as those of its first segment; None where they are already."""
     members = [by_place[partition, base] for base in group if (partition, base) in by_place]
     if all(member.segment == group[0] for member in members):
         return None
@@ -157,7 +158,7 @@ def _as_one(
 
 
 def _write_as_one(by: str, planned: PlannedRewrite) -> Replacement:
-    """In a task: write a group's live rows to one file."""
+    """Write a group's live rows to one file, in a task."""
     unit, path = planned
     rows = read_segment(unit, None, by).table
     if not rows.num_rows:

@@ -1,9 +1,9 @@
-"""clean_log: which logs get a cleaner round now, and the round itself (KIP-534).
+"""clean_log: choose which logs get a cleaner round now, and run the round (KIP-534).
 
-Order of a round: written down, records, that they are done, batches, state. The commits on the
-tables are tagged, and so are the snapshots that they were planned on, until the state has moved: a
-killed round is planned again on what it had read, and a step that was done is left out, so that it
-ends where an unbroken one would, also when other tools have rewritten files or expired snapshots.
+A round's order: plan written to the state, records, note that the records are done, batches, state.
+Until the state has moved, tags hold the round's commits and the snapshots that it was planned on.
+So a killed round is planned again on the same input, and steps that were done are left out. It ends
+as an unbroken round would, even if other tools rewrite files or expire snapshots.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COMMIT_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class CleanPlan:
-    """What a run of clean_log will do to one topic; no round where nothing is to be done."""
+    """The plan of clean_log for one topic; without a round where there is nothing to do."""
 
     topic: Topic
     round: CleaningRound | None
@@ -81,7 +81,7 @@ class CleanPlan:
 
 
 def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
-    """The round to run on the topic at `now_ms`, or the one in flight, with what it will do."""
+    """Plan a round on the topic at `now_ms`, or the one in flight, with what it will do."""
     in_flight = open_round(topic)
     if in_flight is not None:
         log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
@@ -168,7 +168,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     topic, this_round, effect = plan.topic, plan.round, plan.effect
     tables = (topic.name.records_table, topic.name.batches_table)
     start_round(topic, this_round)
-    # All is written before the first commit, so that little time lies between the two.
+    # All files are written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:
         records, batches = (
             pool.submit(copy_context().run, prepare, topic, this_round, effect)
@@ -187,7 +187,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
 
 
 def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
-    """What deletes the records; None where there is none, or they are deleted already."""
+    """Prepare to delete the round's records; None where there are none or they are gone already."""
     if not effect.deletions or _are_records_done(topic, this_round):
         return None
     return prepare_row_delta(
@@ -202,7 +202,7 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 
 
 def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
-    """What changes the batches, likewise."""
+    """Prepare to change the round's batches; None where none change or the commit is made."""
     table = topic.name.batches_table
     if not effect.changes.num_rows or _is_done(topic, table, this_round):
         return None
@@ -235,7 +235,7 @@ def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges 
 
 
 def give_up_lost_round(topic: Topic) -> Topic:
-    """Give up a round in flight that cannot be finished; the topic as it is then."""
+    """Give up a round in flight that cannot be finished; return the topic afterwards."""
     in_flight = open_round(topic)
     if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
         return topic
@@ -252,7 +252,7 @@ def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def finish_round(topic: Topic) -> Topic:
-    """Finish the round that a killed run left, if there is one; the topic as it is then."""
+    """Finish the round that a killed run left, if there is one; return the topic afterwards."""
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))
@@ -270,7 +270,7 @@ def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
-    """Whether the round's commit on the table was made; the history tells of older versions'."""
+    """Return whether the round is committed to the table; the history tells for older versions."""
     if held_by(topic.spark, table, _hold(this_round)).own is not None:
         return True
     return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None

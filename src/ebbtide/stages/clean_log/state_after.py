@@ -12,7 +12,7 @@ from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 def finish_state(
     this_round: CleaningRound, effect: RoundEffect, current: Topic
 ) -> PropertyChanges | None:
-    """The changes of properties that end the round; None where it is not in flight any more."""
+    """Return the property changes that end the round; None where it is no longer in flight."""
     in_flight = open_round(current)
     if in_flight is None or in_flight.id != this_round.id:
         return None

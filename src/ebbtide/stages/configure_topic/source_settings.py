@@ -1,4 +1,4 @@
-"""The settings that a topic's brokers have and its table has not, to be taken over."""
+"""Find the settings of a topic's brokers that its table lacks, to copy them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""configure_topic: settings are checked, and their effect is shown, before they are set."""
+"""configure_topic: check settings and show their effect before setting them."""
 
 from __future__ import annotations
 

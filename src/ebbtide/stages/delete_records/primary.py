@@ -61,7 +61,7 @@ def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, 
 
 
 def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
-    """What the run fails with, once the other partitions are done; a retry can help a timeout."""
+    """Return the error for all refused partitions together; a timeout's may be retried."""
     refusals = [
         f"{topic} partition {p}: {reply.error.name} ({reply.note or way_out(reply.error)})"
         for p, reply in sorted(answers.items())

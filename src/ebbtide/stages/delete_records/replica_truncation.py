@@ -1,7 +1,8 @@
-"""A DeleteRecords request at the other replicas of a topic: the tables first, the live topic last.
+"""A DeleteRecords request at a topic's other replicas: the tables first, the live topic last.
 
-Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. One that is behind is waited for, and
-what has not reached the requested offset when the time is over is REQUEST_TIMED_OUT.
+Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. The request waits for a replica that is
+behind. A partition that has not reached the requested offset when time is up gets
+REQUEST_TIMED_OUT.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks of a partition, and where its primary starts, which it may go up to."""
+    """A partition's requested offset, and its primary's log start, up to which it may move."""
 
     offset: int
     log_start_offset: int
@@ -62,7 +63,7 @@ class TableReplicaProgress:
             self.problem = str(error)
 
     def lacks(self, partition: int, wanted: Wanted) -> str:
-        """Why the partition has not reached the requested offset; nothing where it has."""
+        """Return why the partition has not reached the requested offset; empty where it has."""
         if partition in self.done:
             return ""
         state = self.states.get(partition)
@@ -70,7 +71,7 @@ class TableReplicaProgress:
         return self.problem or f"{self.name} ends at {end}, before {wanted.offset}"
 
     def _starts(self, wanted: Mapping[int, Wanted]) -> dict[int, int]:
-        """Where the partitions shall start that hold the requested offset by now."""
+        """Return new log start offsets for partitions that reach their requested offset by now."""
         return {
             partition: min(of.log_start_offset, state.log_end_offset)
             for partition, of in wanted.items()
@@ -118,7 +119,7 @@ class Replicas:
         return {str(t.name): {"records_removed": t.records_removed} for t in self._tables}
 
     def delete_records(self, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:
-        """Each partition's answer over all replicas, once all have reached it or time is over."""
+        """Return each partition's answer once all replicas reach its offset or time is up."""
         self._advance_tables(wanted)
         starts = {p: of.log_start_offset for p, of in wanted.items()}
         missing: dict[int, list[str]] = {p: self._lacking(p, of) for p, of in wanted.items()}
@@ -168,7 +169,7 @@ class Replicas:
         return {p: _unless_short(reply, wanted[p], connection) for p, reply in answers.items()}
 
     def _held(self, partition: int) -> int:
-        """Up to which offset every table holds the partition."""
+        """Return the offset up to which every table holds the partition."""
         ends = [self._primary.partitions[partition].log_end_offset]
         for table in self._tables:
             state = table.states.get(partition)
@@ -176,7 +177,10 @@ class Replicas:
         return min(ends)
 
     def _connect(self, connection: str) -> LiveTopic | None:
-        """None where no broker answers; what no waiting can help is an error before anything."""
+        """Connect to the live topic; None where no broker answers.
+
+        An error that no waiting can help is raised before anything is deleted.
+        """
         answer_ms = min(ANSWER_MS, self._left_ms())
         try:
             return LiveTopic.connect(connection, self._primary.name.topic, answer_ms)
@@ -184,7 +188,7 @@ class Replicas:
             return None
 
     def _left_ms(self) -> int:
-        """What is left of the time; a second at least, so that whoever is there can answer."""
+        """Return the ms left; at least a second, so that a reachable broker can answer."""
         return max(1000, round((self._deadline - time.monotonic()) * 1000))
 
 
@@ -199,7 +203,7 @@ def _unless_short(reply: Answer, wanted: Wanted, connection: str) -> Answer:
 
 
 def _answer(start: int, lows: Iterable[int], missing: list[str]) -> Answer:
-    """The least log start offset, given only when every replica has reached what was asked."""
+    """Return the least log start offset, or REQUEST_TIMED_OUT while a replica is missing."""
     if missing:
         return refused(ErrorCode.REQUEST_TIMED_OUT, start, "; ".join(missing))
     return Answer(start, min(lows))

@@ -1,4 +1,4 @@
-"""What a DeleteRecords request means in offsets: times by the tables, groups by a broker."""
+"""Resolve a DeleteRecords request to offsets: times by the tables, groups by a broker."""
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ def _resolve_times(topic: Topic, times: Mapping[int, int], requested: RequestedO
 
 
 def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, int]:
-    """Each partition's first offset whose timestamp is at or after its time, markers included.
+    """Return each partition's first offset at or after its timestamp, markers included.
 
-    Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp, but that where
-    the log starts inside a segment, Kafka may find nothing although later segments hold it.
+    Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp. One
+    difference: where the log starts inside a segment, Kafka may find nothing although a later
+    segment holds such an offset.
     """
 
     def is_found(timestamp: Callable[[int], Column]) -> Column:
@@ -103,7 +104,7 @@ def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, 
 def count_older(
     topic: Topic, times: Mapping[int, int], first_offsets: Mapping[int, int]
 ) -> dict[int, int]:
-    """Records from each first offset on whose timestamp is before the partition's time."""
+    """Count the records after each first offset whose timestamp is before the partition's time."""
     if not first_offsets:
         return {}
 

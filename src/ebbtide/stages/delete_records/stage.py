@@ -46,7 +46,7 @@ def answer_request(
 
 
 def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> JobOutcome:
-    """The outcome where the topic cannot be read: each partition that was named is refused."""
+    """Refuse every named partition of a topic that cannot be read."""
     note = note or way_out(error)
     numbers = numbers_of(refused(error, note=note))
     return JobOutcome(

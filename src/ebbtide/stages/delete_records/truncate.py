@@ -1,8 +1,8 @@
-"""Moving the log start offset, and removing what then lies below it.
+"""Move the log start offset, and remove what then lies below it.
 
 The order makes it safe: log start offset first, then records, then batches. Every run removes
-whatever still lies below, so a killed one is finished by the next. Manifests tell which files may
-hold any of it; no other file is opened.
+whatever still lies below, so the next run finishes a killed one. Manifests tell which files may
+hold such rows; no other file is opened.
 """
 
 from __future__ import annotations
@@ -144,12 +144,12 @@ def _leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
 
 
 def _is_below(unit: SegmentFiles, start: int) -> bool:
-    """Whether all offsets of a segment lie below `start`, as far as its manifests tell."""
+    """Return whether a segment lies wholly below `start`, as far as its manifests tell."""
     return all(file.last is not None and file.last < start for file in unit.files)
 
 
 def _records_below(starts: Mapping[int, int], unit: SegmentFiles) -> Leaving:
-    """In a task: the records of a segment that lie below the log start offset."""
+    """Return a segment's records below the log start offset; runs in a task."""
     rows = read_segment(unit, ("offset",))
     return leaving_of(unit, rows, rows.table["offset"].to_numpy() < starts[unit.partition])
 
@@ -165,7 +165,7 @@ def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
     outlines = {}
     for partition in {unit.partition for unit in units}:
         state = topic.partitions[partition]
-        # What lies before the first segment is none of the notable headers here.
+        # With a segment at 0, no header lies before the first segment and is notable for that.
         segments = (SegmentStart(0, 0), *state.segments)
         outlines[partition] = LogOutline(state.log_start_offset, segments)
     headers = look_at_headers(spark, table, outlines, snapshot)
@@ -195,7 +195,7 @@ class _StayingBatches:
 
 
 def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
-    """Base offsets of what tells a producer's last record or where an open transaction begins."""
+    """Return base offsets of batches that tell a producer's last record or an open transaction."""
     candidates = notable.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
     last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
@@ -204,7 +204,7 @@ def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
 
 
 def _batches_before(staying: Mapping[int, _StayingBatches], unit: SegmentFiles) -> Leaving:
-    """In a task: the batch rows of a segment that leave."""
+    """Return the batch rows of a segment that leave; runs in a task."""
     of_partition = staying[unit.partition]
     rows = read_segment(unit, ("base_offset", "last_offset"), "base_offset")
     stays = np.isin(rows.table["base_offset"].to_numpy(), of_partition.remembered)

@@ -1,8 +1,8 @@
-"""Tombstones that are appended to the tables directly, of a topic that nobody writes any more.
+"""Append tombstones directly to the tables of a topic that nobody writes any more.
 
-Order: written down, records, batches, state. Batches and state follow from the records in the
-table, so whoever finds some beyond the log end finishes that append, and one that was killed before
-its records is none.
+Order: plan written to the state, records, batches, state. Batches and state follow from the records
+in the table. A run that finds records beyond the log end finishes that append; an append that was
+killed before its records leaves nothing to finish.
 """
 
 from __future__ import annotations
@@ -102,14 +102,17 @@ def _append_alone(
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))
-    # To overwrite nothing is to append, but for the check that nobody else did.
+    # Overwriting no rows is an append that also checks that nobody else appended.
     append = partial(writer.overwrite, F.lit(False))
     snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
 
 
 def _beyond(topic: Topic, ends: Ends) -> set[int]:
-    """The partitions with tombstones beyond their ends; ForeignLogError where those are others'."""
+    """Return the partitions with tombstones beyond their ends.
+
+    Raise ForeignLogError where rows beyond an end are not an erasure's.
+    """
     held = find_ends(topic, ends)
     reach = {p: max(held[p].records_end, held[p].batches_end) for p in ends}
     beyond = {p for p, end in ends.items() if reach[p] > end}
@@ -155,7 +158,7 @@ def _unmoved(current: Topic, partition: int, end: int) -> PartitionState:
 
 
 def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure) -> pa.Table:
-    """The tombstones as rows of the records table: in order of keys, in batches as they may be."""
+    """Return the tombstones as rows of the records table, by key, in batches of legal size."""
     state = topic.partitions[partition]
     keys = sorted(keys)
     headers = [(name.encode(), value) for name, value in erasure.headers]
@@ -190,7 +193,10 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
 
 
 def _event_time(state: PartitionState, now: datetime) -> datetime:
-    """The newest event of the partition: a request is no event, and must not make others old."""
+    """Return the partition's newest event time, or now where it has none.
+
+    An erasure is no event: its own time must not make other records old.
+    """
     newest_ms = state.max_event_time_ms
     if newest_ms is None or newest_ms == NEVER:
         return now
@@ -301,7 +307,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
 
 
 def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
-    """Return the states past the last appended offsets; as they were before, where nothing was."""
+    """Return the states past the last appended offsets, or as before where none was appended."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]
@@ -313,7 +319,11 @@ def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Propert
 
 
 def _state_after(state: PartitionState, last: _Last) -> PartitionState:
-    """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
+    """Return the state after the append.
+
+    The tombstones lie in a segment of their own, closed by an empty one, so that it can be
+    cleaned.
+    """
     first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
     before = [segment for segment in state.segments if segment.base_offset < first]
     known_ms = state.max_event_time_ms

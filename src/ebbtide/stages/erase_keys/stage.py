@@ -1,4 +1,4 @@
-"""erase_keys: each key gets a tombstone, which the cleaner then lets supersede all before it.
+"""erase_keys: each key gets a tombstone, so that the cleaner removes all records before it.
 
 Where somebody writes the log, tombstones are produced to the live topic and arrive by ingest;
 otherwise they are appended to the tables. A cleaner round follows if Kafka's cleaner would begin
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
-# What a reason for no round begins with, and the settings that decide it.
+# The beginning of a reason for no round, and the settings that decide it.
 DECIDED_BY = {
     "dirty ratio": "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides",
 }
@@ -69,7 +69,7 @@ DECIDED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class ErasePlan:
-    """What the tables hold of the keys, and what an earlier try has brought into the log."""
+    """The records that the tables hold of the keys, and what an earlier try has logged."""
 
     topic: Topic
     erasure: Erasure
@@ -90,7 +90,7 @@ class ErasePlan:
 
     @property
     def not_found(self) -> list[bytes]:
-        """The keys of which no partition holds a record."""
+        """The keys that no partition holds a record of."""
         held_keys = {key for _, key in self.held}
         return [key for key in self.keys if key not in held_keys]
 
@@ -128,7 +128,7 @@ class ErasePlan:
 
 
 def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
-    """Erase the keys; the outcome tells of all that was removed and committed for it."""
+    """Erase the keys; the outcome covers all that was removed and committed for it."""
     topic, done = prepare_erase(spark, name, erasure)
     return execute_erase(plan_erase(topic, erasure), done)
 
@@ -176,7 +176,7 @@ def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
 
 
 def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
-    """The keys that were typed in or those of the file; RequestError where both or none are."""
+    """Return the keys from the request or its file; RequestError where both or none are given."""
     if erasure.keys and erasure.keys_file:
         raise RequestError("expected keys or a file of them, found both; leave one of them empty")
     keys = erasure.keys
@@ -210,7 +210,11 @@ KeyRows = dict[PartitionKey, KeyRow]
 
 
 def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
-    """The row of each key that was found, its tombstone in the log: now, before, or long since."""
+    """Log a tombstone for each held key that needs one, and return all keys' rows.
+
+    A row's tombstone is the one sent now, one that an earlier try sent, or one that was there
+    before.
+    """
     offsets = _send(plan, done)
     rows: KeyRows = {}
     for place, held in plan.held.items():
@@ -353,7 +357,7 @@ def _latest(times_ms: list[int | None]) -> int | None:
 
 
 def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> str:
-    """What the run says aloud, without a key."""
+    """Describe the run in a sentence, without naming a key."""
     totals = _numbers(rows)
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
@@ -370,13 +374,13 @@ def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> st
 
 
 def _moment(ms: int) -> str:
-    """The first full minute at or after a time."""
+    """Format the first full minute at or after a time."""
     ms = -(-ms // 60_000) * 60_000
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _delay(rows: list[KeyRow], cleaned: Mapping[str, Any]) -> dict[str, str]:
-    """Why values are left, and what would change that."""
+    """Return a note on why values are left and what would change that; empty where none are."""
     left = sum(row.left or 0 for row in rows)
     if not left:
         return {}

@@ -1,9 +1,9 @@
-"""Single records past the event-time limit, which leave before their segment does.
+"""Remove single records past the event-time limit before their segment expires.
 
-Their batch rows stay as they are until the segment leaves, as those of records that DeleteRecords
-hides do: sizes, largest timestamps and transactions are judged by what was written, as a log
-whose segments are whole judges them. A cleaner round counts survivors from the records, so it
-never takes a missing one for its own victim, and an export writes what is left of each batch.
+Their batch rows stay unchanged until the segment expires, as they do where DeleteRecords hides
+records. So sizes, largest timestamps and transactions are judged by what was written, as in a log
+with whole segments. A cleaner round counts survivors from the records, so it never counts a missing
+record as one that it removed. An export writes what is left of each batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
 
 
 class ExpiredRecords(NamedTuple):
-    """How many records of a partition go, and the bytes of their keys, values and headers."""
+    """The number of a partition's expired records, and the bytes of their contents."""
 
     rows: int = 0
     size_bytes: int = 0
@@ -54,7 +54,7 @@ class Scope(NamedTuple):
 
 
 def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int, ExpiredRecords]:
-    """What goes of each partition, by one scan of the files that may hold any."""
+    """Find each partition's expired records, by one scan of the files that may hold any."""
     units = _units(topic, scopes)
     find = partial(_count_expired, scopes)
     counts = map_segments(topic.spark, find, units, count_rows(units), "looks for old records in")
@@ -76,7 +76,7 @@ def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted
 
 
 def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
-    """Segments of the scopes' partitions whose files may hold a record past a limit."""
+    """Return segments of the scopes' partitions whose files may hold a record past a limit."""
     spark, table = topic.spark, topic.name.records_table
     snapshot = java_table(spark, table).currentSnapshot()
     if snapshot is None or not scopes:
@@ -96,14 +96,14 @@ def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
 
 
 def _count_expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> ExpiredRecords:
-    """In a task: how many of a segment's records go."""
+    """Count a segment's expired records and their bytes, in a task."""
     rows, is_expired = _expired(scopes, unit)
     sizes = rows.table["size_bytes"].fill_null(0).to_numpy()
     return ExpiredRecords(int(np.count_nonzero(is_expired)), int(sizes[is_expired].sum()))
 
 
 def _leaving(scopes: Mapping[int, Scope], unit: SegmentFiles) -> Leaving:
-    """In a task: the records of a segment that go."""
+    """Return a segment's expired records; runs in a task."""
     return leaving_of(unit, *_expired(scopes, unit))
 
 
@@ -113,7 +113,7 @@ def _expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> tuple[SegmentRo
 
 
 def _is_expired(rows: pa.Table, scope: Scope) -> Bools:
-    """Which records go: none that lacks a time which decides."""
+    """Return which records have expired; a record without a deciding time has not."""
     offsets = rows["offset"].to_numpy()
     event, has_event = _micros(rows["event_time"])
     append, has_append = _micros(rows["append_time"])
@@ -128,6 +128,6 @@ def _is_expired(rows: pa.Table, scope: Scope) -> Bools:
 
 
 def _micros(times: pa.ChunkedArray) -> tuple[Int64s, Bools]:
-    """Times in us since the epoch, and which are there."""
+    """Return times in us since the epoch, and which of them are present."""
     micros = times.cast(pa.int64()).fill_null(0).to_numpy()
     return np.asarray(micros, np.int64), np.asarray(times.is_valid().to_numpy(), np.bool_)

@@ -47,9 +47,9 @@ NIGHTLY = "nightly_retention"
 
 @dataclass(frozen=True, slots=True)
 class ExpirePlan:
-    """Which logical segments of each partition go, by which rule, and which single records.
+    """The logical segments that go from each partition, by rule, and the single records.
 
-    `max_event_times_ms` are those that the state misses, worked out anew.
+    `max_event_times_ms` holds those that the state lacks, worked out anew.
     """
 
     topic: Topic
@@ -130,9 +130,10 @@ class ExpirePlan:
 
 
 def _before_and_after(expiry: Expiry) -> dict[str, int]:
-    """Records of data and bytes as the headers of the segments count them, as clean_log does.
+    """Count data records and bytes before and after, as the segments' headers tell.
 
-    Single records that go are counted beside them: headers stay until their segment goes.
+    clean_log counts the same way. Expired single records are counted separately: headers stay
+    unchanged until their segment goes.
     """
     removed = [segment for segment, _ in expiry.removed]
     records_after = sum(segment.record_count for segment in expiry.kept)
@@ -145,7 +146,7 @@ def _before_and_after(expiry: Expiry) -> dict[str, int]:
 
 
 def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
-    """What retention removes from the topic at `now_ms`."""
+    """Plan what retention removes from the topic at `now_ms`."""
     states, config = topic.partitions, topic.config
     outlines = {
         partition: LogOutline(state.log_start_offset, state.segments)
@@ -185,7 +186,7 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
 
 
 def _going(expiry: Expiry) -> str:
-    """Which segments of a partition go, as its log says it."""
+    """Describe which segments of a partition go, for the log."""
     by = Counter(str(rule) for _, rule in expiry.removed)
     gone = size(sum(segment.size_bytes for segment, _ in expiry.removed))
     return (
@@ -283,7 +284,7 @@ def _check_unchanged(
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset
-    # What an ingest has brought since may hold the largest event time.
+    # An ingest may have appended a larger event time since.
     is_outdated = has_grown and (is_rolled or partition in plan.max_event_times_ms)
     if state.segments[: len(planned.segments)] != planned.segments or is_outdated:
         raise CommitConflictError(

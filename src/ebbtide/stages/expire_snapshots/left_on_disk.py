@@ -1,4 +1,4 @@
-"""Looks up what holds files with deleted rows of a topic on the disk, from metadata alone."""
+"""Find what keeps files with deleted rows of a topic on the disk, from metadata alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ebbtide.stages.expire_snapshots.rewriting import find_deletions
 
 
 class SnapshotsAndRefs(NamedTuple):
-    """When each snapshot of a table was made, in ms, by its id; and its tags and branches."""
+    """The time in ms of each of a table's snapshots, by id, and its tags and branches."""
 
     made_ms: dict[int, int]
     refs: dict[str, dict[str, Any]]
@@ -31,7 +31,7 @@ class SnapshotsAndRefs(NamedTuple):
 
 
 def snapshots_and_refs(spark: SparkSession, table: Any) -> SnapshotsAndRefs:
-    """Those of Iceberg's table object, in one call."""
+    """Read the snapshots and refs of Iceberg's table object, in one call."""
     parser = iceberg_class(spark, "TableMetadataParser")
     metadata = json.loads(parser.toJson(table.operations().current()))
     made_ms = {each["snapshot-id"]: each["timestamp-ms"] for each in metadata["snapshots"]}
@@ -39,7 +39,7 @@ def snapshots_and_refs(spark: SparkSession, table: Any) -> SnapshotsAndRefs:
 
 
 def find_left_on_disk(topic: Topic) -> LeftOnDisk:
-    """What holds files with deleted rows of the records table on the disk by now."""
+    """Find what still keeps files with deleted rows of the records table on the disk."""
     spark, deletions = topic.spark, find_deletions(topic)
     table = java_table(spark, topic.name.records_table)
     snapshots, holding = snapshots_and_refs(spark, table), snapshots_with_old_files(spark, table)

@@ -1,4 +1,4 @@
-"""Files too full of deletions are written anew without them: a deleted row lies in its file still.
+"""Rewrite files with too many deleted rows: until then a deleted row stays in its file.
 
 Iceberg's procedure rewrite_data_files does the same with a Spark job for each segment.
 """
@@ -48,7 +48,7 @@ class Deletions(NamedTuple):
 
 
 def find_deletions(topic: Topic) -> Deletions:
-    """What is deleted, and which files of closed segments are due, from manifests alone."""
+    """Find the deleted rows and which files of closed segments are due, from manifests alone."""
     files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
     data = {file.path: file for file in files if file.is_data}
     vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
@@ -66,7 +66,7 @@ def find_deletions(topic: Topic) -> Deletions:
 
 
 def _rewritten_share(topic: Topic) -> float:
-    """0 means any deleted row."""
+    """Return the share of deleted rows that makes a file due; a setting of 0 means any row."""
     return max(topic.config.rewrite_deleted_share, 1e-9)
 
 
@@ -102,7 +102,7 @@ def rewrite_files(topic: Topic, deletions: Deletions) -> int:
 
 
 def _write_anew(planned: PlannedRewrite) -> Replacement:
-    """In a task: write the live rows of the unit's one file to another."""
+    """Write the live rows of the unit's one file to another, in a task."""
     unit, path = planned
     (file,) = unit.files
     is_written = write_groups(unit.store, path, live_groups(unit, file))

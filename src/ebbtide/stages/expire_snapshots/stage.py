@@ -1,8 +1,8 @@
-"""expire_snapshots: what no kept snapshot needs leaves the disk.
+"""expire_snapshots: delete files that no kept snapshot needs from the disk.
 
-A row that was deleted stays in its file until the file is rewritten, and on the disk until the
-last snapshot with that file expires. Snapshots are stamped by the machine that commits them, so
-their age is taken on its clock, not on `--now`.
+A row that was deleted stays in its file until the file is rewritten, and on the disk until the last
+snapshot with that file expires. Snapshots are stamped by the machine that commits them, so their
+age is taken on its clock, not on `--now`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Disk(NamedTuple):
 
 
 def plan_expire_snapshots(topic: Topic) -> JobOutcome:
-    """What the tables hold now; how much of it is freed shows only when it is done."""
+    """Report the files and bytes that the tables hold now; only a run shows how much is freed."""
     outcome, disk = _outcome(topic), _disk(topic)
     outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
     return outcome
@@ -64,7 +64,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     line = "%d files of %s, with %s deleted rows still in them"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
-    # Nothing is freed before snapshots expire, so what came by then was written.
+    # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
     expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
     left = _disk(topic) if expired else full
@@ -118,7 +118,7 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
 
 
 def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
-    """When each snapshot was made, in ms, that neither a branch nor a tag names; by its id."""
+    """Return the time in ms of each snapshot that no branch or tag names, by its id."""
     return snapshots_and_refs(spark, table).unnamed
 
 
@@ -127,7 +127,10 @@ def _clock_ms() -> int:
 
 
 def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
-    """What the work on files counts, and why it failed if it did; a lost race is tried again."""
+    """Run the work; return its count and, if it failed, the error.
+
+    A CommitConflictError is raised, so that a lost race is tried again.
+    """
     try:
         return work(), None
     except CommitConflictError:
@@ -137,7 +140,7 @@ def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
 
 
 def expire_run_snapshots(spark: SparkSession) -> None:
-    """The same for `lake.ebbtide.runs`, whose rows stay."""
+    """Expire old snapshots of `lake.ebbtide.runs`; its rows stay."""
     text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
     _expire(spark, RUNS_TABLE, age_ms)

@@ -1,4 +1,4 @@
-"""`lake.ebbtide.runs` kept small: a day's attempts are one file once the day is over."""
+"""Keep `lake.ebbtide.runs` small: a day's rows become one file once the day is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segment files written in parallel by Spark, a logical segment a task."""
+"""Write segment files in parallel by Spark, one logical segment a task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEGMENTS_PER_CORE = 4
 
 
 class StoredSegment(NamedTuple):
-    """Where a physical segment's batch rows lie, and their records; None where none is left."""
+    """The files of a physical segment's batch rows and of its records; None where none is left."""
 
     batches: SegmentFiles
     records: SegmentFiles | None
@@ -79,7 +79,7 @@ def write_segments(
 
 
 def write_segment(segment: SegmentToWrite) -> WrittenSegment:
-    """In a task: write one segment file; what is in it."""
+    """Write one segment file, in a task; return what it holds."""
     batches = records = converted = too_large = size_bytes = largest_bytes = 0
     epochs: Epochs = ()
     with _writing(segment.path), open_segment(segment.path) as stream:

@@ -1,7 +1,7 @@
-"""What every ingest does with what it takes: records, then batches, then state.
+"""Append what an ingest takes: records, then batches, then state.
 
-Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or
-a hole.
+Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or a
+hole.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def new_topic(
 
 
 def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """Return the topic as it is, with the views that a killed create would have made last.
+    """Return the current topic, and make the views if a killed create lacks them.
 
-    RequestError for a replica.
+    Raise RequestError for a replica.
     """
     topic = load(spark, name)
     check_is_no_replica(topic, "ingest into")
@@ -81,7 +81,10 @@ def pinned(topic_ids: Collection[str]) -> dict[str, str]:
 def with_origin(
     current: Topic, changes: dict[str, str | None], origin: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The changes, if there are any, and where the log is from if the table does not say so yet."""
+    """Return the changes and, where the table does not name the log's origin yet, the origin.
+
+    No changes stay no changes.
+    """
     if not changes:
         return changes
     unsaid = {name: text for name, text in origin.items() if name not in current.properties}
@@ -100,7 +103,7 @@ def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
 
 
 def live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> Slice | None:
-    """The slice of the live topic that a killed ingest_topic has appended, without its state."""
+    """Return the slice that a killed ingest_topic has appended without moving the state, if any."""
     if SLICE not in topic.properties:
         return None
     slice_in_flight = Slice.parse(topic.properties[SLICE])
@@ -134,7 +137,7 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
 
 
 def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
-    """Return the writer of rows that come segment by segment as they are."""
+    """Return a writer that takes rows segment by segment, unsorted."""
     return (
         rows.writeTo(table)
         .option(f"snapshot-property.{OWN}", "true")
@@ -194,14 +197,17 @@ class _RecordsOfFile(NamedTuple):
 def _write_records(
     read: Callable[[RecordsToRead], Iterable[pa.Table]], file: _RecordsOfFile
 ) -> NewFile | None:
-    """In a task: one range of a source file becomes a data file."""
+    """Write one range of a source file to a data file, in a task."""
     return write_new_file(file.target, read(file.source))
 
 
 def state_changes(
     current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
 ) -> dict[str, str | None]:
-    """The state that the logs leave; CommitConflictError where it moved since they were planned."""
+    """Return the state changes that the logs lead to.
+
+    Raise CommitConflictError where the state moved since they were planned.
+    """
     changes: dict[str, str | None] = {}
     for partition, log in logs.items():
         state, planned = current.partitions.get(partition), log.held.state
@@ -239,7 +245,7 @@ def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
 
 
 def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
-    """Say what of it is in the table by now."""
+    """Add to the outcome how many planned records the table now holds."""
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
         numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)

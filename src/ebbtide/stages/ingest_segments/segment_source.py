@@ -1,4 +1,4 @@
-"""Segment files read in parallel by Spark: first every batch header, checked, then the records."""
+"""Read segment files in parallel by Spark: first every batch header, checked, then the records."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
 
 MIB = 1024 * 1024
-# A Spark task costs 0.1 s or more: not worth it for less, too much to lose for more.
+# A Spark task costs 0.1 s or more, so a smaller one is not worth it; a larger one risks too much.
 LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
-# Of a file nothing is known but its size: as if records took this much.
+# Only a file's size is known beforehand; its rows are estimated with records of this size.
 RECORD_BYTES = 100
 
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
-# One row a batch; a file that is not what it should be is one row with an error and its class
-# instead, and a torn end one row with its position.
+# One row a batch. A malformed file is one row with an error and its class instead, and a torn
+# end is one row with its position.
 WALK_SCHEMA = pa.schema(
     [
         *_WALK_EXTRA,
@@ -76,7 +76,10 @@ class RecordsToRead(NamedTuple):
 def walk_files(
     spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits, store: Store
 ) -> pa.Table:
-    """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
+    """Read and check all batches of the files, as WALK_SCHEMA.
+
+    Raise UnavailableError where a file has gone.
+    """
     walk = partial(_walked, limits, store)
     rows = sum(file.size_bytes for file in files) // RECORD_BYTES
     tables = map_segments(spark, walk, files, rows, "walks")
@@ -84,7 +87,7 @@ def walk_files(
 
 
 def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
-    """In a task: the rows of one file."""
+    """Read and check the batches of one file, in a task."""
     return pa.Table.from_batches(walk_file(file, limits, store), WALK_SCHEMA)
 
 
@@ -157,7 +160,7 @@ def _walk_rows(
 def records_of(
     append_time: pa.Scalar, limits: BatchLimits, store: Store, wanted: RecordsToRead
 ) -> Iterator[pa.Table]:
-    """In a task: the records of a byte range as rows of a records table, some at a time."""
+    """Yield the records of a byte range as chunks of records-table rows; runs in a task."""
     with _reading(wanted.path):
         for chunk in read_records(
             wanted.path,
@@ -226,7 +229,7 @@ def _in_tasks(
     read: Callable[[T], Batches],
     schema: pa.Schema,
 ) -> DataFrame:
-    """What `read` makes of the files: several in one Spark task, each read by one and in order."""
+    """Apply `read` to the files: a task reads several, and one task reads a file in order."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     groups = [
@@ -246,7 +249,7 @@ def _in_tasks(
 
 
 def task_count(sizes: Sequence[int], cores: int) -> int:
-    """How many tasks read files of these sizes, in bytes."""
+    """Return how many tasks read files of these sizes, in bytes."""
     total = sum(sizes)
     worthwhile = total // LEAST_TASK_BYTES + 1
     at_most = max(cores * TASKS_PER_CORE, total // MOST_TASK_BYTES)
@@ -254,7 +257,10 @@ def task_count(sizes: Sequence[int], cores: int) -> int:
 
 
 def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
-    """Indices of `sizes` in groups of about equal sums, ascending in each; none is empty."""
+    """Spread the indices of `sizes` over groups of about equal sums, ascending in each.
+
+    No group is empty.
+    """
     loads = [(0, 0, group) for group in range(groups)]  # bytes, files, group
     heapify(loads)
     spread: list[list[int]] = [[] for _ in range(groups)]

@@ -1,4 +1,4 @@
-"""How much of one partition's source log is taken, and what its state is afterwards."""
+"""Decide how much of one partition's source log is taken, and what its state is afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ebbtide.records.files.log_directory import PartitionDirectory, SegmentFile
 
 
 class HeldLog(NamedTuple):
-    """Where the tables' copies of one partition end; no state for a new partition."""
+    """The ends of the tables' copies of one partition; without a state if it is new."""
 
     state: PartitionState | None = None
     records_end: int = 0
@@ -46,14 +46,14 @@ class HeldLog(NamedTuple):
 
 
 class GapRule(NamedTuple):
-    """Which missing offsets are no error: those that compaction explains, or all."""
+    """The rule for missing offsets: those that compaction explains are allowed, or all."""
 
     is_compacted: bool
     accepts_all: bool
 
 
 class Walked(NamedTuple):
-    """One partition as it was read, up to the first file that is bad."""
+    """One partition as read, up to the first bad file."""
 
     directory: PartitionDirectory
     first_read: int  # base offset of the first file that was read; those before it were not
@@ -80,12 +80,12 @@ class Walked(NamedTuple):
 
     @property
     def behind(self) -> int:
-        """How many segments lie behind the bad one."""
+        """The number of segments behind the bad one."""
         return len(self.directory.segments) - len(self.segments)
 
     @property
     def end(self) -> int:
-        """Where the good part ends; where a segment begins if batches before it were cleaned."""
+        """The end of the good part; where a segment begins if batches before it were cleaned."""
         lasts = [offset + 1 for offset in self.batches.column("last_offset")[-1:].to_pylist()]
         return int(max([self.start, *(s.base_offset for s in self.segments), *lasts]))
 
@@ -128,7 +128,7 @@ class SourceLog:
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
-        """Which batches belong to a transaction."""
+        """Whether each batch belongs to a transaction."""
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
@@ -164,27 +164,27 @@ class SourceLog:
         return state.moved(
             log_end_offset=self.log_end_offset,
             segments=self.segments_after(state),
-            # Where it is missing, retention works it out from all that is there.
+            # Without a value, retention works it out from all of the partition's batches.
             max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
         )
 
     def segments_after(self, state: PartitionState | None) -> tuple[SegmentStart, ...]:
-        """The state's segments, the active one as the source now has it, and those begun since."""
+        """Return the state's segments, with the active one as the source has it, and newer ones."""
         if state is None:
             return self.segments
         base, modified_ms = state.segments[-1]
         for found_base, found_ms in self.segments:
-            # Retention may have rolled the active segment here: the source's then begins before.
+            # Retention may have rolled the active segment here; the source's then begins earlier.
             if found_base == base or (found_base < base and self.batches.num_rows):
                 modified_ms = found_ms
-        # Another replica has segments of its own: only where nothing is held does one begin.
+        # Another replica rolls segments at other offsets: only those beyond the rows held are new.
         first = max(base + 1, self.first_offset)
         added = [segment for segment in self.segments if segment.base_offset >= first]
         return (*state.segments[:-1], SegmentStart(base, modified_ms), *added)
 
 
 def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
-    """What was walked of each partition, in offset order."""
+    """Split the walked rows by partition, in offset order."""
     order = [(name, "ascending") for name in ("partition", "segment", "base_offset")]
     return dict(slices_by_value(walked.combine_chunks().sort_by(order), "partition"))
 
@@ -195,7 +195,7 @@ def read_back(
     rows: pa.Table,
     refused: Mapping[str, SourceError],
 ) -> Walked:
-    """What was walked of one partition; `refused` has the errors, by path, of more bad files."""
+    """Return what was walked of one partition; `refused` maps more bad files to errors."""
     bad = {
         row["segment"]: _error_of(row)
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
@@ -216,7 +216,7 @@ def read_back(
 
 
 def _error_of(row: Mapping[str, Any]) -> SourceError:
-    """The error of a file that could not be walked, by its row of WALK_SCHEMA."""
+    """Rebuild the error of a file that could not be walked, from its row of WALK_SCHEMA."""
     kind = class_named(row["error_class"])
     assert kind is not None
     assert issubclass(kind, SourceError)
@@ -224,7 +224,7 @@ def _error_of(row: Mapping[str, Any]) -> SourceError:
 
 
 def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
-    """What is taken of one partition: up to its high watermark, or to the first bad file."""
+    """Take one partition's log up to its high watermark, or to the first bad file."""
     log = _nothing(walked, held)
     try:
         _check_continues(walked, held, rule)
@@ -245,7 +245,7 @@ def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
 
 
 def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
-    """Return the log of which nothing is taken yet."""
+    """Return the source's log before anything of it is taken."""
     state = held.state
     if state is None:
         start = walked.start
@@ -264,7 +264,7 @@ def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
 
 
 def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
-    """The last batch held is compared with what the source has in its place."""
+    """Compare the last batch held with what the source has in its place."""
     state = held.state
     if state is not None and state.first_appended_offset != NEVER:
         check_not_appended(walked.where, state.first_appended_offset, walked.end)
@@ -289,7 +289,7 @@ def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
 
 
 def _after(walked: Walked, log: SourceLog) -> pa.Table:
-    """The batches from the first offset on; of a source that lost some, those it still has."""
+    """Return the batches from the first offset on that the source still has."""
     first, rows = log.first_offset, walked.batches
     bases, lasts = rows.column("base_offset"), rows.column("last_offset")
     is_after = pc.greater_equal(bases, first)
@@ -312,7 +312,7 @@ def _below_high_watermark(batches: pa.Table, walked: Walked, log: SourceLog) -> 
 
 
 def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
-    """Where the log ends with `new`; segments say so where batches before them were cleaned."""
+    """Return where the log ends with `new`; a segment's base counts, as cleaning leaves gaps."""
     watermark = walked.directory.high_watermark
     bases = [s.base_offset for s in walked.segments]
     reached = [base for base in bases if watermark is None or base <= watermark]
@@ -354,7 +354,7 @@ def _begun(
 
 
 def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Table:
-    """Each batch in the state's segment: the source may have merged what the table keeps apart."""
+    """Put each batch in the state's segment; the source may have merged segments that it has."""
     bases = np.array([base for base, _ in segments])
     places = np.searchsorted(bases, batches.column("base_offset").to_numpy(), side="right") - 1
     column = pa.array(bases[np.maximum(places, 0)], pa.int64())
@@ -362,9 +362,10 @@ def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Ta
 
 
 def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
-    """For each batch that is a marker with data, where its transaction starts; else null.
+    """Return the first offset of the transaction each marker ends; null for all other batches.
 
-    `undecided` is what the batch table leaves open, so it is followed from that table's end on.
+    A marker that ends a transaction without data is null too. `undecided` holds the transactions
+    that the batches table leaves open, so transactions are followed from that table's end on.
     """
     firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))

@@ -1,8 +1,8 @@
-"""ingest_segments: what a log directory holds beyond the tables' ends goes into the tables.
+"""ingest_segments: append what a log directory holds beyond the tables' ends.
 
 Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
-finished without a duplicate or a hole. A log of very many batches is taken in slices, each of them
-an ingest of its own, since the rows of new batches pass through the driver.
+finished without a duplicate or a hole. A log of very many batches is taken in slices, each an
+ingest of its own, since the rows of new batches pass through the driver.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ LISTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     uri: str
     directories: Sequence[PartitionDirectory]
@@ -110,16 +110,16 @@ class Source:
         settings: Mapping[str, str] | None = None,
         store: Store = AMBIENT,
     ) -> Self:
-        """Return the log directory as it is now."""
+        """Read the log directory as it is now."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
     def listed_again(self) -> Source:
-        """Return the same log directory as it is by now."""
+        """Read the same log directory again."""
         return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
-        """Return the same without these partitions of a topic."""
+        """Return the source without these partitions of a topic."""
         left = [
             d for d in self.directories if d.topic != name.topic or d.partition not in partitions
         ]
@@ -146,7 +146,7 @@ class IngestPlan:
 
     @property
     def ended(self) -> set[int]:
-        """The partitions of which a further slice would bring nothing."""
+        """The partitions for which a further slice would bring nothing."""
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
     def outcome(self) -> IngestOutcome:
@@ -180,7 +180,7 @@ def ingest_segments(
             if not source.of(name):
                 return done
         except SourceError as error:
-            # A batch whose CRC is right and whose records are not shows only when it is decoded.
+            # A batch with a right CRC but malformed records fails only when it is decoded.
             refused |= _refusal(error, source.of(name), refused)
         except UnavailableError:
             if listings == LISTINGS:
@@ -192,7 +192,7 @@ def ingest_segments(
 def _refusal(
     error: SourceError, directories: Iterable[PartitionDirectory], refused: Container[str]
 ) -> dict[str, SourceError]:
-    """The file of the source that the error is about; raises one that is about no other file."""
+    """Return the error by the path of its source file; raise it where it names no further file."""
     paths = {segment.path for d in directories for segment in d.segments}
     if error.path is None or error.path not in paths or error.path in refused:
         raise error
@@ -200,7 +200,7 @@ def _refusal(
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """Return the topic as it is, or as its source says a new one is to be."""
+    """Return the current topic, or a new one with the source's settings."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
@@ -254,7 +254,7 @@ def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
-    """How large a batch may be by the topic's settings."""
+    """Return how large a batch may be by the topic's settings."""
     return BatchLimits(
         max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
     )
@@ -298,7 +298,7 @@ def _without_files(directory: PartitionDirectory, paths: Container[str]) -> Part
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
-    """Segment files from the one on that holds the last batch of the table."""
+    """Return the segment files from the one on that holds the table's last batch."""
     segments = directory.segments
     if state is None:
         return segments

@@ -1,8 +1,8 @@
-"""ingest_topic: what a live topic holds beyond the table's ends goes into the tables.
+"""ingest_topic: append what a live topic holds beyond the tables' ends.
 
-The ends are asked for once, then taken in slices. A slice is written down, its records are
-appended, their batches worked out from what is appended, and the state is moved; so a killed one
-is finished as it was planned, and without the broker.
+The live topic's ends are read once, then its records are taken in slices. Each slice is written to
+the state, its records are appended, their batches are worked out from those records, and the state
+is moved. So a killed slice is finished as planned, and without the broker.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMI
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     connection: str
     now: datetime
@@ -93,7 +93,7 @@ class LiveSource:
 
     @property
     def upstream(self) -> str:
-        """As the topic's property says it."""
+        """The upstream as the topic's property names it."""
         return str(Upstream("kafka", self.connection))
 
 
@@ -109,7 +109,7 @@ class LivePlan:
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def drift(self) -> dict[str, Any]:
-        """Which settings the brokers have differently, and how they are taken over."""
+        """Return which settings differ at the brokers, and how to take them over."""
         drifts_of_topic = drifts(self.topic.properties, self.live.configs)
         numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
         return (
@@ -200,7 +200,7 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """Return the topic as it is, or as its brokers say a new one is to be."""
+    """Return the current topic, or a new one with its brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
         return held_topic(spark, name, is_plan_only=is_plan_only)
@@ -210,7 +210,7 @@ def _topic(
 
 
 def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """Raise ForeignLogError where the tables hold what no state tells of."""
+    """Raise ForeignLogError where the tables hold rows that no state records."""
     for partition, log in held.items():
         end = 0 if log.state is None else log.state.log_end_offset
         if max(log.records_end, log.batches_end) > end:
@@ -224,7 +224,7 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
-    """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
+    """Raise NotCoveredError where a transaction waits for a marker: live reads show none."""
     if not any(offsets.offsets for offsets in left.values()):
         return
     producers = (
@@ -244,7 +244,7 @@ def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
 
 
 def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
-    """Which offsets of each partition the tables lack."""
+    """Plan which offsets of each partition to take: those that the tables lack."""
     plan = LivePlan(topic, live, source)
     offsets = live.offsets(live.description.partitions, source.isolation)
     for partition, live_offsets in offsets.items():

@@ -1,6 +1,6 @@
-"""Which records' marks change, found by one scan, and the commit that changes them.
+"""Find the records whose marks change, by one scan, and commit the changes.
 
-Only those rows are written anew, into one more file of their segment; the others are not touched
+Only those rows are rewritten, into one more file of their segment. The other rows are not touched
 (docs/adr/0004).
 """
 
@@ -44,7 +44,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.mark_tombstones.tombstones import NULL_VALUE, REASONS, TombstoneRule
 
-# What becomes of a record: the number of its reason, or one of these.
+# A record's new mark: the number of its reason, or one of these.
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
 _NULL_VALUE = REASONS.index(NULL_VALUE) + 1
@@ -63,7 +63,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many records of a partition change, and how."""
+    """The number of a partition's records that change, and how."""
 
     marked: int = 0
     by: dict[str, int] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class Counts:
     quarantined: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As a run says it."""
+        """Return the numbers as a dict."""
         return asdict(self)
 
 
 def no_changes() -> pa.Table:
-    """Changes of a topic in which nothing is to be marked."""
+    """Return an empty table of changes."""
     return _CHANGES.empty_table()
 
 
@@ -116,7 +116,7 @@ def find_changes(
 def candidates(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> DataFrame:
-    """Where the records lie that are marked or may have to be, and what says so."""
+    """Select the places of records that are or may become marked, and the columns that decide."""
     table = topic.name.records_table
     return (
         topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
@@ -134,7 +134,7 @@ def candidates(
 
 
 def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
-    """Whether the row's offset lies in its partition's half-open range."""
+    """Return whether the row's offset lies in its partition's half-open range."""
     # As text: built call by call, 8,000 partitions take Python half a minute.
     return F.expr(
         any_of(
@@ -153,7 +153,7 @@ def _code(reason: Column) -> Column:
 
 
 def _becomes(topic: Topic, rule: TombstoneRule, records: pa.Table) -> Codes:
-    """What each record found becomes: a null value comes first, where it says anything."""
+    """Return each record's new mark; where null values mark tombstones, they come first."""
     is_null = records["is_null"].to_numpy()
     becomes: Codes = records["marked_by"].to_numpy().copy()
     if not rule.is_explicit:
@@ -194,7 +194,7 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
 
 
 def _write_marked(work: _MarkedSegment) -> RowDelta:
-    """In a task: write the rows that stay with their new marks, and name the old ones."""
+    """Write the rows that stay with their new marks, and return what replaces the old ones."""
     rows, becomes = read_segment(work.unit, ("offset",)), work.changes["becomes"].to_numpy()
     at = _find(work, rows.table["offset"].to_numpy())
     files, positions = rows.files[at], rows.positions[at]
@@ -225,7 +225,7 @@ def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
 
 
 def _find(work: _MarkedSegment, offsets: Offsets) -> Offsets:
-    """Where the changed records are among those of the segment."""
+    """Find the positions of the changed records among those of the segment."""
     wanted = work.changes["offset"].to_numpy()
     at: Offsets = np.searchsorted(offsets, wanted)
     if at[-1] >= len(offsets) or np.any(offsets[at] != wanted):

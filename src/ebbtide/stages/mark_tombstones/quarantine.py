@@ -1,7 +1,7 @@
-"""Records that the log must not hold: a null value that nothing marks (KIP-87's forbidden case).
+"""Quarantine records that the log must not hold: unmarked null values (KIP-87 forbids them).
 
-Order: into the quarantine, then the state that lets them be missing, then out of the log. Their
-batch rows stay as they are, as those of single expired records do.
+Order: copy to the quarantine table, move the state so that they may be missing, delete from the
+log. Their batch rows stay as they are, as for single expired records.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class RunOf(NamedTuple):
-    """What a quarantined record says of the run that took it out."""
+    """A quarantined record's columns about the run that took it out."""
 
     id: str
     now: datetime
 
 
 def quarantine_note(count: int, table: str) -> str:
-    """What a run says before it takes any, and in its result."""
+    """Return the note for the log and the result about records that go to quarantine."""
     return (
         f"{count} records have a null value that nothing marks as a tombstone, which "
         f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
@@ -83,7 +83,7 @@ def _not_held(topic: Topic, records: pa.Table, table_id: str) -> pa.Table:
 
 
 def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
-    """Return the records at these places, as they were in the snapshot."""
+    """Return the records at these places, from the snapshot."""
     table = topic.name.records_table
     first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
     return (

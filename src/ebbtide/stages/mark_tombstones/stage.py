@@ -1,8 +1,9 @@
-"""mark_tombstones: find the tombstones among what was not marked yet (KIP-87).
+"""mark_tombstones: find the tombstones among the records that were not marked yet (KIP-87).
 
-A record is one by its null value, by bit 5 of its own attributes, by a header or by a predicate;
-all but the first may carry a value. Order: first unmarked offsets where records are to be marked
-again, then what the log must not hold, then marks, then first unmarked offsets.
+A record is a tombstone by its null value, by bit 5 of its own attributes, by a header or by a
+predicate; in all cases except the first it may carry a value. Order: move first unmarked offsets
+back where records are to be marked again, quarantine records that the log must not hold, write
+marks, move first unmarked offsets forward.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class MarkPlan:
 
     @property
     def counts(self) -> dict[int, Counts]:
-        """How many records change, by partition."""
+        """The number of records that change, by partition."""
         return count_changes(self.changes, self.topic.partitions)
 
     def outcome(self) -> JobOutcome:
@@ -118,7 +119,10 @@ def _described(first: int, end: int, counts: Counts) -> str:
 
 
 def _moved_back(current: Topic, plan: MarkPlan) -> PropertyChanges:
-    """The cleaner stays below what is being marked again, and a killed run is gone on with."""
+    """Move first unmarked offsets back, so that the cleaner stays below what is marked again.
+
+    The moved state also lets the next run go on with a killed one.
+    """
     asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
     changes: dict[str, str | None] = {}
     for partition, offset in _again_from(current, asked).items():

@@ -1,4 +1,4 @@
-"""Which records are tombstones, and why (KIP-87), as columns over the records table."""
+"""Decide which records are tombstones, and why (KIP-87), as columns over the records table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ NULL_VALUE = "null_value"
 FLAG = "flag"
 HEADER = "header"
 PREDICATE = "predicate"
-# In the order in which they are asked; the first that holds is kept.
+# In the order in which they are checked; the first that holds is kept.
 REASONS = (NULL_VALUE, FLAG, HEADER, PREDICATE)
 
 
 class TombstoneRule(NamedTuple):
-    """`marked_by` is why a record is a tombstone whatever its value; null where nothing says so.
+    """A topic's rule for tombstones.
 
-    `may_match` is true of every record of which that or its value may say so, and of those that
-    carry a mark already; files are told apart by it, so it looks at no value unless it must.
+    `marked_by` is why a record is a tombstone whatever its value; null where it is none.
+    `may_match` is true of every record that is a tombstone by this or by its value, and of
+    those already marked. It selects the files to read, so it uses no values unless it must.
     """
 
     marked_by: Column

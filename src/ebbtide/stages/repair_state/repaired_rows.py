@@ -1,4 +1,4 @@
-"""Rows that cannot stay after somebody else changed a topic, and headers that tell too much."""
+"""Find rows that cannot stay after a foreign change, and headers that count too many records."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class StrayRows(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many rows go."""
+        """The number of rows that go."""
         return sum(len(of) for of in self.positions.values())
 
 
 def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
-    """What the batches of each partition tell of it."""
+    """Read where each partition's log starts and ends, from its batch rows."""
     if current_snapshot(topic.spark, topic.name.batches_table) is None:
         return {}
     rows = (
@@ -75,7 +75,7 @@ def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
 
 
 def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
-    """The rows beyond each partition's end, copies of others, without a batch, or erased before."""
+    """Find rows beyond the log end, duplicates, rows without a batch, and erased rows."""
     spark, name = topic.spark, topic.name
     ends = spark.createDataFrame(
         pa.table(
@@ -117,7 +117,7 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 
 
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
-    """The records, and below which offset their key had left the table when it was erased."""
+    """Add `erased_before`: the offset below which an erasure removed the record's key."""
     spark = topic.spark
     if not table_exists(spark, ERASURES_TABLE):
         return records.withColumn("erased_before", F.lit(None).cast("long"))
@@ -156,7 +156,7 @@ def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Del
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:
-    """Rebuild the headers that tell of more records than there are; how many."""
+    """Rebuild the headers that count more records than there are; return how many."""
     changes = lost_headers(topic, _whole_log(topic.config, topic.partitions, now_ms))
     if changes.num_rows:
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})

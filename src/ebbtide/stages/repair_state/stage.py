@@ -1,8 +1,8 @@
-"""repair_state: the way out for a topic whose rows or state somebody else has changed.
+"""repair_state: repair a topic whose rows or state somebody else has changed.
 
-Either the change is taken back, where the snapshots from before it are still there: then nothing is
-lost and the state stays. Or the tables are kept as they are, and the state is rebuilt from them so
-that nothing is removed which might be needed (docs/repair_state.md).
+Either the change is rolled back, if the snapshots from before it still exist: then nothing is lost
+and the state stays. Or the tables are kept as they are, and the state is rebuilt from them so that
+nothing is removed that might be needed (docs/repair_state.md).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TAKE_BACK, KEEP = "take back", "keep"
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What was done to the topic, and what its repair does.
+    """The changes found in a topic, and its repair.
 
     `targets` are the snapshots that tables go back to, where the change is taken back.
     """
@@ -101,7 +101,7 @@ def _differ(before: PartitionState, after: PartitionState, name: str) -> bool:
 def plan_repair(
     spark: SparkSession, name: TopicName, now_ms: int, asked: Asked, *, keeps: bool
 ) -> RepairPlan:
-    """What is to be repaired and how.
+    """Plan what to repair and how.
 
     `keeps` leaves the tables as others left them instead of taking their change back. Where the
     state itself is lost or was edited, there is no other way.
@@ -189,7 +189,7 @@ def _keep(plan: RepairPlan) -> JobOutcome:
 
 
 def _properties(plan: RepairPlan) -> dict[str, str]:
-    """The settings, and the state without any work in flight: its rows are not what it read."""
+    """Return the settings and the state, without work in flight, whose input rows changed."""
     properties = settings_of(plan.topic.properties)
     if REPLICA_OF in plan.topic.properties:
         properties[REPLICA_OF] = plan.topic.properties[REPLICA_OF]

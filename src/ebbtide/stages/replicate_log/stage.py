@@ -1,7 +1,8 @@
-"""replicate_log: what the replicas of a topic lack of it goes into them.
+"""replicate_log: copy missing records and batches to each replica.
 
-Order: written down with settings and log start offsets, what lies below these goes, leftovers of a
-killed try go, records, batches, state. Each replica goes on from its own log end offset.
+Order: write the plan, settings and log start offsets to the state; remove what lies below those
+offsets; remove leftovers of a killed try; append records, then batches; move the state. Each
+replica continues from its own log end offset.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ReplicatePlan:
         ]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan; the low watermark is -1 where a replica cannot say its start."""
+        """Return the plan's numbers; the low watermark is -1 where a replica's start is unknown."""
         outcome = JobOutcome(topic={"replicas": {}})
         for partition, state in self.primary.partitions.items():
             known = {
@@ -141,7 +142,7 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
 
 
 def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:
-    """ForeignLogError where the tables in the replica's place hold another log, or more of it."""
+    """Raise ForeignLogError where the replica's tables hold another log, or more of this one."""
     if replica is None or not replica.partitions:
         return
     primary_id, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
@@ -176,7 +177,7 @@ class _Source(NamedTuple):
 
 
 def _pinned(topic: Topic) -> _Source:
-    """The topic without a round or a merge in flight, and both snapshots as they then were."""
+    """Settle any round or merge in flight; return the topic with both snapshots at that moment."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
         settled = settle(read_again(topic), "replicate_log")
@@ -191,7 +192,7 @@ def _pinned(topic: Topic) -> _Source:
 
 
 class _Replicated(NamedTuple):
-    """What a run did to one replica."""
+    """A run's result for one replica."""
 
     numbers: dict[str, Any]
     snapshot_ids: list[int]
@@ -234,7 +235,7 @@ def _replicate(
 
 
 def _started(source: _Source, current: Topic) -> PropertyChanges:
-    """The primary's settings, its log start offsets where they are higher, and who goes on now."""
+    """Return the changes to begin with: settings, higher log start offsets, this replication."""
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
     unfinished = Replication.of(current.properties)
@@ -268,7 +269,7 @@ def _finished(source: _Source, states: States, current: Topic) -> PropertyChange
 
 
 def _own_replication(source: _Source, replica: Topic) -> Replication:
-    """The replication in flight, if it is this one; CommitConflictError where another began."""
+    """Return this replication from the state; CommitConflictError where another has begun."""
     replication = Replication.of(replica.properties)
     if replication is None or replication.id != source.id:
         raise CommitConflictError(
@@ -380,7 +381,7 @@ def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) ->
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
 
     def append() -> int | None:
-        # To overwrite nothing is to append, but for the check that nobody else did.
+        # Overwriting no rows is an append that also checks that nobody else appended.
         writer.overwrite(F.lit(False))
         return find_snapshot(spark, table.name, REPLICATION, source.id)
 
