@@ -27,7 +27,7 @@ class EbbtideError(Exception):
 
 
 class SourceError(EbbtideError):
-    """The source of an ingest is not what it should be; `path` is the file, where it is one."""
+    """The source of an ingest is malformed or unexpected; `path` is the file, where it is one."""
 
     def __init__(self, message: str, path: str | None = None) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class StateError(EbbtideError):
 
 
 class UnreadableTableError(EbbtideError):
-    """A table that the catalog knows and nobody can open."""
+    """A table that the catalog lists but that cannot be opened."""
 
 
 class NotCoveredError(EbbtideError):
@@ -108,10 +108,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
-    """Return one error for those of several partitions or replicas; None for none.
+    """Return one error for the errors of several partitions or replicas; None for none.
 
-    As long as a retry can help one of them it is worth trying, so its class is that of the first
-    such error; its message has all of them in one line, each of another class with that class.
+    A retry is worth trying if it can help one of them, so the class is that of the first such
+    error; its message has all of them in one line, each of another class with that class.
     """
     if len(errors) <= 1:
         return next(iter(errors), None)

@@ -140,7 +140,7 @@ def batches_of_affected_producers(
 ) -> BatchHeaders:
     """Return the batches of producers whose newest row is removed, for `carried`.
 
-    Also of those that lose a marker while data of theirs lies below the first segment.
+    Producers that lose a marker while their data lies below the first segment are included.
     """
     has_producer = ~headers.were_emptied_at_source & (
         headers.column("producer_id") != NO_PRODUCER_ID

@@ -126,7 +126,7 @@ def rewrite_batches(
     stays: Bools,
     this_round: Round,
 ) -> Rewriting:
-    """Rewrite the batches of these records, of which those that `stays` marks survive.
+    """Rewrite the batches of these records; those marked in `stays` survive.
 
     `headers` are in the order of `records.bases`; `verdicts` are those that are not ORDINARY.
     """
@@ -222,7 +222,7 @@ def _special_changes(
     new_bytes: Int64s,
     old_bytes: Int64s,
 ) -> pa.Table:
-    """Return the changes of those that change, with their sizes by what records take and took."""
+    """Return the rows of changed batches, with sizes by their records' bytes before and after."""
     changes = []
     columns = (newest_ms.tolist(), new_bytes.tolist(), old_bytes.tolist())
     for (before, survivors, after), event_ms, new, old in zip(one_by_one, *columns, strict=True):

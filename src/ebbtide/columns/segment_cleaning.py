@@ -65,10 +65,10 @@ def clean_segment(
     this_round: Round,
     future_limit_ms: int,
 ) -> SegmentEffect:
-    """Return the round over the records of one segment: `rows` has COLUMNS, in offset order.
+    """Run the round over the records of one segment: `rows` has COLUMNS, in offset order.
 
     `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
-    offset; `is_superseded` is the offset map's word on records.
+    offset; `is_superseded` asks the offset map about records.
     """
     batches = rows["batch"].to_numpy()
     held = headers.where(np.isin(headers.column("base_offset"), batches))

@@ -60,9 +60,9 @@ class Counted(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A data table: the snapshot it was counted at, what is to be told anew, what others did.
+    """One look at a data table: its counts to record anew, and what others did to it.
 
-    `is_rolled_back` says that commits which ebbtide has made are not in the table any more.
+    `is_rolled_back` is true where commits of ebbtide's are no longer in the table.
     """
 
     table: Counted
@@ -98,7 +98,7 @@ def count_own(topic: Topic) -> Topic:
 
 
 def announce_removal(topic: Topic) -> None:
-    """Write down that rows are about to be removed, for whoever counts them after a kill."""
+    """Record that rows are about to be removed, so that a count after a kill can explain it."""
     if REMOVING not in topic.properties:
         compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
 

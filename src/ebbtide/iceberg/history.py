@@ -54,7 +54,7 @@ class Committed(NamedTuple):
 
     @property
     def job(self) -> str | None:
-        """The job of ebbtide's that made it; None for others' and for those of older versions."""
+        """The job that made the commit; None for a foreign commit or one of an older version."""
         return self.summary.get(JOB)
 
     @property

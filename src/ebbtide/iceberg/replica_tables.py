@@ -38,9 +38,9 @@ def check_is_no_replica(topic: Topic, what_to_do: str) -> None:
 
 
 def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
-    """Return the replica as it is now; None where it has no tables yet.
+    """Return the current replica; None where it has no tables yet.
 
-    UnavailableError where its catalog does not answer.
+    Raise UnavailableError where its catalog does not answer.
     """
     try:
         return load(spark, name) if exists(spark, name) else None

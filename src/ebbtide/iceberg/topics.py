@@ -41,7 +41,7 @@ CAS_ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as its tables' properties stood when they were read; each is parsed once.
+    """A topic's properties at the moment they were read from its tables; each is parsed once.
 
     Settings are properties of the records table, the state is those of the state table.
     """
@@ -92,7 +92,7 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
-    """Return the topic as it is now; UnknownTopicError where it has no tables."""
+    """Load the topic's current state; UnknownTopicError where it has no tables."""
     if not exists(spark, name):
         raise UnknownTopicError(
             f"expected the table {name.records_table}, found none; ingest the topic first"
@@ -135,7 +135,7 @@ def _ids_of(records: Any, batches: Any) -> str:
 
 
 def read_again(topic: Topic) -> Topic:
-    """Return the topic as it is by now."""
+    """Load the topic's current state again."""
     return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
 
 
@@ -179,11 +179,10 @@ def own_spec_id(spark: SparkSession, table: str) -> str:
 def compare_and_set(
     topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
 ) -> Topic:
-    """Apply `change` to the properties as the state is at the moment of the commit.
+    """Commit `change` on the newest properties; try again when another writer was faster.
 
-    `change` sees the newest properties and checks its rule on them; it is asked again when
-    another writer was faster, and returns None when nothing is left to do. Settings among the
-    changes are set before the state.
+    `change` gets the newest properties each time, checks its rule on them, and returns None when
+    nothing is left to do. Settings among the changes are set before the state.
     """
     spark, name = topic.spark, topic.name
     for _ in range(CAS_ATTEMPTS):

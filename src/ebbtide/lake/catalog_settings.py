@@ -55,7 +55,7 @@ _TARGETS = {"primary": "read-write", "any": "any", "preferSecondary": "prefer-st
 
 @contextmanager
 def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | None]:
-    """Yield one of Spark's catalogs; None where it is a database that nobody has written to yet."""
+    """Yield one of Spark's catalogs; None where it is a database without any tables yet."""
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 

@@ -46,10 +46,10 @@ class Verdict(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """What a round leaves of one batch's records; sizes as v2 encodes records, uncompressed.
+    """The records of one batch that a round leaves; sizes as v2 encodes records, uncompressed.
 
-    `hidden` counts those of a batch astride the log start offset that lie below it: nobody can
-    read them any more, so they count as kept. The offsets matter to a batch of an old format.
+    `hidden` counts records below the log start offset in a batch that ends above it: they can no
+    longer be read, so they count as kept. The offsets matter only for a batch of an old format.
     """
 
     records: int

@@ -69,7 +69,7 @@ def check_continuation(
 
 
 def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ForeignLogError where a batch of the source lies astride the end of what is held."""
+    """Raise ForeignLogError where a batch of the source lies on both sides of the held end."""
     for batch in astride:
         raise ForeignLogError(
             f"expected a batch of {where} to begin at offset {log_end_offset}, where the table "

@@ -53,8 +53,8 @@ def range_to_take(
 ) -> Range:
     """Return the offsets that the table lacks.
 
-    ForeignLogError where the broker's log ends before the table's, OffsetGapError where it begins
-    after it and nobody has accepted that.
+    Raise ForeignLogError where the broker's log ends before the table's, and OffsetGapError where
+    it begins after the table's end and the request does not accept that.
     """
     if state is None:
         return Range(offered.log_start_offset, max(offered.log_start_offset, offered.readable_end))

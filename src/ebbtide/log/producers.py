@@ -88,7 +88,7 @@ def carried(
     last: Mapping[int, LastRecord],
     first_segment_offset: int,
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Yield rows that must go on saying what rows removed by a round said, before and after.
+    """Yield rows, before and after, that take over producers' facts from rows that a round removes.
 
     `removed` are base offsets. The time of a producer's last append moves to the newest row left of
     it, also to make sure that an expired producer does not come back. Data of which only the row

@@ -24,7 +24,7 @@ def aborted_transactions(
 ) -> list[AbortedTransaction]:
     """Return the aborted transactions that have data, by first offset; read the log to its end.
 
-    A marker below the log start offset says nothing any more (LocalLog.collectAbortedTransactions),
+    A marker below the log start offset no longer counts (LocalLog.collectAbortedTransactions),
     nor does one that a round has emptied: its data went before it.
     """
     return sorted(

@@ -88,10 +88,10 @@ def publish_low_watermarks(
 ) -> None:
     """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
 
-    They are those of the stage `said_by`, which has asked the replicas, if it is another one. After
-    an ingest the asset INGESTED gets an event too, which a night may wait for.
+    They come from the stage `said_by` instead if given, which has asked the replicas. After an
+    ingest the asset INGESTED gets an event too, which may trigger a night.
 
-    A task of its own, because Airflow drops the events of a task that fails, as verdict may.
+    This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
     context = get_current_context()
     handed_on = {answer["topic"] for answer in _answers(context, last_stage)}

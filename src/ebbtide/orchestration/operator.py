@@ -103,7 +103,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return ", ".join(names[:LABELLED_TOPICS]) + (f" and {rest} more" if rest > 0 else "")
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
-        """Run what is left to do of this task in this DAG run, and answer for all of it."""
+        """Run the topics that this task has not yet done in this DAG run; answer for all."""
         with explained(context):
             return self._execute(context, attempt_of(context))
 
@@ -274,7 +274,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             )
 
     def _settle(self, context: Context, outcome: TaskOutcome) -> list[LowWatermark]:
-        """Hand on what is healthy; raise for the rest, terminally only when no retry can help."""
+        """Hand on the healthy topics; raise for others, terminally only if no retry can help."""
         if not outcome.failures:
             return outcome.answers
         context["ti"].xcom_push(key="return_value", value=outcome.answers)

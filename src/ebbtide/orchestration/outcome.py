@@ -76,7 +76,7 @@ def before_trace(message: str) -> str:
 
 
 def unfinished(topics: Iterable[str], runs: Mapping[str, Run], is_retry: bool) -> list[str]:
-    """Return the topics this try must run: not those that succeeded in this DAG run already.
+    """Return the topics this try must run: those that have not yet succeeded in this DAG run.
 
     Airflow's own retry also leaves out terminal failures; a task cleared by hand tries them again.
     """

@@ -148,7 +148,7 @@ def run_unchecked(
 def _checked(
     is_plan_only: bool, work: TopicWork, session: SparkSession, name: TopicName
 ) -> JobOutcome:
-    """Work between two looks at what is in the tables; none of a topic that is still to come."""
+    """Do the work between two looks for foreign changes; a topic without tables needs none."""
     look = check_unchanged if is_plan_only else count_own
     if exists(session, name):
         look(load(session, name))
@@ -249,7 +249,7 @@ def _check_result(job: str, outcome: JobOutcome) -> None:
 
 
 def _log_failure(what: str, error: BaseException) -> None:
-    """Log an error; one that nobody foresaw comes with its traceback."""
+    """Log an error; an unforeseen one comes with its traceback."""
     foreseen = isinstance(error, EbbtideError)
     log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if foreseen else error)
 

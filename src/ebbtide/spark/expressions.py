@@ -33,7 +33,7 @@ _DATA_EXCEPTION = re.compile(
 
 
 class Expression(NamedTuple):
-    """An expression in a setting; `expected` says what it has to be."""
+    """An expression in a setting; `expected` describes valid ones in errors."""
 
     setting: str  # as its owner wrote it, up to the expression
     text: str

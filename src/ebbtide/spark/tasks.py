@@ -143,7 +143,7 @@ def _outcome(work: Callable[[T], R], unit: T) -> _Outcome:
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
-    """Let Python workers start and import what `work` needs while the driver goes on planning."""
+    """Start Python workers, with the imports of `work`, while the driver goes on planning."""
     context = spark.sparkContext
     count = context.defaultParallelism
     started = context.parallelize(range(count), count).map(partial(_do_nothing, work))

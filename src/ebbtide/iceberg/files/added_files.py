@@ -58,7 +58,7 @@ class Appending(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
-        """Return the table as it is now; ConfigurationError where it lacks one of the columns."""
+        """Load the current table; ConfigurationError where it lacks one of the columns."""
         loaded = java_table(spark, table)
         properties = as_dict(spark, loaded.properties())
         codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
@@ -87,7 +87,7 @@ class Appending(NamedTuple):
         ]
 
     def append(self, files: Iterable[NewFile]) -> int:
-        """Commit what was written; the id of the snapshot."""
+        """Commit the written files; return the snapshot's id."""
         parser = iceberg_class(self.spark, "ScanTaskParser")
         schema = iceberg_class(self.spark, "SchemaParser").toJson(self.table.schema())
         spec = iceberg_class(self.spark, "PartitionSpecParser").toJson(own_spec(self.table))

@@ -61,9 +61,9 @@ def delete_segments(
     step: Step,
     properties: Mapping[str, str],
 ) -> int | None:
-    """Drop whole physical segments, {partition: segments}; the snapshot of the metadata commit.
+    """Drop whole physical segments, {partition: segments}; return the metadata commit's snapshot.
 
-    Their files are those of `snapshot`: what an ingest has added to one since then stays.
+    Only their files in `snapshot` are dropped: files that an ingest has added since then stay.
     """
     loaded = java_table(spark, table)
     delete = loaded.newDelete().validateFilesExist()

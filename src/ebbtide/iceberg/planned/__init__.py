@@ -1,1 +1,1 @@
-"""Work as it is written down before it starts, so that a killed job's is finished."""
+"""Planned work, written to the state before it starts, so that a killed job's can be finished."""

@@ -56,7 +56,7 @@ def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
 def rebuilt_states(
     told: Mapping[int, PartitionState], held: Mapping[int, LogInTables], asked: Asked, now_ms: int
 ) -> dict[int, PartitionState]:
-    """Return the state of each partition; `told` is empty where nobody can trust the state."""
+    """Return the state of each partition; `told` is empty where the state cannot be trusted."""
     partitions = {*told, *held, *asked.log_start_offsets}
     return {
         p: _kept(told[p], held.get(p)) if p in told else _made(p, held.get(p), asked, now_ms)

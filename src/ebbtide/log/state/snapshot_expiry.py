@@ -29,7 +29,7 @@ class TableSnapshots(NamedTuple):
 
 
 def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
-    """Return the property that notes what was left tidy."""
+    """Return the property that records the snapshots left tidy."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
     settings = [config.rewrite_deleted_share, config.merge_target_bytes]
     note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}

@@ -37,7 +37,7 @@ def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
 
 
 def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) -> set[str]:
-    """Return the one that a form names, and those of the topics' upstreams and live replicas."""
+    """Return the connections of a form, and of the topics' upstreams and live replicas."""
     needed = {named} if named else set()
     for name in topics:
         try:
@@ -52,7 +52,7 @@ def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) 
 
 @contextmanager
 def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have spark-submit inherit these variables, and nobody after it."""
+    """Set these variables in the environment for spark-submit, and remove them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -67,10 +67,10 @@ def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def in_environment(connections: Iterable[str]) -> Iterator[None]:
-    """Have spark-submit inherit the settings of these connections, and nobody after it.
+    """Set these connections in the environment for spark-submit, and remove them afterwards.
 
-    Not as the operator's env_vars: with YARN or Kubernetes their values are on the command line.
-    One that Airflow does not have is left out; the job fails the topics that need it.
+    The operator's env_vars are not used: YARN and Kubernetes show them on the command line.
+    A connection that Airflow lacks is left out; the job fails the topics that need it.
     """
     settings = {
         name: of_connection for name in sorted(connections) if (of_connection := _settings(name))

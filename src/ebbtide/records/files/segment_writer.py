@@ -62,9 +62,9 @@ class StoredBatch(NamedTuple):
 
     @property
     def has_producer_times(self) -> bool:
-        """Whether its records' deltas are those of its producer, and not of the broker's clock.
+        """Whether the records' timestamp deltas are the producer's, not from the broker's clock.
 
-        Kafka leaves them alone where the broker stamps a batch, until the cleaner writes it anew.
+        Kafka leaves them unchanged where the broker stamps a batch, until the cleaner rewrites it.
         """
         return bool(self.attributes & LOG_APPEND_TIME) and self.crc is not None
 

@@ -37,7 +37,7 @@ class Pins(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The partitions that get a round, among those that headers were read of."""
+    """The partitions that get a round, among those whose headers were read."""
 
     pins: Pins
     headers: Mapping[int, LogHeaders]

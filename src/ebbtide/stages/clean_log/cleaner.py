@@ -92,9 +92,9 @@ class _Known(NamedTuple):
 def effect_of(
     topic: Topic, cleaning: CleaningRound, headers: Mapping[int, LogHeaders] | None = None
 ) -> RoundEffect:
-    """Work out the round; a pure function of it and of the snapshots it names.
+    """Work out the round's effect, which follows from the round and its snapshots alone.
 
-    `headers` are those of the round's batches snapshot, if somebody has looked at them before.
+    `headers` are those of the round's batches snapshot, if they have been read before.
     """
     name = topic.name
     if headers is None:
@@ -287,7 +287,7 @@ def _changes(
     after: Sequence[tuple[Batch, Batch | None]],
     units: Sequence[UnitEffect],
 ) -> pa.Table:
-    """Return all changes of the partition's rows, those of batches without data among them."""
+    """Return all changes of the partition's rows, batches without data included."""
     changed = [(before, batch, NEVER) for before, batch in after if batch != before]
     by_segment = _by_segment(partition, headers, changed)
     return pa.concat_tables(
@@ -311,7 +311,7 @@ def _by_segment(
 def _with_carried(
     partition: int, headers: BatchHeaders, judged: JudgedPartition, changes: pa.Table
 ) -> pa.Table:
-    """Return the changes, and those of rows that must go on saying what removed rows said."""
+    """Return the changes, with those of rows that take over producers' facts from removed rows."""
     removed = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     first_segment = judged.part.first_segment_offset
     told = batches_of_affected_producers(headers, removed, first_segment)

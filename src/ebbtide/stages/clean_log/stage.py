@@ -125,10 +125,10 @@ def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]
 
 
 def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
-    """Return a round in flight, as of the snapshots before its own commits, else the newest ones.
+    """Return the round on the snapshots before its own commits, or else on the newest ones.
 
-    Other tools may have moved rows to other files, and what is below the round's bound is decided,
-    so that newer rows say the same.
+    Other tools may have moved rows to other files. All below the round's bound is decided, so newer
+    snapshots give the same result.
     """
     pins = newest_pins(topic)
     if pins is None:
@@ -213,7 +213,7 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 def _commit_batches(
     topic: Topic, this_round: CleaningRound, effect: RoundEffect, prepared: Commit | None
 ) -> None:
-    """Commit what was prepared; the same changes again where other tools moved the rows."""
+    """Commit the prepared changes; prepare them again where other tools moved the rows."""
     for attempt in range(1, COMMIT_ATTEMPTS + 1):
         if prepared is None:
             return

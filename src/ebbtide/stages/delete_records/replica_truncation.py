@@ -139,7 +139,7 @@ class Replicas:
         return {p: refusals.get(p) or _answer(starts[p], lows[p], missing[p]) for p in wanted}
 
     def _advance_tables(self, wanted: Mapping[int, Wanted]) -> None:
-        """Ask each table at least once, and those that are behind again until time is over."""
+        """Truncate each table, and try those that are behind again until time is up."""
         waiting = self._tables
         while waiting:
             for table in waiting:
@@ -193,7 +193,7 @@ class Replicas:
 
 
 def _unless_short(reply: Answer, wanted: Wanted, connection: str) -> Answer:
-    """Return the answer, but timed out where the brokers were not let go as far as was asked."""
+    """Return the answer, or REQUEST_TIMED_OUT where the brokers were asked for a lower offset."""
     if reply.error is ErrorCode.NONE and reply.low_watermark < wanted.offset:
         note = f"kafka:{connection} stays at {reply.low_watermark} until every table has the rest"
         return refused(ErrorCode.REQUEST_TIMED_OUT, note=note)

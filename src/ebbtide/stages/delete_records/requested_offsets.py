@@ -24,7 +24,7 @@ NOTHING = 0  # as Kafka has it, an offset at or below the log start changes noth
 
 @dataclass(frozen=True, slots=True)
 class RequestedOffsets:
-    """The offset asked of each partition, and how it was found."""
+    """The offset requested for each partition, and how it was determined."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     said: dict[int, dict[str, Any]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One topic's part of a DeleteRecords request, from what was asked to what is answered."""
+"""Answer one topic's part of a DeleteRecords request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer_request(
     *,
     plan_only: bool = False,
 ) -> JobOutcome:
-    """Do what is asked of the topic, or only plan it; one bad partition stops no other.
+    """Truncate the topic's partitions, or only plan it; one bad partition stops no other.
 
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
     """

@@ -188,9 +188,9 @@ def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
 
 
 def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
-    """Bring the tombstones into the log, let the cleaner begin, and report what is left.
+    """Log the tombstones, run a cleaner round if one is due, and report what is left.
 
-    `done` is what the run has removed and committed before; the outcome counts it too.
+    `done` holds earlier removals and commits of the run; the outcome counts them too.
     """
     topic, erasure = plan.topic, plan.erasure
     line = "%d keys, found in %d places, of which %d lack a tombstone"
@@ -231,7 +231,7 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
 
 
 def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
-    """Produce or append what is lacking; the offsets of the tombstones."""
+    """Produce or append the missing tombstones; return their offsets."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
         return {}

@@ -61,9 +61,9 @@ class ExpirePlan:
 
     @property
     def id(self) -> str:
-        """Names what is left and what goes, so that another plan has another id.
+        """An id made from what goes and what is left, so that another plan has another id.
 
-        A plan that finishes a killed one has the id of that.
+        A plan that finishes a killed one has the killed plan's id.
         """
         partitions = {
             partition: [expiry.log_start_offset, self._records(partition).rows]

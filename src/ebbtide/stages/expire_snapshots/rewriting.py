@@ -81,7 +81,7 @@ def _place(file: ListedFile) -> tuple[int, int]:
 
 
 def rewrite_files(topic: Topic, deletions: Deletions) -> int:
-    """Write what is due without the deleted rows; how many files."""
+    """Rewrite the files that are due without their deleted rows; return how many."""
     if not deletions.are_due:
         return 0
     spark, table = topic.spark, topic.name.records_table

@@ -90,7 +90,7 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
 
 
 def _note_tidied(topic: Topic) -> None:
-    """Note that nothing is left to rewrite or merge, as far as the tables are by now."""
+    """Record in the state that the current tables have nothing left to rewrite or merge."""
     change = tidied(_snapshots(topic), topic.config)
     compare_and_set(topic, Step.TIDIED, lambda _: change)
 

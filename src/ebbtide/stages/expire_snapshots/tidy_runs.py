@@ -36,10 +36,10 @@ def tidy_runs(spark: SparkSession, now: datetime) -> None:
 
 
 def compact_runs(spark: SparkSession, now: datetime) -> int:
-    """Make the files of each day that is over one; how many were rewritten.
+    """Rewrite each past day's files as one file; return how many files were rewritten.
 
-    The readers open only the days of a run, so a day is what they pay for. Another application
-    that does the same at this moment is left to finish it.
+    Readers open only the days of a run, so one file a day keeps them fast. Where another
+    application does the same at this moment, it is left to finish.
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=DAYS_BACK)

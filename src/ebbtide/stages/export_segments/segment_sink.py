@@ -57,7 +57,7 @@ class SegmentToWrite(NamedTuple):
 
 
 class WrittenSegment(NamedTuple):
-    """A segment file and what is in it."""
+    """A written segment file and its contents in numbers."""
 
     partition: int
     file: SegmentFile
@@ -72,7 +72,7 @@ class WrittenSegment(NamedTuple):
 def write_segments(
     spark: SparkSession, segments: Sequence[SegmentToWrite]
 ) -> Iterator[list[WrittenSegment]]:
-    """Write the segments, some at a time; what was written of those."""
+    """Write the segments, some at a time; yield what was written."""
     at_once = max(1, spark.sparkContext.defaultParallelism) * SEGMENTS_PER_CORE
     for start in range(0, len(segments), at_once):
         yield in_tasks(spark, write_segment, segments[start : start + at_once], "writes")

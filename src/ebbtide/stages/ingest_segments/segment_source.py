@@ -92,7 +92,7 @@ def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
 
 
 def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
-    """Return the rows of one file: its batches, or one row with what is wrong with it."""
+    """Return the rows of one file: its batches, or one row with its error."""
     try:
         with _reading(file.path):
             walked = walk_segment(

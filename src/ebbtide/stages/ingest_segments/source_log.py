@@ -148,7 +148,7 @@ class SourceLog:
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
     ) -> PartitionState | None:
-        """Return the partition's state once all of this is in the tables; None for none at all."""
+        """Return the partition's state once this log is in the tables; None if there is none."""
         if not self.segments:
             return state
         if state is None:

@@ -160,7 +160,7 @@ class IngestPlan:
 def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create the topic where it is new and take what is new; one bad file stops its partition."""
+    """Create a new topic, and append what is new; one bad file stops only its partition."""
     refused: dict[str, SourceError] = {}
     done = IngestOutcome()
     listings = 1

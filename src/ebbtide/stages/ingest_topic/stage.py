@@ -169,7 +169,7 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
 def ingest_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create the topic where it is new and take all that the broker had when it was asked."""
+    """Create a new topic, and append all that the brokers had at the start."""
     live = LiveTopic.connect(source.connection, name.topic)
     topic_id, partitions = live.description
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)

@@ -215,7 +215,7 @@ def _write_marked(work: _MarkedSegment) -> RowDelta:
 
 
 def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
-    """Return the rows with what they become as their mark."""
+    """Return the rows with their new marks."""
     reasons = pa.array([None, *REASONS], pa.string()).take(pa.array(becomes))
     is_tombstone = pa.array(becomes != NO_TOMBSTONE)
     for name, column in (("is_tombstone", is_tombstone), ("tombstone_by", reasons)):

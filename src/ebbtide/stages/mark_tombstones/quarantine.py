@@ -94,7 +94,7 @@ def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
 
 
 def _may_miss(current: Topic, records: pa.Table) -> PropertyChanges:
-    """Return the state by which nobody looks for these records any more."""
+    """Return the state changes by which these records may be missing from the log."""
     changes: dict[str, str | None] = {REMOVING: "true"}
     for row in records.group_by("partition").aggregate([("offset", "max")]).to_pylist():
         state = current.partitions[row["partition"]]

@@ -40,7 +40,7 @@ class TombstoneRule(NamedTuple):
 
 
 def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
-    """Return the topic's rule; ConfigurationError for a predicate that no record can be asked."""
+    """Return the topic's rule; ConfigurationError for an invalid predicate."""
     is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
     marked_by = F.when(is_flagged, F.lit(FLAG))
     may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)

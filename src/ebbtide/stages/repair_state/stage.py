@@ -141,9 +141,9 @@ def _plan_keep(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> Repa
 
 
 def execute_repair(plan: RepairPlan) -> JobOutcome:
-    """Repair the topic; RequestError where the way that was asked for is closed.
+    """Repair the topic; RequestError where the requested way is not possible.
 
-    One that was killed is planned anew, and finds less to do.
+    A killed repair is planned anew, and then finds less to do.
     """
     for line in plan.what:
         log.warning("others have changed the topic: %s", line)

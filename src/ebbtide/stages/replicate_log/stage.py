@@ -120,7 +120,7 @@ def plan_replicate(topic: Topic) -> ReplicatePlan:
 
 
 def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
-    """Append to each replica what it lacks; one that fails does not stop the others."""
+    """Copy missing records and batches to each replica; one that fails does not stop the others."""
     if not plan.behind:
         return plan.outcome()
     source = _pinned(plan.primary)
