@@ -25,15 +25,8 @@ _IMPLEMENTATIONS = {
     "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
     "org.apache.iceberg.hive.HiveCatalog": "hive",
 }
-# What pyiceberg calls a setting that Iceberg's Java has another name for; divided by 1,000 where
-# Java counts milliseconds and pyiceberg seconds.
-_SECONDS = {
-    "http-client.apache.connection-timeout-ms": "s3.connect-timeout",
-    "http-client.urlconnection.connection-timeout-ms": "s3.connect-timeout",
-    "http-client.apache.socket-timeout-ms": "s3.request-timeout",
-    "http-client.urlconnection.socket-timeout-ms": "s3.request-timeout",
-}
-_OF_FILES = ("s3.", "client.", "gcs.", "adls.")
+_FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
+_OF_FILES = ("s3.", "client.", "http-client.", "gcs.", "adls.")
 # Parameters of a JDBC URI by their names in libpq.
 _LIBPQ = {
     "ApplicationName": "application_name",
@@ -59,7 +52,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 
-        opened = load_catalog(name, **settings)
+        opened = load_catalog(name, **settings, **_FILE_IO)
         try:
             yield opened
         finally:
@@ -72,7 +65,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy import inspect
 
-    of_database = SqlCatalog(name, **settings, init_catalog_tables="false")
+    of_database = SqlCatalog(name, **settings, **_FILE_IO, init_catalog_tables="false")
     try:
         yield of_database if inspect(of_database.engine).has_table("iceberg_tables") else None
     finally:
@@ -102,7 +95,9 @@ def defaults_path() -> Path:
 
 
 def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
-    """What pyiceberg needs to open one of Spark's catalogs."""
+    """Settings by which pyiceberg opens one of Spark's catalogs; ConfigurationError if none can."""
+    from ebbtide.stores import s3
+
     prefix = f"spark.sql.catalog.{catalog}."
     ours = {
         key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
@@ -118,7 +113,8 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         not_for_us = ("type", "catalog-impl", "io-impl", "cache-enabled")
         found = {name: value for name, value in ours.items() if name not in not_for_us}
         found["type"] = kind
-    return found | _of_files(ours)
+    s3.settings_of(ours)  # refuses what the jobs refuse
+    return found
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
@@ -136,16 +132,6 @@ def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
             f"pyiceberg opens too, found {kind or 'none'}"
         )
     return kind
-
-
-def _of_files(ours: Mapping[str, str]) -> dict[str, str]:
-    """Settings of an object store that pyiceberg has other names for."""
-    found = {
-        theirs: str(int(ours[name]) / 1000) for name, theirs in _SECONDS.items() if name in ours
-    }
-    if "s3.endpoint" in ours and ours.get("s3.path-style-access", "").lower() != "true":
-        found["s3.force-virtual-addressing"] = "true"
-    return found
 
 
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:

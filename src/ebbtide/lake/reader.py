@@ -13,7 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.errors import UnknownTopicError, UnreadableTableError
+from ebbtide.errors import (
+    AccessDeniedError,
+    UnavailableError,
+    UnknownTopicError,
+    UnreadableTableError,
+)
 from ebbtide.lake.catalogs import catalog_settings, defaults_path, open_catalog, read_defaults
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
@@ -165,11 +170,12 @@ class Lake:
 
         if self.catalog is None:
             return []
-        try:
-            table = self.catalog.load_table(RUNS)
-        except NoSuchTableError:
-            return []
-        rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
+        with _of_a_store(".".join(RUNS)):
+            try:
+                table = self.catalog.load_table(RUNS)
+            except NoSuchTableError:
+                return []
+            rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
@@ -201,9 +207,12 @@ class Lake:
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
-            return self.catalog.load_table((cluster + suffix, topic))
+            with _of_a_store(name):
+                return self.catalog.load_table((cluster + suffix, topic))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
+        except (AccessDeniedError, UnavailableError):
+            raise
         except Exception as error:  # of a catalog, a file system or the metadata's parser
             first = next(iter(str(error).splitlines()), "")
             raise UnreadableTableError(
@@ -244,6 +253,15 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
     settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
     with open_catalog(settings, catalog) as opened:
         yield Lake(opened)
+
+
+@contextmanager
+def _of_a_store(table: str) -> Iterator[None]:
+    """Reading of a table's files, whose store may refuse or not answer: then an error of ours."""
+    from ebbtide.stores.store import failing_clearly  # imports pyarrow
+
+    with failing_clearly(table):
+        yield
 
 
 def _snapshots_of(table: Table) -> TableSnapshots:
@@ -313,8 +331,9 @@ def live_rows(table: Table) -> dict[int, int]:
 def _files_of(table: Table) -> Iterator[Any]:
     """The data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()
-    for manifest in snapshot.manifests(table.io) if snapshot else ():
-        yield from _live_files(table, manifest.manifest_path)
+    with _of_a_store(".".join(table.name())):
+        for manifest in snapshot.manifests(table.io) if snapshot else ():
+            yield from _live_files(table, manifest.manifest_path)
 
 
 def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:

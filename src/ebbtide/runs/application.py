@@ -22,6 +22,7 @@ from ebbtide.errors import (
     ForeignChangeError,
     exit_code,
 )
+from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import exists, load
@@ -132,6 +133,7 @@ def run_unchecked(
 ) -> int:
     """The same, whatever was done to the topics."""
     job_log.start(args.job)
+    catalog_store(spark)  # refuses a setting of it by name, before anything is done
     if not args.plan_only:
         create_runs(spark)
 

@@ -20,15 +20,23 @@ PREFIXES = ("s3.", "client.", "http-client.")
 
 # Iceberg's own, where a table's properties say nothing.
 _RETRIES = 5
+_FACTORY, _ROLE = "client.factory", "client.assume-role.arn"
+_TAKES_A_ROLE = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
 # pyarrow's argument, and the properties that may give it, the first one wins.
-_ARGUMENTS = {
+_KEYS = {
     "access_key": ("s3.access-key-id",),
     "secret_key": ("s3.secret-access-key",),
     "session_token": ("s3.session-token",),
     "region": ("client.region", "s3.region"),
-    "role_arn": ("client.assume-role.arn",),
+    "proxy_options": ("http-client.proxy-endpoint",),
+}
+# A role is taken by the machine's own credentials, and its region is also that of the files.
+_OF_A_ROLE = {
+    "role_arn": (_ROLE,),
     "session_name": ("client.assume-role.session-name",),
     "external_id": ("client.assume-role.external-id",),
+    "region": ("client.assume-role.region",),
+    "proxy_options": ("http-client.proxy-endpoint",),
 }
 _MILLISECONDS = {
     "connect_timeout": (
@@ -40,32 +48,62 @@ _MILLISECONDS = {
         "http-client.urlconnection.socket-timeout-ms",
     ),
 }
-# What would be read or written otherwise than the table says. None: whatever its value.
-_REFUSED = {
-    "s3.remote-signing-enabled": "true",
-    "s3.sse.type": "kms",
-    "s3.client-factory-impl": None,
+_OFF = frozenset({"false"})
+# By any other value files would be opened or written otherwise than the table says.
+_FOLLOWED: dict[str, frozenset[str]] = {
+    _FACTORY: frozenset(
+        {_TAKES_A_ROLE, "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"}
+    ),
+    "s3.client-factory-impl": frozenset(),
+    "client.credentials-provider": frozenset(
+        {"software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"}
+    ),
+    "s3.sse.type": frozenset({"none", "s3"}),
+    "s3.write.storage-class": frozenset({"STANDARD"}),
+    "s3.remote-signing-enabled": _OFF,
+    "s3.access-grants.enabled": _OFF,
+    "s3.acceleration-enabled": _OFF,
+    "s3.dualstack-enabled": _OFF,
+    "s3.write.table-tag-enabled": _OFF,
+    "s3.write.namespace-tag-enabled": _OFF,
+    "http-client.proxy-use-system-property-values": _OFF,
+    "http-client.proxy-use-environment-variable-values": _OFF,
 }
+_REFUSED_PREFIXES = ("s3.write.tags.", "s3.access-points.", "client.assume-role.tags.")
 
 
-def check_settings(settings: Mapping[str, str]) -> None:
-    """ConfigurationError for a setting by which files would not be opened as it says."""
-    for name, refused in _REFUSED.items():
-        found = settings.get(name)
-        if found is not None and refused in (None, found.lower()):
+def settings_of(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of S3; ConfigurationError for one by which files would not be opened as it says."""
+    settings = {name: properties[name] for name in properties if name.startswith(PREFIXES)}
+    for name, value in settings.items():
+        if not _is_followed(name, value):
             raise ConfigurationError(
-                f"expected no {name} = {found} among the catalog's settings: ebbtide opens files "
-                "by keys, roles or vended credentials, and leaves encryption to the bucket; "
-                "remove it"
+                f"expected no {name} = {value} among the catalog's settings: ebbtide cannot open "
+                "its files so; remove it, or see docs/stores.md"
             )
+    if _ROLE in settings and settings.get(_FACTORY) != _TAKES_A_ROLE:
+        raise ConfigurationError(
+            f"expected {_FACTORY} = {_TAKES_A_ROLE} beside {_ROLE} = {settings[_ROLE]}, found "
+            f"{settings.get(_FACTORY, 'none')}: Iceberg takes no role without it; set it, or "
+            f"remove {_ROLE}"
+        )
+    return tuple(sorted(settings.items()))
+
+
+def _is_followed(name: str, value: str) -> bool:
+    if name.startswith(_REFUSED_PREFIXES):
+        return False
+    followed = _FOLLOWED.get(name)
+    return followed is None or value in followed or value.lower() in followed
 
 
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
     """The file system of a bucket; what no setting tells comes from the machine's environment."""
     said = dict(settings)
+    names = _OF_A_ROLE if said.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
     arguments: dict[str, Any] = {
-        name: value for name, of in _ARGUMENTS.items() if (value := _first(said, of)) is not None
+        name: value for name, of in names.items() if (value := _first(said, of)) is not None
     }
     for name, of in _MILLISECONDS.items():
         if (value := _first(said, of)) is not None:
@@ -73,10 +111,12 @@ def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.f
     attempts = 1 + _whole("s3.retry.num-retries", said.get("s3.retry.num-retries", str(_RETRIES)))
     arguments["allow_delayed_open"] = True  # a small file is one request
     arguments["retry_strategy"] = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
+    if "s3.acl" in said:
+        arguments["default_metadata"] = {"ACL": said["s3.acl"]}
     endpoint = said.get("s3.endpoint")
     if endpoint is not None:
         arguments |= _at(endpoint, said)
-    elif "region" not in arguments:
+    elif "region" not in arguments or _is_true(said, "s3.cross-region-access-enabled"):
         arguments["region"] = pyarrow.fs.resolve_s3_region(bucket)
     return pyarrow.fs.S3FileSystem(**arguments)
 
@@ -88,7 +128,7 @@ def _at(endpoint: str, said: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigurationError(
             f"expected s3.endpoint to be http://HOST:PORT or https://..., found {endpoint}"
         )
-    is_path_style = said.get("s3.path-style-access", "false").lower() == "true"
+    is_path_style = _is_true(said, "s3.path-style-access")
     return {
         "scheme": found.scheme,
         "endpoint_override": found.netloc + found.path.rstrip("/"),
@@ -103,6 +143,10 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_true(said: Mapping[str, str], name: str) -> bool:
+    return said.get(name, "false").lower() == "true"
 
 
 def _first(said: Mapping[str, str], names: Iterable[str]) -> str | None:

@@ -46,9 +46,7 @@ class Store:
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Store:
         """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
-        found = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
-        s3.check_settings(found)
-        return cls(tuple(sorted(found.items())))
+        return cls(s3.settings_of(properties))
 
     def resolve(self, uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
         """The file system of a path or URI, and the path inside it."""
