@@ -61,7 +61,7 @@ class LakeSandbox:
         defaults = read_defaults(self.home / "conf" / "spark-defaults.conf")
         return {k: v for k, v in defaults.items() if k.startswith("spark.sql.catalog.")}
 
-    def add_catalog(self, name: str) -> None:
+    def add_catalog(self, name: str, changes: Mapping[str, str] | None = None) -> None:
         """One more catalog like the lake, for this session and for whatever is submitted."""
         defaults = self.home / "conf" / "spark-defaults.conf"
         added = {
@@ -71,6 +71,7 @@ class LakeSandbox:
             for key, value in self.catalogs().items()
             if key.startswith(f"spark.sql.catalog.{CATALOG}")
         }
+        added |= {f"spark.sql.catalog.{name}.{key}": to for key, to in (changes or {}).items()}
         (self.home / name).mkdir()
         with defaults.open("a") as file:
             file.writelines(f"{key} {value}\n" for key, value in added.items())

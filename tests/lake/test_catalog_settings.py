@@ -100,22 +100,16 @@ def test_a_catalog_that_only_spark_knows_is_refused(kind: str) -> None:
         of(type=kind) if "." not in kind else catalog_settings({f"{LAKE}catalog-impl": kind})
 
 
-def test_settings_of_a_store_go_on_under_pyicebergs_names() -> None:
-    found = catalog_settings(
-        {
-            f"{LAKE}type": "jdbc",
-            f"{LAKE}uri": "jdbc:sqlite:/x",
-            f"{LAKE}s3.endpoint": "http://s3",
-            f"{LAKE}client.region": "r",
-            f"{LAKE}http-client.apache.socket-timeout-ms": "2500",
-        }
-    )
-    assert found == {
-        "type": "sql",
-        "uri": "sqlite:////x",
-        "warehouse": "",
+def test_settings_of_a_store_go_on_as_spark_has_them() -> None:
+    of_a_store = {
         "s3.endpoint": "http://s3",
         "client.region": "r",
-        "s3.request-timeout": "2.5",
-        "s3.force-virtual-addressing": "true",
+        "http-client.apache.socket-timeout-ms": "2500",
     }
+    found = of(type="jdbc", uri="jdbc:sqlite:/x", **of_a_store)
+    assert found == {"type": "sql", "uri": "sqlite:////x", "warehouse": "", **of_a_store}
+
+
+def test_a_setting_of_a_store_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
+        catalog_settings({f"{LAKE}type": "rest", f"{LAKE}s3.sse.type": "kms"})

@@ -14,6 +14,12 @@ from tests.tables.fixtures import sandbox as sandbox
 from tests.tables.logs import write_log
 
 
+@pytest.fixture(scope="session", autouse=True)
+def plain_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Begin Spark without a store: the settings that it begins with hold for all lakes."""
+    assert LakeSandbox(tmp_path_factory.mktemp("plain") / "home").session
+
+
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Api]:
     """An S3 API with one empty bucket."""
@@ -22,9 +28,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Api]:
 
 
 @pytest.fixture
-def on_s3(s3: S3Api, tmp_path: Path) -> LakeSandbox:
-    """A lake whose files lie in the store."""
-    settings = {"warehouse": f"s3://{BUCKET}/{tmp_path.name}", **s3.settings()}
+def on_s3(request: pytest.FixtureRequest, s3: S3Api, tmp_path: Path) -> LakeSandbox:
+    """A lake whose files lie in the store; a parameter names another scheme than `s3`."""
+    scheme = getattr(request, "param", "s3")
+    settings = {"warehouse": f"{scheme}://{BUCKET}/{tmp_path.name}", **s3.settings()}
     return CellSandbox(tmp_path / "on-s3", settings)
 
 

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 
 from ebbtide.errors import AccessDeniedError, UnavailableError
 from ebbtide.iceberg.catalog import java_table
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
 from tests.lake_sandbox import LakeSandbox
@@ -21,10 +22,10 @@ from tests.services.faulty_s3 import (
     FULL,
     Fault,
     FaultyS3,
-    Refusal,
     every,
     writes,
 )
+from tests.services.proxy import Refusal
 from tests.services.s3_api import BUCKET, S3Api
 from tests.stores.nights import NIGHT_MS, view_after_a_night
 from tests.tables.logs import FIRST_MS
@@ -139,3 +140,23 @@ def test_what_a_store_refuses_the_jvm_is_told_apart_too(
     with proxy.having(fault), pytest.raises(Py4JJavaError) as raised:
         io.newOutputFile(f"s3://{BUCKET}/{proxy.refused}.bin").createOrOverwrite().close()
     assert type(explained(raised.value)) is error
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [pytest.param(*of.values[:2], id=of.id) for of in REFUSALS if of.id != "full"],
+)
+def test_airflows_side_says_what_a_store_refuses(
+    behind_proxy: LakeSandbox,
+    proxy: FaultyS3,
+    cluster: str,
+    log: Path,
+    fault: Fault,
+    error: type[Exception],
+) -> None:
+    name = f"{cluster}.t"
+    ingest(behind_proxy.session, name, log, FIRST_MS)
+    with open_lake(behind_proxy.home / "conf" / "spark-defaults.conf") as lake:
+        with proxy.having(fault), pytest.raises(error):
+            lake.topic(name)
+        assert lake.live_rows(name) == {0: 7}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,22 @@ def test_an_error_of_a_disk_stays_what_it_is() -> None:
     [
         ("s3.remote-signing-enabled", "true"),
         ("s3.sse.type", "kms"),
+        ("s3.sse.type", "dsse-kms"),
+        ("s3.sse.type", "custom"),
         ("s3.client-factory-impl", "com.example.Factory"),
+        ("client.factory", "com.example.Factory"),
+        ("client.credentials-provider", "com.example.Provider"),
+        ("client.assume-role.arn", "arn:aws:iam::1:role/reader"),
+        ("client.assume-role.tags.team", "lake"),
+        ("s3.write.tags.team", "lake"),
+        ("s3.write.table-tag-enabled", "true"),
+        ("s3.write.namespace-tag-enabled", "true"),
+        ("s3.write.storage-class", "GLACIER"),
+        ("s3.access-points.archive", "arn:aws:s3:::accesspoint"),
+        ("s3.access-grants.enabled", "true"),
+        ("s3.acceleration-enabled", "true"),
+        ("s3.dualstack-enabled", "true"),
+        ("http-client.proxy-use-environment-variable-values", "true"),
         ("s3.endpoint", "s3.example.com"),
         ("s3.retry.num-retries", "many"),
         ("http-client.apache.socket-timeout-ms", "-1"),
@@ -125,12 +141,39 @@ def test_a_setting_that_cannot_be_followed_is_named(name: str, value: str) -> No
         Store.of({"client.region": "r", name: value}).resolve(f"s3://{BUCKET}/f")
 
 
+def arguments_of(**settings: str) -> dict[str, Any]:
+    """What pyarrow was told by these settings and a region."""
+    file_system, _ = Store.of({"client.region": "r", **settings}).resolve(f"s3://{BUCKET}/f")
+    arguments: dict[str, Any] = file_system.__reduce__()[1][0]
+    return arguments
+
+
+def test_a_role_is_taken_in_its_region_and_no_keys_are_used() -> None:
+    role = {
+        "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
+        "client.assume-role.arn": "arn:aws:iam::1:role/reader",
+        "client.assume-role.external-id": "ebbtide",
+        "client.assume-role.region": "eu-west-3",
+    }
+    found = arguments_of(**role, **{"s3.access-key-id": "k", "s3.secret-access-key": "s"})
+    assert found["role_arn"] == "arn:aws:iam::1:role/reader"
+    assert (found["external_id"], found["region"]) == ("ebbtide", "eu-west-3")
+    assert not found["access_key"]
+
+
+def test_settings_that_are_off_are_no_hindrance() -> None:
+    off = {"s3.sse.type": "s3", "s3.dualstack-enabled": "False"}
+    assert arguments_of(**off)["region"] == "r"
+
+
+def test_a_proxy_is_used() -> None:
+    found = arguments_of(**{"http-client.proxy-endpoint": "http://proxy:8020"})
+    assert (found["proxy_options"]["host"], found["proxy_options"]["port"]) == ("proxy", 8020)
+
+
 def test_a_bucket_stands_before_the_host_unless_settings_or_an_address_forbid_it() -> None:
-    def forced(endpoint: str, **more: str) -> bool:
-        store = Store.of({"s3.endpoint": endpoint, "client.region": "r", **more})
-        file_system, _ = store.resolve(f"s3://{BUCKET}/f")
-        found: bool = file_system.__reduce__()[1][0]["force_virtual_addressing"]
-        return found
+    def forced(endpoint: str, **more: str) -> Any:
+        return arguments_of(**{"s3.endpoint": endpoint}, **more)["force_virtual_addressing"]
 
     assert forced("https://s3.example.com")
     assert not forced("https://s3.example.com", **{"s3.path-style-access": "true"})

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from ebbtide.iceberg.catalog import java_table
+import pytest
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.files.table_store import catalog_store
+from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_topics
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.services.s3_api import BUCKET, S3Api
@@ -25,17 +30,28 @@ def ingest_from(lake: LakeSandbox, uri: str, name: TopicName) -> None:
     assert ingest_segments(lake.session, name, source).error is None
 
 
+@pytest.mark.parametrize(("on_s3", "scheme"), [("s3", "s3"), ("s3a", "s3a")], indirect=["on_s3"])
 def test_a_night_leaves_on_a_store_what_it_leaves_on_a_disk(
-    sandbox: LakeSandbox, on_s3: LakeSandbox, s3: S3Api, cluster: str, log: Path
+    sandbox: LakeSandbox, on_s3: LakeSandbox, s3: S3Api, cluster: str, log: Path, scheme: str
 ) -> None:
     name = TopicName(cluster, "t")
     ingest(sandbox.session, str(name), log, FIRST_MS)
     ingest_from(on_s3, s3.upload(log, f"logs/{cluster}"), name)
     assert view_after_a_night(on_s3, name) == view_after_a_night(sandbox, name)
     location = str(java_table(on_s3.session, name.records_table).location())
-    assert location.startswith(f"s3://{BUCKET}/")
+    assert location.startswith(f"{scheme}://{BUCKET}/")
     with open_lake(on_s3.home / "conf" / "spark-defaults.conf") as lake:
         assert lake.live_rows(str(name)) == {0: 5}
+        assert lake.file_bytes(str(name))[0] > 0
+
+
+def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cluster: str) -> None:
+    on_s3.session.conf.set("spark.sql.catalog.lake.s3.sse.type", "kms")
+    arguments = ["--topic", f"{cluster}.t", "--now", "2026-11-22T01:00:00+00:00", "--run-id", "r"]
+    args = job_parser("clean_log", "").parse_args(arguments)
+    with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
+        run_topics(on_s3.session, args, args.topic, lambda *_: pytest.fail("a topic was begun"))
+    assert not table_exists(on_s3.session, RUNS_TABLE)
 
 
 def test_a_round_asks_little_of_each_data_file_and_an_idle_one_nothing(

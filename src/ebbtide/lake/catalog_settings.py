@@ -1,7 +1,7 @@
-"""Open Spark's catalogs through pyiceberg, from the same lines of spark-defaults.conf.
+"""Spark's catalogs opened through pyiceberg, from the same lines of spark-defaults.conf.
 
-A second place to configure them would one day name another catalog. Source: Iceberg's CatalogUtil
-for the names; JDBC's PostgreSQL driver and libpq for the parts of a URI.
+A second place to configure them would one day name another catalog. Source: Iceberg's
+CatalogUtil for the names, JDBC's PostgreSQL driver and libpq for what stands in a URI.
 """
 
 from __future__ import annotations
@@ -25,15 +25,8 @@ _IMPLEMENTATIONS = {
     "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
     "org.apache.iceberg.hive.HiveCatalog": "hive",
 }
-# What pyiceberg calls a setting that Iceberg's Java has another name for; divided by 1,000 where
-# Java counts milliseconds and pyiceberg seconds.
-_SECONDS = {
-    "http-client.apache.connection-timeout-ms": "s3.connect-timeout",
-    "http-client.urlconnection.connection-timeout-ms": "s3.connect-timeout",
-    "http-client.apache.socket-timeout-ms": "s3.request-timeout",
-    "http-client.urlconnection.socket-timeout-ms": "s3.request-timeout",
-}
-_OF_FILES = ("s3.", "client.", "gcs.", "adls.")
+_FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
+_OF_FILES = ("s3.", "client.", "http-client.", "gcs.", "adls.")
 # Parameters of a JDBC URI by their names in libpq.
 _LIBPQ = {
     "ApplicationName": "application_name",
@@ -46,7 +39,7 @@ _LIBPQ = {
     "gssEncMode": "gssencmode",
     "channelBinding": "channel_binding",
 }
-# They change how the driver behaves in the JVM, not which server it reaches.
+# They change how the driver behaves in the JVM and nothing about whom it reaches.
 _OF_THE_DRIVER = frozenset(
     {"loginTimeout", "prepareThreshold", "reWriteBatchedInserts", "socketTimeout", "tcpKeepAlive"}
 )
@@ -55,11 +48,11 @@ _TARGETS = {"primary": "read-write", "any": "any", "preferSecondary": "prefer-st
 
 @contextmanager
 def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | None]:
-    """Yield one of Spark's catalogs; None where it is a database without any tables yet."""
+    """One of Spark's catalogs; None where it is a database that nobody has written to yet."""
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 
-        opened = load_catalog(name, **settings)
+        opened = load_catalog(name, **settings, **_FILE_IO)
         try:
             yield opened
         finally:
@@ -72,7 +65,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy import inspect
 
-    of_database = SqlCatalog(name, **settings, init_catalog_tables="false")
+    of_database = SqlCatalog(name, **settings, **_FILE_IO, init_catalog_tables="false")
     try:
         yield of_database if inspect(of_database.engine).has_table("iceberg_tables") else None
     finally:
@@ -80,7 +73,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
 
 
 def read_defaults(path: Path) -> dict[str, str]:
-    """Return the settings of a spark-defaults.conf, which Spark reads as Java properties."""
+    """The settings of a spark-defaults.conf, which Spark reads as Java properties."""
     import javaproperties
 
     if not path.exists():
@@ -92,7 +85,7 @@ def read_defaults(path: Path) -> dict[str, str]:
 
 
 def defaults_path() -> Path:
-    """Return the path of Spark's settings."""
+    """Where Spark's settings are."""
     directory = os.environ.get("SPARK_CONF_DIR")
     if not directory:
         raise ConfigurationError(
@@ -102,7 +95,9 @@ def defaults_path() -> Path:
 
 
 def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
-    """Return the settings by which pyiceberg opens one of Spark's catalogs."""
+    """Settings by which pyiceberg opens one of Spark's catalogs; ConfigurationError if none can."""
+    from ebbtide.stores import s3
+
     prefix = f"spark.sql.catalog.{catalog}."
     ours = {
         key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
@@ -112,17 +107,18 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         if "uri" not in ours:
             raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
         files = {name: value for name, value in ours.items() if name.startswith(_OF_FILES)}
-        settings = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
-        settings["warehouse"] = ours.get("warehouse", "")
+        found = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
+        found["warehouse"] = ours.get("warehouse", "")
     else:
         not_for_us = ("type", "catalog-impl", "io-impl", "cache-enabled")
-        settings = {name: value for name, value in ours.items() if name not in not_for_us}
-        settings["type"] = kind
-    return settings | _of_files(ours)
+        found = {name: value for name, value in ours.items() if name not in not_for_us}
+        found["type"] = kind
+    s3.settings_of(ours)  # refuses what the jobs refuse
+    return found
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
-    """Return which kind of catalog it is: by `type`, else by its class."""
+    """Which catalog it is: as `type` says, else by its class."""
     if "type" in ours:
         kind, named = ours["type"].lower(), f"{prefix}type"
     else:
@@ -138,16 +134,6 @@ def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
     return kind
 
 
-def _of_files(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return object-store settings under pyiceberg's names, where these differ from Iceberg's."""
-    file_settings = {
-        theirs: str(int(ours[name]) / 1000) for name, theirs in _SECONDS.items() if name in ours
-    }
-    if "s3.endpoint" in ours and ours.get("s3.path-style-access", "").lower() != "true":
-        file_settings["s3.force-virtual-addressing"] = "true"
-    return file_settings
-
-
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
     uri = ours["uri"]
     if uri.startswith("jdbc:sqlite:"):
@@ -161,7 +147,7 @@ def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:
-    """Return the URI by which libpq reaches the same database; several hosts stay several."""
+    """What libpq reaches the same database by; several hosts stay several."""
     from sqlalchemy.engine import URL
 
     parts = urlsplit(ours["uri"].removeprefix("jdbc:"))
@@ -180,7 +166,7 @@ def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _libpq(given: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the parameters as libpq has them; ConfigurationError for one that it cannot be told."""
+    """The parameters as libpq has them; ConfigurationError for one that it cannot be told."""
     for name, value in given.items():
         if name in _LIBPQ:
             yield _LIBPQ[name], value

@@ -13,7 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.errors import UnknownTopicError, UnreadableTableError
+from ebbtide.errors import (
+    AccessDeniedError,
+    UnavailableError,
+    UnknownTopicError,
+    UnreadableTableError,
+)
 from ebbtide.lake.catalog_settings import (
     catalog_settings,
     defaults_path,
@@ -170,11 +175,12 @@ class Lake:
 
         if self.catalog is None:
             return []
-        try:
-            table = self.catalog.load_table(RUNS)
-        except NoSuchTableError:
-            return []
-        rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
+        with _of_a_store(".".join(RUNS)):
+            try:
+                table = self.catalog.load_table(RUNS)
+            except NoSuchTableError:
+                return []
+            rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
@@ -209,9 +215,12 @@ class Lake:
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
-            return self.catalog.load_table((cluster + suffix, topic))
+            with _of_a_store(name):
+                return self.catalog.load_table((cluster + suffix, topic))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
+        except (AccessDeniedError, UnavailableError):
+            raise
         except Exception as error:  # of a catalog, a file system or the metadata's parser
             raise UnreadableTableError(
                 f"expected the table of topic {name}{suffix} to open, found {_in_a_line(error)}; "
@@ -258,6 +267,8 @@ def _reading_manifests(name: str) -> Iterator[None]:
     """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
     try:
         yield
+    except (AccessDeniedError, UnavailableError):
+        raise
     except Exception as error:  # of a file system or the manifest's parser
         raise UnreadableTableError(
             f"expected the manifests of topic {name} to open, found {_in_a_line(error)}; restore "
@@ -267,6 +278,15 @@ def _reading_manifests(name: str) -> Iterator[None]:
 
 def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+@contextmanager
+def _of_a_store(table: str) -> Iterator[None]:
+    """Raise an error of ours where the store of a table's files refuses or does not answer."""
+    from ebbtide.stores.store import failing_clearly  # imports pyarrow
+
+    with failing_clearly(table):
+        yield
 
 
 def _snapshots_of(table: Table) -> TableSnapshots:
@@ -338,8 +358,9 @@ def live_rows(table: Table) -> dict[int, int]:
 def _files_of(table: Table) -> Iterator[Any]:
     """Yield the data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()
-    for manifest in snapshot.manifests(table.io) if snapshot else ():
-        yield from _live_files(table, manifest.manifest_path)
+    with _of_a_store(".".join(table.name())):
+        for manifest in snapshot.manifests(table.io) if snapshot else ():
+            yield from _live_files(table, manifest.manifest_path)
 
 
 def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:

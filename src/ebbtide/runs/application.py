@@ -23,6 +23,7 @@ from ebbtide.errors import (
     exit_code,
 )
 from ebbtide.iceberg.commits import Commits, commits_of
+from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import exists, load
@@ -134,6 +135,7 @@ def run_unchecked(
 ) -> int:
     """Do the work on each topic without looking for foreign changes; return the exit code."""
     job_log.start(args.job)
+    catalog_store(spark)  # refuses a setting of it by name, before anything is done
     if not args.plan_only:
         create_runs(spark)
 

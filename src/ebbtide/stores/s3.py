@@ -1,4 +1,4 @@
-"""Open an S3 API with pyarrow by the settings of Iceberg's S3FileIO.
+"""An S3 API as Iceberg's S3FileIO is told of it, for pyarrow.
 
 Source: Iceberg's S3FileIOProperties, AwsClientProperties and HttpClientProperties.
 """
@@ -18,17 +18,25 @@ from ebbtide.errors import ConfigurationError
 SCHEMES = ("s3", "s3a", "s3n")
 PREFIXES = ("s3.", "client.", "http-client.")
 
-# Iceberg's defaults for properties that a table does not set.
+# Iceberg's own, where a table's properties say nothing.
 _RETRIES = 5
+_FACTORY, _ROLE = "client.factory", "client.assume-role.arn"
+_TAKES_A_ROLE = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
 # pyarrow's argument, and the properties that may give it, the first one wins.
-_ARGUMENTS = {
+_KEYS = {
     "access_key": ("s3.access-key-id",),
     "secret_key": ("s3.secret-access-key",),
     "session_token": ("s3.session-token",),
     "region": ("client.region", "s3.region"),
-    "role_arn": ("client.assume-role.arn",),
+    "proxy_options": ("http-client.proxy-endpoint",),
+}
+# A role is taken by the machine's own credentials, and its region is also that of the files.
+_OF_A_ROLE = {
+    "role_arn": (_ROLE,),
     "session_name": ("client.assume-role.session-name",),
     "external_id": ("client.assume-role.external-id",),
+    "region": ("client.assume-role.region",),
+    "proxy_options": ("http-client.proxy-endpoint",),
 }
 _MILLISECONDS = {
     "connect_timeout": (
@@ -40,64 +48,92 @@ _MILLISECONDS = {
         "http-client.urlconnection.socket-timeout-ms",
     ),
 }
-# Settings by which files would be read or written wrongly here. None: with any value.
-_REFUSED = {
-    "s3.remote-signing-enabled": "true",
-    "s3.sse.type": "kms",
-    "s3.client-factory-impl": None,
+_OFF = frozenset({"false"})
+# By any other value files would be opened or written otherwise than the table says.
+_FOLLOWED: dict[str, frozenset[str]] = {
+    _FACTORY: frozenset(
+        {_TAKES_A_ROLE, "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"}
+    ),
+    "s3.client-factory-impl": frozenset(),
+    "client.credentials-provider": frozenset(
+        {"software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"}
+    ),
+    "s3.sse.type": frozenset({"none", "s3"}),
+    "s3.write.storage-class": frozenset({"STANDARD"}),
+    "s3.remote-signing-enabled": _OFF,
+    "s3.access-grants.enabled": _OFF,
+    "s3.acceleration-enabled": _OFF,
+    "s3.dualstack-enabled": _OFF,
+    "s3.write.table-tag-enabled": _OFF,
+    "s3.write.namespace-tag-enabled": _OFF,
+    "http-client.proxy-use-system-property-values": _OFF,
+    "http-client.proxy-use-environment-variable-values": _OFF,
 }
+_REFUSED_PREFIXES = ("s3.write.tags.", "s3.access-points.", "client.assume-role.tags.")
 
 
-def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for a setting by which files would not be opened as it says."""
-    for name, refused in _REFUSED.items():
-        value = settings.get(name)
-        if value is not None and refused in (None, value.lower()):
+def settings_of(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of S3; ConfigurationError for one by which files would not be opened as it says."""
+    settings = {name: properties[name] for name in properties if name.startswith(PREFIXES)}
+    for name, value in settings.items():
+        if not _is_followed(name, value):
             raise ConfigurationError(
-                f"expected no {name} = {value} among the catalog's settings: ebbtide opens files "
-                "by keys, roles or vended credentials, and leaves encryption to the bucket; "
-                "remove it"
+                f"expected no {name} = {value} among the catalog's settings: ebbtide cannot open "
+                "its files so; remove it, or see docs/stores.md"
             )
+    if _ROLE in settings and settings.get(_FACTORY) != _TAKES_A_ROLE:
+        raise ConfigurationError(
+            f"expected {_FACTORY} = {_TAKES_A_ROLE} beside {_ROLE} = {settings[_ROLE]}, found "
+            f"{settings.get(_FACTORY, 'none')}: Iceberg takes no role without it; set it, or "
+            f"remove {_ROLE}"
+        )
+    return tuple(sorted(settings.items()))
+
+
+def _is_followed(name: str, value: str) -> bool:
+    if name.startswith(_REFUSED_PREFIXES):
+        return False
+    followed = _FOLLOWED.get(name)
+    return followed is None or value in followed or value.lower() in followed
 
 
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
-    """Return a bucket's file system; what no setting tells comes from the environment."""
-    properties = dict(settings)
+    """The file system of a bucket; what no setting tells comes from the machine's environment."""
+    said = dict(settings)
+    names = _OF_A_ROLE if said.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
     arguments: dict[str, Any] = {
-        name: value
-        for name, of in _ARGUMENTS.items()
-        if (value := _first(properties, of)) is not None
+        name: value for name, of in names.items() if (value := _first(said, of)) is not None
     }
     for name, of in _MILLISECONDS.items():
-        if (value := _first(properties, of)) is not None:
+        if (value := _first(said, of)) is not None:
             arguments[name] = _whole(of[0], value) / 1000
-    attempts = 1 + _whole(
-        "s3.retry.num-retries", properties.get("s3.retry.num-retries", str(_RETRIES))
-    )
+    attempts = 1 + _whole("s3.retry.num-retries", said.get("s3.retry.num-retries", str(_RETRIES)))
     arguments["allow_delayed_open"] = True  # a small file is one request
     arguments["retry_strategy"] = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
-    endpoint = properties.get("s3.endpoint")
+    if "s3.acl" in said:
+        arguments["default_metadata"] = {"ACL": said["s3.acl"]}
+    endpoint = said.get("s3.endpoint")
     if endpoint is not None:
-        arguments |= _at(endpoint, properties)
-    elif "region" not in arguments:
+        arguments |= _at(endpoint, said)
+    elif "region" not in arguments or _is_true(said, "s3.cross-region-access-enabled"):
         arguments["region"] = pyarrow.fs.resolve_s3_region(bucket)
     return pyarrow.fs.S3FileSystem(**arguments)
 
 
-def _at(endpoint: str, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return where an S3 API other than AWS answers, and whether its host names the bucket."""
-    url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname:
+def _at(endpoint: str, said: Mapping[str, str]) -> dict[str, Any]:
+    """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
+    found = urlsplit(endpoint)
+    if found.scheme not in ("http", "https") or not found.hostname:
         raise ConfigurationError(
             f"expected s3.endpoint to be http://HOST:PORT or https://..., found {endpoint}"
         )
-    is_path_style = properties.get("s3.path-style-access", "false").lower() == "true"
+    is_path_style = _is_true(said, "s3.path-style-access")
     return {
-        "scheme": url.scheme,
-        "endpoint_override": url.netloc + url.path.rstrip("/"),
-        # A bucket cannot be a subdomain of an IP address; AWS's own client does the same.
-        "force_virtual_addressing": not is_path_style and not _is_ip(url.hostname),
+        "scheme": found.scheme,
+        "endpoint_override": found.netloc + found.path.rstrip("/"),
+        # A bucket cannot be put before an IP address; AWS's own client does the same.
+        "force_virtual_addressing": not is_path_style and not _is_ip(found.hostname),
     }
 
 
@@ -109,8 +145,12 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _first(properties: Mapping[str, str], names: Iterable[str]) -> str | None:
-    return next((properties[name] for name in names if name in properties), None)
+def _is_true(said: Mapping[str, str], name: str) -> bool:
+    return said.get(name, "false").lower() == "true"
+
+
+def _first(said: Mapping[str, str], names: Iterable[str]) -> str | None:
+    return next((said[name] for name in names if name in said), None)
 
 
 def _whole(name: str, value: str) -> int:

@@ -1,4 +1,4 @@
-"""Open files by path or URI with the properties of a table or catalog."""
+"""Files by path or URI, opened as a table's or a catalog's properties say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ebbtide.stores.uris import (
     split_query,
 )
 
-# Object stores have no directories and no atomic rename.
+# They have no directories, and rename nothing in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
 _DENIED = re.compile(
@@ -36,22 +36,20 @@ _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
 
 @dataclass(frozen=True)
 class Store:
-    """A way to open files. Tasks take it along; it never shows the keys it holds.
+    """How files are opened. Tasks take it along; it never shows the keys it holds.
 
-    `settings` are properties of Iceberg's FileIO; schemes without any use the environment.
+    `settings` are properties of Iceberg's FileIO; schemes without any go by the environment.
     """
 
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Store:
-        """Build the store of a catalog or table; ConfigurationError for unusable settings."""
-        settings = {name: properties[name] for name in properties if name.startswith(s3.PREFIXES)}
-        s3.check_settings(settings)
-        return cls(tuple(sorted(settings.items())))
+        """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
+        return cls(s3.settings_of(properties))
 
     def resolve(self, uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
-        """Return the file system of a path or URI, and the path inside it."""
+        """The file system of a path or URI, and the path inside it."""
         scheme = scheme_of(uri)
         if not scheme:
             return pyarrow.fs.LocalFileSystem(), os.path.abspath(uri)
@@ -76,7 +74,7 @@ class Store:
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """Yield a table's file, opened by position; FileNotFoundError where there is none.
+        """A table's file, opened by position; FileNotFoundError where there is none.
 
         A small one comes from an object store whole: each range of it would be one more request.
         """
@@ -87,7 +85,7 @@ class Store:
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a new file of a table, whole once closed; an object store gets it in parts."""
+        """A new file of a table, whole once it is closed: written in parts to an object store."""
         file_system, path = self.resolve(encoded(location))
         with failing_clearly(location):
             if not is_object_store(file_system):  # a store would keep an empty object for it
@@ -96,18 +94,18 @@ class Store:
                 yield handle
 
 
-# Opens local files, and object stores with the settings of the environment.
+# Of local files, and of stores as the machine's environment knows them.
 AMBIENT = Store()
 
 
 def is_object_store(file_system: pyarrow.fs.FileSystem) -> bool:
-    """Return whether it has neither directories nor a rename in one step."""
+    """Whether it has neither directories nor a rename in one step."""
     return file_system.type_name in _OBJECT_STORES
 
 
 @contextmanager
 def failing_clearly(uri: str) -> Iterator[None]:
-    """Raise a store's refusals and outages as errors of ours; a disk's errors stay as they are."""
+    """What a store refuses or does not answer as errors of ours; a disk's stay as they are."""
     try:
         yield
     except OSError as failure:
