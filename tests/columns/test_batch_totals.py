@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
+from ebbtide.columns.batch_totals import TIMES, TOTALS, batch_totals, together_by_batch, with_totals
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 LIMIT_MS = 1_000
@@ -61,3 +61,29 @@ def test_a_batch_in_two_files_is_one_row() -> None:
     assert (found["records"], found["event_ms"]) == (2, ms(1))
     assert totals() == []
     assert together_by_batch([]).num_rows == 0
+
+
+def test_totals_lie_beside_their_batches_whatever_their_order() -> None:
+    import pyarrow as pa
+
+    places = [(0, 0), (0, 4), (0, 9), (2, 0), (3, 7)]
+    of_places = {(0, 4): 40, (2, 0): 20, (0, 9): 90, (7, 1): 1}
+    batches = pa.table(
+        {
+            "base_offset": pa.array([base for _, base in places], pa.int64()),
+            "partition": pa.array([partition for partition, _ in places], pa.int32()),
+        }
+    )
+    totals = pa.Table.from_pylist(
+        [
+            {"partition": partition, "base_offset": base, "records": count}
+            for (partition, base), count in of_places.items()
+        ],
+        TOTALS,
+    )
+    for rows in (batches, batches.take([3, 1, 4, 0, 2])):
+        beside = with_totals(rows, totals)
+        assert beside["records"].to_pylist() == [of_places.get(place) for place in places]
+        assert beside.select(batches.column_names) == batches
+    nothing = with_totals(batches, TOTALS.empty_table())
+    assert nothing["records"].to_pylist() == [None] * 5

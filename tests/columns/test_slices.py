@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
-from ebbtide.columns.slices import slices_by_value
+from ebbtide.columns.slices import is_ascending, slices_by_value, sorted_by
 
 
 def test_each_slice_has_its_rows_in_their_order() -> None:
@@ -22,3 +23,26 @@ def test_numbers_are_cut_as_well_and_no_rows_are_no_slice() -> None:
         (0, 1),
     ]
     assert list(slices_by_value(rows.slice(0, 0), "partition")) == []
+
+
+@pytest.mark.parametrize(
+    ("places", "is_sorted"),
+    [
+        ([], True),
+        ([(1, 5)], True),
+        ([(0, 5), (0, 6), (1, 0), (1, 9)], True),
+        ([(0, 5), (1, 6), (0, 7)], False),
+        ([(0, 5), (1, 6), (1, 6)], False),
+        ([(0, 6), (0, 5), (1, 7)], False),
+        ([(0, 5), (0, None), (1, 7)], False),
+    ],
+)
+def test_rows_that_ascend_are_left_as_they_are(
+    places: list[tuple[int, int | None]], is_sorted: bool
+) -> None:
+    schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
+    rows = pa.Table.from_pylist([dict(zip(schema.names, of, strict=True)) for of in places], schema)
+    assert is_ascending(rows, schema.names) is is_sorted
+    in_order = sorted_by(rows, schema.names)
+    assert (in_order is rows) is is_sorted
+    assert in_order == rows.sort_by([(name, "ascending") for name in schema.names])

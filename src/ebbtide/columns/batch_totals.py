@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from ebbtide.columns.slices import is_ascending, slices_by_value, sorted_by
 from ebbtide.records.arrays import Int64s
 
 # What is read of a record.
@@ -22,6 +23,7 @@ TOTALS = pa.schema(
         ("append_ms", pa.int64()),
     ]
 )
+KEYS = ("partition", "base_offset")
 _NONE = np.iinfo(np.int64).min
 
 
@@ -55,13 +57,35 @@ def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Tab
 def together_by_batch(parts: Sequence[pa.Table]) -> pa.Table:
     """Join the parts into one table; a batch with records in several parts becomes one row."""
     rows = pa.concat_tables([TOTALS.empty_table(), *parts])
-    keys = ["partition", "base_offset"]
+    keys = list(KEYS)
+    if is_ascending(rows, keys):
+        return rows
     summed = ["records", "untimed", "event_times_missing"]
     largest = ["event_ms", "append_ms"]
     totals = rows.group_by(keys).aggregate(
         [*((name, "sum") for name in summed), *((name, "max") for name in largest)]
     )
     return totals.rename_columns([*keys, *summed, *largest]).cast(TOTALS)
+
+
+def with_totals(batches: pa.Table, totals: pa.Table) -> pa.Table:
+    """Return batches, by partition and offset, with their totals; null for one without records."""
+    batches = sorted_by(batches, KEYS)
+    of_partitions = dict(slices_by_value(sorted_by(totals, KEYS), KEYS[0]))
+    parts = [
+        _beside(rows, of_partitions.get(partition, totals.slice(0, 0)))
+        for partition, rows in slices_by_value(batches, KEYS[0])
+    ]
+    return pa.concat_tables(parts)
+
+
+def _beside(batches: pa.Table, totals: pa.Table) -> pa.Table:
+    """Put each total beside its batch; both are of one partition and ascend."""
+    bases, wanted = totals["base_offset"].to_numpy(), batches["base_offset"].to_numpy()
+    at = np.searchsorted(bases, wanted)
+    is_missing = np.append(bases, -1)[at] != wanted
+    rows = totals.drop_columns(list(KEYS)).take(pa.array(at, mask=is_missing))
+    return pa.table([*batches.columns, *rows.columns], [*batches.column_names, *rows.column_names])
 
 
 def _ms(times: pa.ChunkedArray) -> Int64s:

@@ -157,6 +157,27 @@ def test_what_a_killed_slice_has_appended_comes_whole_also_in_smaller_slices(
     assert contents(spark, name) == unbroken
 
 
+def test_a_slice_that_reads_only_what_a_partition_holds_leaves_the_rest_to_the_next(
+    spark: SparkSession,
+    name: TopicName,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk_slice, "MAX_BATCHES", 2)
+    for partition in (0, 1):
+        write_segments(tmp_path, {0: [batch(0)]}, partition=partition)
+    ingest_segments(spark, name, source_of(tmp_path, NOW_MS))
+    # The first slice reads two files: the first partition's new batch, and what the other holds.
+    append(tmp_path, 0, batch(1))
+    write_segments(tmp_path, {1: [batch(1, 9)], 10: [batch(10, 500)]}, partition=1)
+    held = segment_path(tmp_path, 0, 1).stat().st_size
+    new = segment_path(tmp_path, 0).stat().st_size
+    monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", held + new)
+    ingest_segments(spark, name, source_of(tmp_path, NOW_MS))
+    states = contents(spark, name).states
+    assert [states[p].log_end_offset for p in (0, 1)] == [2, 510]
+
+
 def with_wrong_crc(source: Path) -> None:
     damage(segment_path(source, 20))
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from ebbtide.columns.slices import sorted_by
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.files.field_ids import (
     TableColumn,
@@ -114,8 +115,7 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
 
 def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
     """Return the rows of each (partition, segment), in the order of the column `by`."""
-    order = [("partition", "ascending"), ("segment", "ascending"), (by, "ascending")]
-    rows = rows.sort_by(order)
+    rows = sorted_by(rows, ("partition", "segment", by))
     keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
     places, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
     # Copies, since a slice takes all of the table along when it is sent to a task.
@@ -220,7 +220,11 @@ def reading_planned(store: Store, path: str) -> Iterator[pa.NativeFile]:
 def read_vector(store: Store, vector: Vector) -> Offsets:
     """Return the positions that a deletion vector names."""
     # A length and a magic number before the bitmap, a checksum after it.
-    bitmap = BitMap64.deserialize(read_blob(store, vector)[8:-4])
+    return numbers_in(BitMap64.deserialize(read_blob(store, vector)[8:-4]))
+
+
+def numbers_in(bitmap: BitMap64) -> Offsets:
+    """Return a bitmap's numbers, ascending."""
     return np.frombuffer(bitmap.to_array(), np.int64)
 
 

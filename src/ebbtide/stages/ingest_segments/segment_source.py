@@ -42,7 +42,8 @@ TASKS_PER_CORE = 2
 # Only a file's size is known beforehand; its rows are estimated with records of this size.
 RECORD_BYTES = 100
 
-_WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
+_PATH = pa.dictionary(pa.int32(), pa.string())  # said once for all batches of a file
+_WALK_EXTRA = [("partition", pa.int32()), ("path", _PATH), ("segment", pa.int64())]
 # One row a batch. A malformed file is one row with an error and its class instead, and a torn
 # end is one row with its position.
 WALK_SCHEMA = pa.schema(
@@ -182,10 +183,19 @@ def _walk_rows(
     columns = [
         header.column(field.name)
         if header is not None and field.name in BATCH_SCHEMA.names
-        else pa.array([fixed.get(field.name)] * rows, field.type)
+        else _repeated(fixed.get(field.name), rows, field.type)
         for field in WALK_SCHEMA
     ]
     return pa.record_batch(columns, schema=WALK_SCHEMA)
+
+
+def _repeated(value: object, rows: int, of_type: pa.DataType) -> pa.Array:
+    if value is None:
+        return pa.nulls(rows, of_type)
+    if of_type == _PATH:
+        codes = pa.repeat(pa.scalar(0, of_type.index_type), rows)
+        return pa.DictionaryArray.from_arrays(codes, pa.array([value], of_type.value_type))
+    return pa.repeat(pa.scalar(value, of_type), rows)
 
 
 def records_of(

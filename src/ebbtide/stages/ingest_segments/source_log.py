@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.slices import slices_by_value
+from ebbtide.columns.slices import slices_by_value, sorted_by
 from ebbtide.errors import EbbtideError, SourceError, class_named
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.continuation import (
@@ -185,8 +185,8 @@ class SourceLog:
 
 def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
     """Split the walked rows by partition, in offset order."""
-    order = [(name, "ascending") for name in ("partition", "segment", "base_offset")]
-    return dict(slices_by_value(walked.combine_chunks().sort_by(order), "partition"))
+    in_order = sorted_by(walked, ("partition", "segment", "base_offset"))
+    return dict(slices_by_value(in_order, "partition"))
 
 
 def read_back(
@@ -202,7 +202,9 @@ def read_back(
     }
     bad |= {s.base_offset: refused[s.path] for s in directory.segments if s.path in refused}
     first_bad = min(bad, default=None)
-    good = rows.filter(pc.is_valid(rows.column("base_offset")))
+    good = rows
+    if rows.column("base_offset").null_count:
+        good = rows.filter(pc.is_valid(rows.column("base_offset")))
     if first_bad is not None:
         good = good.filter(pc.less(good.column("segment"), first_bad))
     return Walked(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
+from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch, with_totals
 from ebbtide.columns.header_columns import open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.columns.slices import slices_by_value
@@ -97,14 +97,12 @@ def read_ingested(
     is_planned = any_of(
         f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
     )
-    keys = ["partition", "base_offset"]
     record_totals = (
         _record_totals(topic, logs)
         if event_time is None
         else _record_totals_by(topic, is_planned, event_time)
     )
-    batches = pa.concat_tables(planned).join(record_totals, keys)
-    batches = _with_times(batches.sort_by([(key, "ascending") for key in keys]), topic, now_ms)
+    batches = _with_times(with_totals(pa.concat_tables(planned), record_totals), topic, now_ms)
     for name in SET_BY_ROUNDS:
         batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
     for partition, rows in slices_by_value(batches, "partition"):

@@ -90,8 +90,8 @@ def walk_slice(
                 cut.append(file)
         waiting = [*behind_cut, *waiting]
         walked_bytes += sum(file.unread_bytes for file in some)
-        # Half of what is expected to fit, as the next files may hold more batches a byte.
-        budget_bytes = max(0, MAX_BATCHES - counted) * walked_bytes // (2 * max(counted, 1))
+        # Three quarters of what seems to fit, as the next files may hold more batches a byte.
+        budget_bytes = max(0, MAX_BATCHES - counted) * walked_bytes * 3 // (4 * max(counted, 1))
     return WalkedSlice(pa.concat_tables(tables), cut, waiting)
 
 
