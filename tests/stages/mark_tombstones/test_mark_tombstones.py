@@ -11,10 +11,11 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark import tasks
 from ebbtide.stages.configure_topic.stage import plan_configure
-from ebbtide.stages.mark_tombstones.changed_marks import candidates
+from ebbtide.stages.mark_tombstones.changed_marks import changed_records
 from ebbtide.stages.mark_tombstones.stage import plan_mark
 from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
 from tests.lake_sandbox import LakeSandbox
@@ -31,6 +32,7 @@ from tests.stages.mark_tombstones.tombstones import (
     forbidden_topic,
     left,
     marks,
+    quarantine,
     record,
     topic_of,
 )
@@ -310,7 +312,7 @@ def test_files_without_null_value_flag_or_unmarked_record_are_not_read(
 
 
 ALWAYS_READ = {
-    *("partition", "segment", "batch", "offset", "attributes"),
+    *("partition", "segment", "offset", "attributes"),
     *("is_tombstone", "tombstone_by", "value"),
 }
 
@@ -319,7 +321,7 @@ ALWAYS_READ = {
     ("settings", "more"),
     [
         pytest.param({}, set(), id="value and flag"),
-        pytest.param(EXPLICIT, set(), id="explicit"),
+        pytest.param(EXPLICIT, {"batch"}, id="explicit, beside the batches table"),
         pytest.param(BY_HEADER, {"headers"}, id="a header"),
         pytest.param({PREDICATE: "timestamp IS NULL"}, {"timestamp"}, id="a predicate"),
     ],
@@ -333,8 +335,9 @@ def test_only_the_columns_that_a_rule_asks_for_are_read(
     rule = tombstone_rule(sandbox.session, topic.config)
     snapshot = current_snapshot(sandbox.session, name.records_table)
     assert snapshot is not None
-    rows: Any = candidates(topic, rule, {0: (0, 2)}, snapshot)
-    (read,) = rows._jdf.queryExecution().optimizedPlan().collectLeaves().mkString().splitlines()
+    changed = changed_records(topic, rule, {0: (0, 2)}, snapshot)
+    rows: Any = changed.select("partition", "segment", "offset", "becomes")
+    read, *_ = rows._jdf.queryExecution().optimizedPlan().collectLeaves().mkString().splitlines()
     columns = re.findall(r"(\w+)#\d+L?", read)
     assert set(columns) == ALWAYS_READ | more
 
@@ -363,3 +366,21 @@ def test_only_the_rows_that_change_are_written_again(
     assert summary[0]["added-records"] == "1"
     assert summary[0]["added-position-deletes"] == "1"
     assert "deleted-data-files" not in summary[0]
+
+
+def test_the_driver_gets_a_row_a_segment_however_many_records_change(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, driver_rows: list[int]
+) -> None:
+    nulls = [record(i, None) for i in range(80)]
+    topic_of(sandbox, name, tmp_path, nulls, COMPACT, at_once=40)
+    driver_rows.clear()
+    outcome = mark(sandbox.session, str(name))
+    assert sum(driver_rows) == 2
+    assert outcome.partitions[0]["by"] == {"null_value": 80}
+    assert len(marks(sandbox, name)) == 80
+    driver_rows.clear()
+    configure(sandbox, name, EXPLICIT)
+    outcome = mark(sandbox.session, str(name), [FromOffset(0, 0)])
+    assert outcome.rows_removed == len(quarantine(sandbox, name)) == 80
+    assert max(driver_rows[:-1]) <= 2  # the last are the test's own
+    assert left(sandbox, name) == []

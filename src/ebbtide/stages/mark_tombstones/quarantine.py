@@ -7,11 +7,10 @@ log. Their batch rows stay as they are, as for single expired records.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -42,62 +41,50 @@ def quarantine_note(count: int, table: str) -> str:
     )
 
 
-def take_to_quarantine(topic: Topic, records: pa.Table, snapshot: int, run: RunOf) -> list[int]:
-    """Copy the records found, as of a snapshot, and let the log miss them; the snapshot of it.
+class Forbidden(NamedTuple):
+    """Records that the log must not hold: whole, how many, and the last offset by partition."""
+
+    records: DataFrame
+    total: int
+    last_offsets: Mapping[int, int]
+
+
+def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[int]:
+    """Copy the records, and let the log miss them; the snapshot that holds them.
 
     What a killed run has copied is not copied again.
     """
     spark, name = topic.spark, topic.name
-    log.warning("%s", quarantine_note(records.num_rows, name.quarantine_table))
+    log.warning("%s", quarantine_note(forbidden.total, name.quarantine_table))
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
-    missing = _not_held(topic, records, table_id)
-    if missing.num_rows:
+    quarantine = spark.table(name.quarantine_table)
+    held = quarantine.where(F.col("table_id") == table_id).select(_PLACE)
+    missing = forbidden.records.join(held, _PLACE, "left_anti")
+    is_missing = not missing.isEmpty()
+    if is_missing:
         columns: dict[str, Any] = {
             "reason": UNMARKED_NULL_VALUE,
             "run_id": run.id,
             "quarantined_at": run.now,
             "table_id": table_id,
         }
-        rows = _records(topic, missing, snapshot).withColumns(
-            {column: F.lit(value) for column, value in columns.items()}
-        )
-        rows = rows.select(spark.table(name.quarantine_table).columns)
+        rows = missing.withColumns({column: F.lit(value) for column, value in columns.items()})
+        rows = rows.select(quarantine.columns)
         commit(Step.QUARANTINE_RECORDS, rows.writeTo(name.quarantine_table).append)
-    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, records))
+    compare_and_set(
+        topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, forbidden.last_offsets)
+    )
     committed = current_snapshot(spark, name.quarantine_table)
-    return [committed] if missing.num_rows and committed is not None else []
+    return [committed] if is_missing and committed is not None else []
 
 
-def _not_held(topic: Topic, records: pa.Table, table_id: str) -> pa.Table:
-    held = (
-        topic.spark.table(topic.name.quarantine_table)
-        .where(F.col("table_id") == table_id)
-        .where(F.col("offset") >= pc.min(records["offset"]).as_py())
-        .select(_PLACE)
-        .toArrow()
-        .cast(records.select(_PLACE).schema)
-    )
-    return records.select(_PLACE).join(held, _PLACE, join_type="left anti")
-
-
-def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
-    """Return the records at these places, from the snapshot."""
-    table = topic.name.records_table
-    first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
-    return (
-        topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
-        .where(F.col("value").isNull() & F.col("offset").between(first, last))
-        .join(topic.spark.createDataFrame(places), _PLACE, how="left_semi")
-    )
-
-
-def _may_miss(current: Topic, records: pa.Table) -> PropertyChanges:
-    """Return the state changes by which these records may be missing from the log."""
+def _may_miss(current: Topic, last_offsets: Mapping[int, int]) -> PropertyChanges:
+    """Return the state changes by which records up to these may be missing from the log."""
     changes: dict[str, str | None] = {REMOVING: "true"}
-    for row in records.group_by("partition").aggregate([("offset", "max")]).to_pylist():
-        state = current.partitions[row["partition"]]
-        end = max(state.expired_end_offset, row["offset_max"] + 1)
-        changes |= to_properties(row["partition"], state.moved(expired_end_offset=end))
+    for partition, last in last_offsets.items():
+        state = current.partitions[partition]
+        end = max(state.expired_end_offset, last + 1)
+        changes |= to_properties(partition, state.moved(expired_end_offset=end))
     return changes

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
+from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
@@ -24,15 +24,21 @@ from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
+    TO_QUARANTINE,
     Counts,
+    MarkChanges,
+    changed_records,
     count_changes,
     find_changes,
-    no_changes,
-    prepare_marks,
-    quarantined,
 )
-from ebbtide.stages.mark_tombstones.quarantine import RunOf, quarantine_note, take_to_quarantine
-from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
+from ebbtide.stages.mark_tombstones.quarantine import (
+    Forbidden,
+    RunOf,
+    quarantine_note,
+    take_to_quarantine,
+)
+from ebbtide.stages.mark_tombstones.tombstones import TombstoneRule, tombstone_rule
+from ebbtide.stages.mark_tombstones.written_marks import prepare_marks
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -46,7 +52,8 @@ class MarkPlan:
     ranges: Mapping[int, tuple[int, int]]
     again_from: Mapping[int, int]  # where partitions are marked again from
     snapshot: int | None  # the one that was looked at; None where the table has none
-    changes: pa.Table
+    rule: TombstoneRule
+    changes: MarkChanges = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[int, Counts]:
@@ -77,10 +84,10 @@ def plan_mark(topic: Topic, again: Sequence[FromOffset] = ()) -> MarkPlan:
     again_from = _again_from(topic, again)
     ranges = ranges_to_mark(topic.partitions, again_from)
     snapshot = current_snapshot(topic.spark, topic.name.records_table) if ranges else None
-    changes = no_changes()
-    if snapshot is not None:
-        changes = find_changes(topic, rule, ranges, snapshot)
-    return MarkPlan(topic, ranges, again_from, snapshot, changes)
+    plan = MarkPlan(topic, ranges, again_from, snapshot, rule)
+    if snapshot is None:
+        return plan
+    return replace(plan, changes=find_changes(topic, rule, ranges, snapshot))
 
 
 def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
@@ -98,16 +105,27 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     outcome, topic = plan.outcome(), plan.topic
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
-    if plan.snapshot is not None and quarantined(plan.changes).num_rows:
-        outcome.snapshot_ids += take_to_quarantine(
-            topic, quarantined(plan.changes), plan.snapshot, run
-        )
-    if plan.snapshot is not None and plan.changes.num_rows:
+    if plan.snapshot is not None and outcome.rows_removed:
+        with plan.rule.failing_clearly():
+            outcome.snapshot_ids += take_to_quarantine(topic, _forbidden(plan), run)
+    if plan.snapshot is not None and plan.changes:
         prepared = prepare_marks(topic, plan.snapshot, plan.changes)
         outcome.snapshot_ids.append(commit(Step.MARK_RECORDS, prepared))
     if plan.ranges:
         compare_and_set(topic, Step.MARK_STATE, lambda current: _marked(current, plan))
     return outcome
+
+
+def _forbidden(plan: MarkPlan) -> Forbidden:
+    """Return the records that the plan takes to quarantine."""
+    assert plan.snapshot is not None
+    changed = changed_records(plan.topic, plan.rule, plan.ranges, plan.snapshot)
+    last_offsets: dict[int, int] = {}
+    for (partition, _), by_code in plan.changes.items():
+        if offsets := by_code.get(TO_QUARANTINE):
+            last_offsets[partition] = max(last_offsets.get(partition, 0), offsets.max())
+    count = sum(counts.quarantined for counts in plan.counts.values())
+    return Forbidden(changed.where(F.col("becomes") == TO_QUARANTINE), count, last_offsets)
 
 
 def _described(first: int, end: int, counts: Counts) -> str:
