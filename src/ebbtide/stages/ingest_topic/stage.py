@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from ebbtide.brokers.java_client_settings import java_options
 from ebbtide.brokers.kafka_source import live_records, reading, source_frame
 from ebbtide.brokers.live_topic import LiveTopic, list_topics
-from ebbtide.columns.live_records import ActiveSegment, to_headers
+from ebbtide.columns.live_records import ActiveSegment
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import (
     CommitConflictError,
@@ -50,7 +50,6 @@ from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
 from ebbtide.log.state.topic_state import APPEND, SLICE
-from ebbtide.records import arrays
 from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_of
@@ -74,6 +73,7 @@ from ebbtide.stages.ingest_segments.append import (
 from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+from ebbtide.stages.ingest_topic.slice_batches import batches_of_slice
 
 log = logging.getLogger(__name__)
 
@@ -328,7 +328,7 @@ def _finish_slice(
 ) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
-    headers = _headers(topic, piece)
+    headers = batches_of_slice(topic, piece)
     headers_of = dict(slices_by_value(headers, "partition"))
     logs = {
         partition: _log(
@@ -351,22 +351,6 @@ def _finish_slice(
     add_ingested(outcome, ingested)
     add_slice(done, outcome)
     return topic
-
-
-def _headers(topic: Topic, piece: Slice) -> pa.Table:
-    """Return the batches of the slice, with what their headers would say."""
-    is_taken = any_of(f"`partition` = {p} AND offset >= {r.start}" for p, r in piece.ranges.items())
-    columns = ("partition", "offset", "segment", "batch", "timestamp", "append_time", "size_bytes")
-    order = [("partition", "ascending"), ("offset", "ascending")]
-    rows = topic.spark.table(topic.name.records_table).where(is_taken).select(*columns)
-    records = rows.toArrow().sort_by(order).combine_chunks()
-    # Records of the producer's clock have the run's as append time; one that is equal by chance
-    # is told by the topic's setting.
-    append_ms = arrays.to_ms(records["append_time"])
-    is_stamped = append_ms == arrays.to_ms(records["timestamp"])
-    if topic.config.message_timestamp_type == "CreateTime":
-        is_stamped &= append_ms != to_ms(piece.now)
-    return to_headers(records, is_stamped)
 
 
 def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> SourceLog:
