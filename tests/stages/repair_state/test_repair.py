@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -11,12 +12,14 @@ from ebbtide.errors import ForeignChangeError, RequestError, StateError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.topics import Topic, load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked
 from ebbtide.log.state.topic_state import CHECKSUM, ROUND
+from ebbtide.stages.clean_log import lost_round
 from ebbtide.stages.erase_keys.stage import erase_keys
+from ebbtide.stages.repair_state import repaired_rows
 from ebbtide.stages.repair_state.stage import RepairPlan, execute_repair, plan_repair
 from tests.iceberg.test_foreign_changes import NIGHT_MS, roll_back
 from tests.iceberg.test_foreign_changes import topic as topic
@@ -27,6 +30,7 @@ from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import view_of_table
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import expire_all, rewrite_files, tables_of
+from tests.tables.partition_log import batch, write_segments
 
 NOBODY_KNOWS = Asked()
 
@@ -236,3 +240,49 @@ def test_a_lost_state_is_rebuilt(
     clean(spark, str(topic), NIGHT_MS + HOUR_MS)
     assert view_of_table(spark, topic, 0) == seen
     ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+
+
+@pytest.fixture
+def large(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """Three segments of forty records in batches of ten."""
+    batches = {base: [batch(base + i, 10) for i in range(0, 40, 10)] for base in (0, 40, 80)}
+    source = write_segments(tmp_path / "large", batches)
+    ingest(sandbox.session, f"{cluster}_large.t", source, NIGHT_MS)
+    return TopicName(f"{cluster}_large", "t")
+
+
+def test_the_driver_gets_a_row_a_file_however_many_rows_go(
+    sandbox: LakeSandbox, large: TopicName, driver_rows: list[int]
+) -> None:
+    spark = sandbox.session
+    before = contents(spark, large).records
+    for table in tables_of(large):
+        spark.sql(f"INSERT INTO {table} SELECT * FROM {table}")
+    driver_rows.clear()
+    plan = plan_repair(spark, large, NIGHT_MS, NOBODY_KNOWS, keeps=True)
+    execute_repair(plan)
+    assert max(driver_rows) <= 2 * 3  # counts of rows by segment, and rows of new files
+    assert plan.removals["records"].by_reason == {0: {"copies": 120}}
+    assert contents(spark, large).records == before
+
+
+def test_headers_are_rebuilt_a_few_segments_at_a_time(
+    sandbox: LakeSandbox,
+    large: TopicName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = sandbox.session
+    spark.sql(f"DELETE FROM {large.records_table} WHERE offset % 4 = 1")
+    rebuilt: list[int] = []
+    rebuild_headers = repaired_rows.rebuild_headers
+
+    def rebuild(topic: Topic, changes: pa.Table) -> int:
+        rebuilt.append(rebuild_headers(topic, changes))
+        return rebuilt[-1]
+
+    monkeypatch.setattr(repaired_rows, "rebuild_headers", rebuild)
+    monkeypatch.setattr(lost_round, "MAX_HEADERS", 4)
+    repair(spark, large, keeps=True)
+    assert rebuilt == [4, 4, 4]
+    counts = [row["record_count"] for row in contents(spark, large).batches]
+    assert counts == [7, 8, 7, 8] * 3

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
@@ -15,11 +16,11 @@ from ebbtide.iceberg.commits import Step, commit, own_summary
 from ebbtide.iceberg.files.data_files import (
     DataFile,
     DeletionVector,
-    Offsets,
     SegmentFiles,
     SegmentRows,
     deletion_of,
     ends_of,
+    numbers_in,
 )
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
 from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
@@ -108,7 +109,7 @@ def delete_positions(
     spark: SparkSession,
     table: str,
     ends: Mapping[int, int],
-    positions: Mapping[str, Offsets],
+    positions: Mapping[str, BitMap64],
     step: Step,
 ) -> Deleted:
     """Delete rows by file and position; a file that keeps none leaves as a whole.
@@ -130,6 +131,6 @@ def delete_positions(
     for path, of_file in positions.items():
         unit, file = files[path]
         is_whole = len(of_file) == file.live_count
-        deletions = () if is_whole else (deletion_of(unit.store, file, of_file),)
+        deletions = () if is_whole else (deletion_of(unit.store, file, numbers_in(of_file)),)
         leaving.append(Leaving(unit, len(of_file), deletions, (file,) if is_whole else ()))
     return delete_leaving(spark, table, leaving, step)

@@ -8,40 +8,48 @@ rebuilt from the remaining records, and the next round begins anew.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.row_changes import changes_of, in_segment
+from ebbtide.columns.row_changes import changes_of, in_segment, no_changes
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
-from ebbtide.iceberg.files.data_files import SegmentFiles, read_segment
+from ebbtide.iceberg.files.batch_rows import prepare_changes
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
-from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, open_round
+from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.spark.job_log import note
+from ebbtide.spark.tasks import map_segments
 from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
 
+# The changes of so many headers pass through the driver at a time, some 100 bytes each.
+MAX_HEADERS = 500_000
+
 
 def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     """Rebuild the headers of what the round has cleaned, and forget it; the topic after that."""
-    changes = lost_headers(topic, lost)
-    if changes.num_rows:
-        announce_removal(topic)
-        prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
-        commit(Step.HEADERS_REBUILT, prepared)
+    rebuilt = 0
+    for changes in lost_headers(topic, lost):
+        if not rebuilt:
+            announce_removal(topic)
+        rebuilt += rebuild_headers(topic, changes)
     note(
         log,
         f"the round begun at {moment(lost.now_ms)} UTC was given up, since another tool expired "
-        f"the snapshots that it held: {changes.num_rows} batch headers were rebuilt from the "
+        f"the snapshots that it held: {rebuilt} batch headers were rebuilt from the "
         "records that are left, and the sizes of compressed ones are estimates",
     )
 
@@ -52,64 +60,98 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     return compare_and_set(topic, Step.LOST_ROUND_STATE, forgotten)
 
 
-def lost_headers(topic: Topic, lost: CleaningRound) -> pa.Table:
-    """Return changes for the round's headers that count more records than are left, by segment."""
+def rebuild_headers(topic: Topic, changes: pa.Table) -> int:
+    """Commit the changes of headers; return how many there are."""
+    prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
+    commit(Step.HEADERS_REBUILT, prepared)
+    return int(changes.num_rows)
+
+
+def lost_headers(topic: Topic, lost: CleaningRound) -> Iterator[pa.Table]:
+    """Yield changes for the round's headers that count more records than are left, by segment.
+
+    Each table is of a few segments, to be committed before the next.
+    """
+    look = partial(_fewer, topic.config.message_timestamp_after_max_ms)
+    for some in _some_segments(_segments_of(topic, lost)):
+        headers = count_rows(segment.headers for segment in some)
+        parts = map_segments(topic.spark, look, some, headers, "compares headers of")
+        changes = pa.concat_tables([no_changes(), *parts])
+        if changes.num_rows:
+            yield changes
+
+
+class _Segment(NamedTuple):
+    """The headers and the records of a segment that a round may have cleaned."""
+
+    headers: SegmentFiles
+    records: SegmentFiles | None  # None where it has none
+    first_offset: int
+    cleaned: Round
+
+
+def _segments_of(topic: Topic, lost: CleaningRound) -> list[_Segment]:
+    """Return the segments that the round covers, by partition and offset."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in lost.partitions.items()}
-    snapshot = current_snapshot(spark, name.records_table)
-    units = [] if snapshot is None else plan_segments(spark, name.records_table, snapshot, ends)
-    headers = read_headers(spark, name.batches_table, lost.partitions)
-    header_parts = [
-        of_segment
-        for partition, part in lost.partitions.items()
-        for of_segment in _of_partition(
-            topic,
-            partition,
-            part,
-            headers[partition],
-            lost,
-            {unit.segment: unit for unit in units if unit.partition == partition},
+    planned = []
+    for table in (name.records_table, name.batches_table):
+        snapshot = current_snapshot(spark, table)
+        planned.append([] if snapshot is None else plan_segments(spark, table, snapshot, ends))
+    records_of = {(unit.partition, unit.segment): unit for unit in planned[0]}
+    rounds = {
+        partition: Round(
+            lost.now_ms,
+            lost.delete_retention_ms,
+            part.first_uncleanable_offset,
+            part.log_start_offset,
+            part.first_dirty_offset,
+            topic.partitions[partition].segments,
         )
-    ]
-    return pa.concat_tables([in_segment(0, 0, changes_of([])), *header_parts])
-
-
-def _of_partition(
-    topic: Topic,
-    partition: int,
-    part: PartitionRound,
-    headers: BatchHeaders,
-    lost: CleaningRound,
-    units: dict[int, SegmentFiles],
-) -> list[pa.Table]:
-    bases = headers.column("base_offset")
+        for partition, part in lost.partitions.items()
+    }
     # Below `expired_end_offset` retention may have taken single records, whose headers stay.
-    first = max(part.first_segment_offset, topic.partitions[partition].expired_end_offset)
-    covered = headers.where(
-        np.asarray((bases >= first) & (bases < part.first_uncleanable_offset), np.bool_)
-    )
-    this_round = Round(
-        lost.now_ms,
-        lost.delete_retention_ms,
-        part.first_uncleanable_offset,
-        part.log_start_offset,
-        part.first_dirty_offset,
-        topic.partitions[partition].segments,
-    )
-    future_limit_ms = topic.config.message_timestamp_after_max_ms
-    tables = []
-    segments = covered.column("segment")
-    for segment in np.unique(segments).tolist():
-        mine = covered.where(np.asarray(segments == segment, np.bool_))
-        rows = None
-        if segment in units:
-            rows = read_segment(units[segment], COLUMNS).table
-            held = np.isin(rows["batch"].to_numpy(), mine.column("base_offset"))
-            rows = rows.filter(pa.array(held))
-        changed = [
-            (before, after, newest_ms)
-            for before, after, newest_ms in fewer_than_told(rows, mine, this_round, future_limit_ms)
-            if after != before
-        ]
-        tables.append(in_segment(partition, segment, changes_of(changed)))
-    return tables
+    firsts = {
+        partition: max(part.first_segment_offset, topic.partitions[partition].expired_end_offset)
+        for partition, part in lost.partitions.items()
+    }
+    return [
+        _Segment(
+            headers,
+            records_of.get((headers.partition, headers.segment)),
+            firsts[headers.partition],
+            rounds[headers.partition],
+        )
+        for headers in planned[1]
+    ]
+
+
+def _some_segments(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
+    """Yield segments of MAX_HEADERS headers in all, or one with more."""
+    some: list[_Segment] = []
+    for segment in segments:
+        if some and count_rows(of.headers for of in [*some, segment]) > MAX_HEADERS:
+            yield some
+            some = []
+        some.append(segment)
+    if some:
+        yield some
+
+
+def _fewer(future_limit_ms: int, segment: _Segment) -> pa.Table:
+    """Return changes for the headers that count more records than are left, in a task."""
+    unit = segment.headers
+    headers = BatchHeaders(read_segment(unit, HEADER_COLUMNS, "base_offset").table)
+    bases = headers.column("base_offset")
+    covered = (bases >= segment.first_offset) & (bases < segment.cleaned.first_uncleanable_offset)
+    headers = headers.where(np.asarray(covered, np.bool_))
+    if not len(headers):
+        return no_changes()
+    rows = None
+    if segment.records is not None:
+        rows = read_segment(segment.records, COLUMNS).table
+        held = np.isin(rows["batch"].to_numpy(), headers.column("base_offset"))
+        rows = rows.filter(pa.array(held))
+    fewer = fewer_than_told(rows, headers, segment.cleaned, future_limit_ms)
+    changed = [(before, after, newest) for before, after, newest in fewer if after != before]
+    return in_segment(unit.partition, unit.segment, changes_of(changed))

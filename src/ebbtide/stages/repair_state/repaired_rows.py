@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import table_exists
-from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.erasures_table import REPORTED
-from ebbtide.iceberg.files.batch_rows import prepare_changes
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
+from ebbtide.iceberg.files.data_files import MAX_OFFSET
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.iceberg.schema import ERASURES_TABLE
@@ -23,7 +22,8 @@ from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import LogInTables
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.stages.clean_log.lost_round import lost_headers
+from ebbtide.spark.number_sets import number_sets
+from ebbtide.stages.clean_log.lost_round import lost_headers, rebuild_headers
 
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
 
@@ -32,7 +32,7 @@ class StrayRows(NamedTuple):
     """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
 
     by_reason: dict[int, dict[str, int]]
-    positions: dict[str, Offsets]  # by file
+    positions: dict[str, BitMap64]  # by file
 
     @property
     def total(self) -> int:
@@ -133,20 +133,16 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
 
 
 def _removal(rows: DataFrame, reason: Column) -> StrayRows:
-    rows_to_remove = (
-        rows.withColumn("reason", reason)
-        .where(F.col("reason").isNotNull())
-        .select("file", "pos", "partition", "reason")
-        .toArrow()
-    )
+    stray = rows.withColumn("reason", reason).where(F.col("reason").isNotNull())
     by_reason: dict[int, dict[str, int]] = {}
-    counts = rows_to_remove.group_by(["partition", "reason"]).aggregate([("pos", "count")])
-    for row in counts.to_pylist():
-        by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
-    positions = rows_to_remove.group_by("file").aggregate([("pos", "list")]).to_pylist()
-    return StrayRows(
-        by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
-    )
+    by_file: dict[str, BitMap64] = {}
+    of_groups = number_sets(stray, ["file", "partition", "reason"], "pos")
+    for (file, partition, why), positions in of_groups.items():
+        of_partition = by_reason.setdefault(partition, {})
+        of_partition[why] = of_partition.get(why, 0) + len(positions)
+        of_file = by_file.setdefault(file, BitMap64())
+        of_file |= positions
+    return StrayRows(by_reason, by_file)
 
 
 def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
@@ -155,13 +151,10 @@ def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Del
     return delete_positions(topic.spark, table, ends, removal.positions, step)
 
 
-def rebuild_headers(topic: Topic, now_ms: int) -> int:
+def rebuild_all_headers(topic: Topic, now_ms: int) -> int:
     """Rebuild the headers that count more records than there are; return how many."""
-    changes = lost_headers(topic, _whole_log(topic.config, topic.partitions, now_ms))
-    if changes.num_rows:
-        prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
-        commit(Step.HEADERS_REBUILT, prepared)
-    return int(changes.num_rows)
+    whole_log = _whole_log(topic.config, topic.partitions, now_ms)
+    return sum(rebuild_headers(topic, changes) for changes in lost_headers(topic, whole_log))
 
 
 def _whole_log(

@@ -36,7 +36,7 @@ from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
     find_removals,
     read_log_in_tables,
-    rebuild_headers,
+    rebuild_all_headers,
     remove_rows,
 )
 
@@ -181,7 +181,7 @@ def _keep(plan: RepairPlan) -> JobOutcome:
             outcome.files_removed += len(deleted.files)
             outcome.snapshot_ids += deleted.snapshots
     repaired = Topic(topic.spark, topic.name, _properties(plan))
-    outcome.topic["headers_rebuilt"] = rebuild_headers(repaired, plan.now_ms)
+    outcome.topic["headers_rebuilt"] = rebuild_all_headers(repaired, plan.now_ms)
     state = {**state_of(_properties(plan)), **counted_anew(repaired)}
     state[TABLES] = table_ids(topic.spark, topic.name)
     commit(Step.REPAIR_STATE, partial(overwrite_state, topic.spark, topic.name, state))
