@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
+from pyarrow.dataset import ParquetFileFormat, ParquetFileFragment
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
@@ -34,6 +36,7 @@ Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
 # Iceberg asks each part of a condition of each file: with more, it is told them as a set.
 MANY_PARTITIONS = 50
+_PARQUET = ParquetFileFormat()
 _MAGIC = bytes.fromhex("d1d33964")
 
 
@@ -316,15 +319,14 @@ def read_segment(
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """All columns of the rows at these ascending positions; only row groups that hold any."""
     tables, start = [], 0
-    with _reading(unit.store, file.path) as handle:
-        opened = pq.ParquetFile(handle, pre_buffer=True)
-        for group in range(opened.num_row_groups):
+    with _opened(unit.store, file) as opened:
+        for group in range(opened.metadata.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
             within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
             if len(within):
                 wanted = np.zeros(end - start, np.bool_)
                 wanted[within - start] = True
-                rows = read_file(opened, unit.columns, group)
+                rows = read_file(opened.subset(row_group_ids=[group]), unit.columns)
                 tables.append(rows.filter(pa.array(wanted)))
             start = end
     return together(tables, unit.columns)
@@ -334,13 +336,13 @@ def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
     """The file's live rows in its order, a row group each, with all columns and their lineage."""
     dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
     columns, start = (*unit.columns, *LINEAGE), 0
-    with _reading(unit.store, file.path) as handle:
-        opened = pq.ParquetFile(handle, pre_buffer=True)
-        for group in range(opened.num_row_groups):
+    with _opened(unit.store, file) as opened:
+        for group in range(opened.metadata.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
             live = np.ones(end - start, np.bool_)
             live[dead[(dead >= start) & (dead < end)] - start] = False
-            rows = read_file(opened, columns, group).filter(pa.array(live))
+            rows = read_file(opened.subset(row_group_ids=[group]), columns)
+            rows = rows.filter(pa.array(live))
             yield with_lineage(rows, start + np.flatnonzero(live), file.lineage)
             start = end
 
@@ -349,8 +351,8 @@ def _read_file(
     store: Store, file: DataFile, columns: Sequence[TableColumn]
 ) -> tuple[pa.Table, Offsets]:
     wanted = [*columns, *LINEAGE] if file.lineage else columns
-    with _reading(store, file.path) as handle:
-        table = read_file(pq.ParquetFile(handle, pre_buffer=True), wanted)
+    with _opened(store, file) as opened:
+        table = read_file(opened, wanted)
     positions = np.arange(table.num_rows, dtype=np.int64)
     if file.vector is not None:
         live = np.ones(table.num_rows, np.bool_)
@@ -360,10 +362,23 @@ def _read_file(
 
 
 @contextmanager
-def _reading(store: Store, path: str) -> Iterator[pa.NativeFile]:
+def _opened(store: Store, file: DataFile) -> Iterator[ParquetFileFragment]:
+    """The file, of which the block reads what it wants."""
+    with _there_when_planned(file.path), store.located(file.path):
+        yield _fragment(store, file.path, file.size_bytes)
+
+
+@lru_cache(maxsize=256)
+def _fragment(store: Store, path: str, size_bytes: int) -> ParquetFileFragment:
+    """The file by its size; it keeps its footer, which a job else reads at each of its looks."""
+    with store.located(path) as (file_system, path_inside):
+        return _PARQUET.make_fragment(path_inside, file_system, file_size=size_bytes)
+
+
+@contextmanager
+def _there_when_planned(path: str) -> Iterator[None]:
     try:
-        with store.reading(path) as handle:
-            yield handle
+        yield
     except FileNotFoundError as error:
         raise CommitConflictError(
             f"expected {path}, which the table held when the work was planned, found that another "
@@ -380,8 +395,8 @@ def read_vector(store: Store, vector: Vector) -> Offsets:
 
 def read_blob(store: Store, vector: Vector) -> bytes:
     """A deletion vector as its Puffin file holds it."""
-    with _reading(store, vector.path) as handle:
-        return bytes(handle.read_at(vector.size_bytes, vector.position))
+    with _there_when_planned(vector.path):
+        return store.read_range(vector.path, vector.position, vector.size_bytes)
 
 
 def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVector:
