@@ -61,11 +61,17 @@ def run_nights(lake: LakeSandbox, source: str = str(SAMPLE), run: RunJob = run_j
 
 
 def contents(lake: LakeSandbox) -> dict[str, Any]:
-    """All rows of all topics' tables as hashes, their states, and what the runs said."""
+    """All rows of all topics' tables and views as hashes, their states, and what the runs said."""
     found: dict[str, Any] = {}
     for topic in TOPICS:
         name = TopicName(CLUSTER, topic)
-        for table in (name.records_table, name.batches_table):
+        for table in (
+            name.records_table,
+            name.batches_table,
+            name.committed_view,
+            name.v1_view,
+            name.table_view,
+        ):
             found[table] = rows_of(lake, table)
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
         for topic in TOPICS:
