@@ -1,16 +1,18 @@
 """CPU and wall seconds of Spark's start and of a night's jobs, with archived classes and without.
 
-    python -m benchmarks.start [--repeats 5] [--night]
+    python -m benchmarks.start [--repeats 5] [--before TREE]
 
 Each is a spark-submit of its own: a session with a first query and a read of a topic's table, then
 the jobs of a night on one small topic. With and without take turns in two lakes, and shown are
-medians. CPU is that of the whole process tree. `--night` adds the sample's two nights as `make run`
-has them, once each. Whoever has no archive lacks conf/spark-env.sh too: so Spark started before.
+medians. CPU is that of the whole process tree. Whoever has no archive lacks conf/spark-env.sh too:
+so Spark started before. `--before` adds `make run`, the sample's two nights, here and in another
+checkout, each set up already. What was measured is kept in benchmarks/results/start.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -18,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -35,7 +38,11 @@ spark.sql("SELECT 1").collect()
 spark.table("lake.{cluster}.audit").limit(1).collect()
 """
 START = "session, query, read"
-NIGHT = "make run"
+NIGHTS = "make run"
+# The share of CPU or of wall seconds that may be left.
+BOUNDS = {START: ("CPU", 0.55), NIGHTS: ("wall", 0.6)}
+KINDS = ("CPU", "wall")
+RESULTS = ROOT / "benchmarks" / "results" / "start.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +89,6 @@ class Home:
         """Any application."""
         return measured([str(BIN / "spark-submit"), *arguments], self.environment())
 
-    def make_run(self) -> Taken:
-        """The sample's two nights, Airflow's own start included and its database made before."""
-        render = [sys.executable, "conf/render.py", "conf/airflow.env"]
-        measured([*render, f"{self.sandbox.home}/conf"], self.environment())
-        load = f"set -a; . {self.sandbox.home}/conf/airflow.env; set +a; "
-        measured(["bash", "-c", load + "airflow db migrate"], self.environment())
-        quickstart = "exec python -m ebbtide.local.quickstart"
-        return measured(["bash", "-c", load + quickstart], self.environment())
-
     def environment(self) -> dict[str, str]:
         """Spark's and Airflow's."""
         ours = {"SPARK_LOCAL_IP": "127.0.0.1", "PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -108,38 +106,70 @@ def measured(command: Sequence[str], environment: dict[str, str]) -> Taken:
     return Taken(wall_seconds, cpu)
 
 
-def report(taken: dict[str, dict[str, list[Taken]]]) -> str:
-    """A line a step: medians without and with the archive, and the share that is left."""
-    header = f"{'':<22}{'CPU s without':>14}{'with':>7}{'ratio':>7}"
-    lines = [header + f"{'wall s without':>16}{'with':>7}{'ratio':>7}"]
-    for step, by_home in taken.items():
-        cpu = [median(t.cpu_seconds for t in by_home[name]) for name in ("without", "with")]
-        wall = [median(t.wall_seconds for t in by_home[name]) for name in ("without", "with")]
-        left = f"{step:<22}{cpu[0]:>14.1f}{cpu[1]:>7.1f}{cpu[1] / cpu[0]:>7.2f}"
-        lines.append(left + f"{wall[0]:>16.1f}{wall[1]:>7.1f}{wall[1] / wall[0]:>7.2f}")
-    return "\n".join(lines)
+def make_run(tree: Path) -> Taken:
+    """The sample's two nights of a checkout that is set up, on an empty lake."""
+    measured(["make", "-C", str(tree), "clean", "setup"], dict(os.environ))
+    return measured(["make", "-C", str(tree), "run"], dict(os.environ))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Medians of one step: seconds before and with what makes starting cheap."""
+
+    name: str
+    cpu_seconds: tuple[float, float]
+    wall_seconds: tuple[float, float]
+
+    @classmethod
+    def of(cls, name: str, by_home: Mapping[str, Sequence[Taken]]) -> Step:
+        """The medians of what was taken `without` and `with` it."""
+        both = [by_home[home] for home in ("without", "with")]
+        before_cpu, cpu = (median(taken.cpu_seconds for taken in of) for of in both)
+        before_wall, wall = (median(taken.wall_seconds for taken in of) for of in both)
+        return cls(name, (before_cpu, cpu), (before_wall, wall))
+
+    def __str__(self) -> str:
+        columns = [f"{self.name:<22}"]
+        for before, now in (self.cpu_seconds, self.wall_seconds):
+            columns.append(f"{before:>16.1f}{now:>7.1f}{now / before:>7.2f}")
+        if self.name in BOUNDS:
+            what, bound = BOUNDS[self.name]
+            before, now = self.cpu_seconds if what == "CPU" else self.wall_seconds
+            holds = "holds" if now <= bound * before else "is missed"
+            columns.append(f"  the bound of {bound} for {what} {holds}")
+        return "".join(columns)
+
+
+def report(steps: Sequence[Step]) -> str:
+    """A line a step: medians without and with the archive, the share that is left, its bound."""
+    header = f"{'':<22}" + "".join(f"{what + ' s without':>16}   with  ratio" for what in KINDS)
+    return "\n".join([header, *map(str, steps)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--night", action="store_true", help="the nights of `make run` too")
+    parser.add_argument("--before", type=Path, help="a checkout that `make run` is compared with")
     args = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = str(ROOT / "conf" / "python")
     taken: dict[str, dict[str, list[Taken]]] = defaultdict(lambda: defaultdict(list))
-    print(f"load before {os.getloadavg()[0]:.1f}")
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         homes = [
             Home(Path(temporary) / name, has_archive=name == "with") for name in ("with", "without")
         ]
         for _ in range(args.repeats):
             homes.reverse()
-            for steps in zip(*(home.night() for home in homes), strict=True):
-                for home, (step, spent) in zip(homes, steps, strict=True):
+            for pair in zip(*(home.night() for home in homes), strict=True):
+                for home, (step, spent) in zip(homes, pair, strict=True):
                     taken[step][home.name].append(spent)
-        for home in homes if args.night else ():
-            taken[NIGHT][home.name].append(home.make_run())
-    print(report(taken))
+    if args.before:
+        taken[NIGHTS]["without"].append(make_run(args.before))
+        taken[NIGHTS]["with"].append(make_run(ROOT))
+    steps = [Step.of(name, by_home) for name, by_home in taken.items()]
+    kept = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "repeats": args.repeats, "load": load}
+    RESULTS.write_text(json.dumps({**kept, "steps": [asdict(s) for s in steps]}, indent=1) + "\n")
+    print(f"load before {load:.1f}\n{report(steps)}")
 
 
 if __name__ == "__main__":

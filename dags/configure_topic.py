@@ -2,20 +2,23 @@
 
 Names and ranges are Kafka's, and without an explicit limit nothing is ever removed. With
 `plan_only`, the task's log shows what the next night would remove and nothing is set. Every other
-property goes into the two lists: `kafka.*` are Kafka's configurations, `ebbtide.*` are ours.
+property goes into the two lists: `kafka.*` are Kafka's configurations, `ebbtide.*` are ours, and
+one is Iceberg's, `history.expire.max-snapshot-age-ms`.
 """
 
 from airflow.sdk import Param, chain, dag
 
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from ebbtide.orchestration.handover import verdict
 from ebbtide.orchestration.house import HOUSE, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "configure_topic"
+NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
 
 
 def lines(title: str, description: str, pattern: str) -> Param:
-    """A Param of any number of lines."""
+    """Return a Param of any number of lines."""
     return Param(
         None,
         type=["null", "array"],
@@ -34,12 +37,12 @@ def lines(title: str, description: str, pattern: str) -> Param:
         "set": lines(
             "Set",
             "One NAME=VALUE a line, such as kafka.cleanup.policy=compact,delete.",
-            r"^(kafka|ebbtide)\.[^=\s]+=.*$",
+            f"^{NAME}=.*$",
         ),
         "unset": lines(
             "Unset",
             "One NAME a line: back to the default.",
-            r"^(kafka|ebbtide)\.[^=\s]+$",
+            f"^{NAME}$",
         ),
         "from_source": Param(
             False,

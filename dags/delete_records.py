@@ -22,7 +22,7 @@ CHOICE = "Up to where: exactly one of these"
 
 @task(retries=0)
 def build_request() -> dict[str, Any]:
-    """The request as the job takes it."""
+    """Return the request as the job takes it."""
     context = get_current_context()
     with explained(context):
         return delete_request(context["params"])

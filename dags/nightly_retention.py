@@ -11,9 +11,9 @@ starts none. A topic that fails stays behind, the others go on, and `verdict` na
 | delete_records | asks for the new log start offsets at every replica |
 | expire_snapshots | frees on disk what no kept snapshot needs |
 
-Data is out of the tables after its stage, and off the disk when `expire_snapshots` has passed the
-age that the table keeps snapshots for. EBBTIDE_NIGHTLY_SCHEDULE may hold another cron expression,
-or `ingested`: then each ingest is followed by a night.
+Data is out of the tables after its stage, and off the disk when `expire_snapshots` has dropped its
+file and has then passed the age that the table keeps snapshots for. EBBTIDE_NIGHTLY_SCHEDULE may
+hold another cron expression, or `ingested`: then each ingest is followed by a night.
 """
 
 from airflow.sdk import Param, chain, dag

@@ -16,7 +16,7 @@ TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
 
 @task
 def print_low_watermarks() -> dict[str, int]:
-    """The newest low watermark of each partition; -1, which says nothing, is left out."""
+    """Return the newest low watermark of each partition; -1, which says nothing, is left out."""
     events: list[Any] = get_current_context()["triggering_asset_events"][TOPIC]
     marks: dict[str, int] = {}
     for event in events:

@@ -15,7 +15,7 @@ JOB = "repair_state"
 
 
 def by_partition(title: str, description: str) -> Param:
-    """A Param of any number of PARTITION=NUMBER lines."""
+    """Return a Param of any number of PARTITION=NUMBER lines."""
     return Param(
         None,
         type=["null", "array"],

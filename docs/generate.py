@@ -67,12 +67,24 @@ what it prints.
 
 `lake.ebbtide.runs` has one row for each attempt of a job on a topic: `run_id`, `dag` and `task` as
 Airflow names them, `job`, `topic`, `started` and `ended`, `now` (the run's clock), `status`,
-`error`, `error_class`, `is_transient` (whether a retry can help), `rows_removed`, `files_removed`,
-`bytes_removed` and `snapshot_ids`. What else the job has to say is in `result`, as JSON:
+`error`, `error_class`, `is_transient` (whether a retry can help), and the totals below. What else
+the job has to say is in `result`, as JSON:
 
 ```json
-{"version": 1, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
+{"version": 2, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
 ```
+
+The totals are of the topic itself, without its replicas:
+
+| total | meaning |
+|---|---|
+| `rows_removed` | records that left the records table by the run's commits, also where it failed |
+| `files_removed` | data files of the records table that left as a whole with their last records |
+| `bytes_removed` | bytes of the log: how much smaller its batches are, as their headers say |
+| `snapshot_ids` | the snapshots of these commits |
+
+Each removed record is in one row. A killed job writes none: the next run of the same job on the
+topic, within seven days, counts what it removed, and its `note` says so. Its other numbers do not.
 
 Times are milliseconds since the epoch and sizes are bytes, unless the name says otherwise. A reader
 should pass over fields that it does not know. Every job says of a partition:

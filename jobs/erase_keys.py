@@ -1,4 +1,4 @@
-"""erase_keys: keys of a topic get tombstones, and what these supersede leaves with a round."""
+"""erase_keys: keys of a topic get tombstones; a cleaner round removes the records before them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ebbtide.log.requests.erase_request import Encoding, Erasure
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.erase_keys.keys import typed_keys
+from ebbtide.stages.erase_keys.held_keys import typed_keys
 from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
 
 

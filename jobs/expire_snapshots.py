@@ -1,4 +1,4 @@
-"""expire_snapshots: frees what no kept snapshot needs."""
+"""expire_snapshots: frees files that no kept snapshot needs."""
 
 from __future__ import annotations
 

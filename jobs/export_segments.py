@@ -1,4 +1,4 @@
-"""export_segments: a topic's tables go into a broker's log directory, as segment files."""
+"""export_segments: writes a topic's tables as segment files of a broker's log directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ingest_segments: a broker's log directory, or a copy of one, goes into the tables."""
+"""ingest_segments: appends a broker's log directory, or a copy of one, to the tables."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def select_topics(source: Source, cluster: str, wanted: Sequence[TopicName]) -> list[TopicName]:
-    found = [TopicName(cluster, topic) for topic in source.topics()]
+    topics = [TopicName(cluster, topic) for topic in source.topics()]
     missing = [name for name in wanted if name.cluster != cluster or not source.of(name)]
     if missing:
         raise UnknownTopicError(
             f"expected {', '.join(map(str, missing))} in {source.uri}, found "
-            f"{', '.join(map(str, found)) or 'no topic'}"
+            f"{', '.join(map(str, topics)) or 'no topic'}"
         )
-    return sorted(set(wanted)) or found
+    return sorted(set(wanted)) or topics
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ingest_topic: live topics go into the tables, as far as their brokers have them now."""
+"""ingest_topic: appends live topics to the tables, up to what their brokers have now."""
 
 from __future__ import annotations
 

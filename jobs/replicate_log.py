@@ -1,4 +1,4 @@
-"""replicate_log: what the replicas of a topic lack of it goes into them."""
+"""replicate_log: copies missing records and batches to each replica of a topic."""
 
 from __future__ import annotations
 

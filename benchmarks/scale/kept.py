@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.clean_log.report.kept import now, this_machine
-from benchmarks.clean_log.report.text import markdown
+from benchmarks.clean_log.report.text import days, markdown
 from benchmarks.scale.cases import CASES, Step
 
 MIB = 1024 * 1024
@@ -89,8 +89,13 @@ def scale_tables(kept: Iterable[Kept]) -> str:
     for of_count in kept:
         by_case.setdefault(of_count.case, []).append(of_count)
     return "\n\n".join(
-        f"### Many {CASES[case].many}\n\n{_table(of_case)}" for case, of_case in by_case.items()
+        f"### Many {CASES[case].many}\n\n{_dates(of_case)}\n\n{_table(of_case)}"
+        for case, of_case in by_case.items()
     )
+
+
+def _dates(of_case: Sequence[Kept]) -> str:
+    return f"Measured: {', '.join(f'{kept.count:,} on {days([kept.date])}' for kept in of_case)}."
 
 
 def _table(of_case: Sequence[Kept]) -> str:

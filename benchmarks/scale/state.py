@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import STATE_SUFFIX, TopicName
 from ebbtide.log.state.topic_state import to_properties
@@ -39,7 +39,7 @@ def main() -> None:
     print(json.dumps({"load_s": median(loads), "change_s": median(changes), **_sizes(spark, name)}))
 
 
-def _moved(topic: Topic, number: int) -> Changes:
+def _moved(topic: Topic, number: int) -> PropertyChanges:
     """All partitions' states, one of them another than before."""
     partition, state = next(iter(topic.partitions.items()))
     return to_properties(partition, state.moved(cleaned_at_ms=number))

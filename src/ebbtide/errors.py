@@ -1,17 +1,18 @@
-"""Every error that ebbtide raises on purpose: one tree, by cause; and what a job ends with.
+"""All errors that ebbtide raises on purpose, in one tree by cause, and a job's exit codes.
 
-A message says what was expected, what was found, where, and what to do about it.
-`transient` tells Airflow whether running the same thing again can help.
+A message says what was expected, what was found, where, and what to do about it. `transient` tells
+Airflow whether running the same thing again can help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
-    """What a job ends with."""
+    """A job's exit codes."""
 
     DONE = 0
     FAILED = 1
@@ -26,7 +27,15 @@ class EbbtideError(Exception):
 
 
 class SourceError(EbbtideError):
-    """The source of an ingest is not what it should be."""
+    """The source of an ingest is malformed or unexpected; `path` is the file, where it is one."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
+        """Pickle the path too: errors come back from Spark's tasks."""
+        return type(self), (str(self), self.path)
 
 
 class CorruptSegmentError(SourceError):
@@ -58,7 +67,7 @@ class UnknownTopicError(EbbtideError):
 
 
 class ForeignChangeError(EbbtideError):
-    """What others did to a topic's tables, so that they are no longer what its state says."""
+    """Somebody else changed a topic's tables, so that they no longer match the state."""
 
 
 class StateError(EbbtideError):
@@ -66,7 +75,7 @@ class StateError(EbbtideError):
 
 
 class UnreadableTableError(EbbtideError):
-    """A table that the catalog knows and nobody can open."""
+    """A table that the catalog lists but that cannot be opened."""
 
 
 class NotCoveredError(EbbtideError):
@@ -94,24 +103,35 @@ class UnavailableError(EbbtideError):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether running the same thing again can help; never where nobody foresaw the error."""
+    """Return whether running the same thing again can help; an unforeseen error never says so."""
     return isinstance(error, EbbtideError) and error.transient
 
 
 def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
-    """One error for those of several partitions or replicas; None for none.
+    """Return one error for the errors of several partitions or replicas; None for none.
 
-    As long as a retry can help one of them it is worth trying, so its class is that of the first
-    such error; its message has all of them.
+    A retry is worth trying if it can help one of them, so the class is that of the first such
+    error; its message has all of them in one line, each of another class with that class.
     """
     if len(errors) <= 1:
         return next(iter(errors), None)
     kind = type(next((error for error in errors if error.transient), errors[0]))
-    return kind("\n".join(map(str, errors)))
+    return kind(
+        "; ".join(
+            str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
+            for error in errors
+        )
+    )
+
+
+def class_named(name: str | None) -> type[EbbtideError] | None:
+    """Return the error class that `runs` names; None for any other name."""
+    kind = globals().get(name or "")
+    return kind if isinstance(kind, type) and issubclass(kind, EbbtideError) else None
 
 
 def exit_code(errors: Iterable[BaseException | None]) -> ExitCode:
-    """What a job ends with after these errors of its topics, by the same rule."""
+    """Return a job's exit code after these errors of its topics."""
     failures = [error for error in errors if error is not None]
     if not failures:
         return ExitCode.DONE

@@ -1,4 +1,4 @@
-"""JSON that others wrote, or changed: whatever it holds, what is malformed is a ValueError."""
+"""Parse JSON that others wrote or changed: anything malformed is a ValueError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 MAX_INT = 2**31 - 1
 MIN_LONG, MAX_LONG = -(2**63), 2**63 - 1
-# What taking apart a malformed document may raise, beside ValueError.
+# Errors besides ValueError that taking apart a malformed document may raise.
 MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -19,7 +19,7 @@ MALFORMED = (
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The document; ValueError where the text is none, or is nested too deeply."""
+    """Return the document; ValueError where the text is none, or is nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:
@@ -27,14 +27,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def whole(value: object) -> int:
-    """The value, which has to be a whole number of 64 bits."""
+    """Return the value, which has to be a whole number of 64 bits."""
     if type(value) is not int or not MIN_LONG <= value <= MAX_LONG:
         raise TypeError(f"{value!r} where a whole number belongs")
     return value
 
 
 def parse_whole(text: str, maximum: int = MAX_LONG) -> int:
-    """A number in plain digits, at most `maximum`; ValueError for anything else."""
+    """Return a number in plain digits, at most `maximum`; ValueError for anything else."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= maximum):
         raise ValueError(f"{text!r:.40} where a number of 0 to {maximum} belongs")
     return int(text)

@@ -10,7 +10,7 @@ NOTHING = "-"
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> str:
-    """A table whose first column reads from the left and the others from the right.
+    """Return a table whose first column reads from the left and the others from the right.
 
     A header may have several lines; the first column is cut where the table would pass `width`.
     """
@@ -28,13 +28,13 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = W
 def without_empty(
     header: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """The table without the columns that say nothing in any row; the first column stays."""
+    """Return the table without the columns that say nothing in any row; the first column stays."""
     kept = [c for c in range(len(header)) if c == 0 or any(row[c] != NOTHING for row in rows)]
     return [header[c] for c in kept], [[row[c] for c in kept] for row in rows]
 
 
 def changes_in_words(changes: Mapping[str, Sequence[str | None]]) -> list[str]:
-    """A line for each setting, given as (before, after); None is not set."""
+    """Return a line for each setting, given as (before, after); None is not set."""
     return [
         f"{name}: {_setting(before)} -> {_setting(after)}"
         if before != after
@@ -47,33 +47,38 @@ def _setting(value: str | None) -> str:
     return "not set" if value is None else value or "(empty)"
 
 
+def one_line(text: str) -> str:
+    """Join all of a text's lines into one."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def number(value: int | None) -> str:
-    """Digits in groups of three."""
+    """Format digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"
 
 
 def moment(ms: int | None) -> str:
-    """A time in UTC to the minute; Kafka's -1 is none."""
+    """Return a time in UTC to the minute; Kafka's -1 is none."""
     if ms is None or ms < 0:
         return NOTHING
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
 
 
 def seconds(value: float | None) -> str:
-    """Seconds to a tenth."""
+    """Format seconds to a tenth."""
     return NOTHING if value is None else f"{value:.1f}"
 
 
 def size(value_bytes: int | None) -> str:
-    """Bytes in the unit a person would choose."""
+    """Return bytes in the unit a person would choose."""
     if value_bytes is None:
         return NOTHING
-    found, unit = float(value_bytes), "B"
+    value, unit = float(value_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if abs(found) < 1000:
+        if abs(value) < 1000:
             break
-        found, unit = found / 1000, larger
-    return f"{found:.0f} {unit}" if unit == "B" else f"{found:.1f} {unit}"
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -13,18 +13,24 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.log.settings.names import CATALOG
-from tests.chaos.schedules import SCHEDULES_A_LOG, disturbed, log_of, undisturbed
+from tests.chaos.disturbance import TOOLS
+from tests.chaos.schedules import KILL_9, SCHEDULES_A_LOG, disturbed, log_of, undisturbed
 from tests.kafka.oracle import MEMORY
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
 
 A_PROCESS = 20  # schedules; hundreds would fill a JVM
+# A run of so many schedules proves something only if each tool changed this many, and this many
+# jobs were killed by the system.
+WHOLE_RUN = 200
+LEAST_CHANGED = 50
+LEAST_KILLED = 20
 PROCESSES = 2
 
 
@@ -45,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept.touch()
     run_side_by_side(arguments.seed, arguments.schedules, kept)
     done = _read(kept)
-    return _sum_up([done[number] for number in sorted(done) if number < arguments.schedules])
+    return sum_up([done[number] for number in sorted(done) if number < arguments.schedules])
 
 
 def run_side_by_side(seed: int, schedules: int, kept: Path) -> None:
@@ -90,6 +96,7 @@ def run(seed: int, schedules: Iterable[int]) -> None:
         sandbox.session.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
         expected: dict[int, Any] = {}
         for number in schedules:
+            started = time.monotonic()
             topic, log = log_of(seed, number), number // SCHEDULES_A_LOG
             if log not in expected:
                 expected = {log: undisturbed(sandbox, topic, Path(folder) / f"u{log}")}
@@ -97,6 +104,7 @@ def run(seed: int, schedules: Iterable[int]) -> None:
             told = disturbed(sandbox, topic, home, expected[log], (seed, number))
             line = {
                 "schedule": number,
+                "seconds": round(time.monotonic() - started),
                 "happened": told.happened,
                 "changed": told.changed,
                 "problems": told.problems,
@@ -104,19 +112,32 @@ def run(seed: int, schedules: Iterable[int]) -> None:
             print(json.dumps(line), flush=True)
 
 
-def _sum_up(done: Sequence[dict[str, Any]]) -> int:
+def sum_up(done: Sequence[dict[str, Any]]) -> int:
+    """Tell how schedules ended; 1 where one went wrong, or a whole run met too little."""
     happened: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for told in done:
         happened.update(told["happened"])
-        changed.update(told["changed"].keys())
+        changed.update(tool for tool, times in told["changed"].items() if times)
     wrong = [told for told in done if told["problems"]]
-    print(f"{len(done)} schedules: {len(wrong)} went wrong")
+    hours = sum(told.get("seconds", 0) for told in done) / 3600
+    print(f"{len(done)} schedules in {hours:.1f} hours, side by side: {len(wrong)} went wrong")
     for title, counts in (("happened", happened), ("schedules that a tool changed", changed)):
         print(f"{title}: " + ", ".join(f"{what} {count}" for what, count in counts.most_common()))
     for told in wrong:
         print(f"schedule {told['schedule']}:", *told["problems"], sep="\n  ")
-    return 1 if wrong else 0
+    too_few = list(_too_few(happened, changed)) if len(done) >= WHOLE_RUN else []
+    print(*too_few, sep="\n", end="\n" if too_few else "")
+    return 1 if wrong or too_few else 0
+
+
+def _too_few(happened: Counter[str], changed: Counter[str]) -> Iterator[str]:
+    """What has come by too seldom in a whole run."""
+    for tool in TOOLS:
+        if changed[tool] < LEAST_CHANGED:
+            yield f"expected {tool} to change {LEAST_CHANGED} schedules, found {changed[tool]}"
+    if happened[KILL_9] < LEAST_KILLED:
+        yield f"expected {LEAST_KILLED} jobs to die of {KILL_9}, found {happened[KILL_9]}"
 
 
 if __name__ == "__main__":

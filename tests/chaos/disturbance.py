@@ -24,6 +24,8 @@ MOST_A_NIGHT = 3
 FULL_DISK = "full disk"
 _ORPHANS = "remove_orphan_files"
 _EXPIRY = "expire_snapshots"
+_REWRITING, _MANIFESTS = "rewrite_data_files", "rewrite_manifests"
+TOOLS = (_REWRITING, _MANIFESTS, _EXPIRY, _ORPHANS, FULL_DISK)
 
 
 class KilledError(Exception):
@@ -43,8 +45,8 @@ class Tools:
         self._name = name
         self._changed = changed
         self._tools: dict[str, Callable[[str], int]] = {
-            "rewrite_data_files": self._rewrite_data_files,
-            "rewrite_manifests": self._rewrite_manifests,
+            _REWRITING: self._rewrite_data_files,
+            _MANIFESTS: self._rewrite_manifests,
             _EXPIRY: self._expire_snapshots,
             _ORPHANS: self._remove_orphan_files,
         }

@@ -22,8 +22,8 @@ from ebbtide.iceberg import commits
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked
 from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND
@@ -53,6 +53,7 @@ from tests.tables.other_tools import tables_of
 PARTITIONS = 2
 NIGHTS = (3, 2, 2)  # of a log, by its number
 SCHEDULES_A_LOG = 5
+KILL_9 = "kill -9"
 SEEDS_APART = 10**6
 # More often than this no job fails by what a schedule does to it.
 MOST_TRIES = 25
@@ -137,7 +138,7 @@ class _Schedule:
         done = submit(self._sandbox, "clean_log", *arguments, kill_at=step)
         if done.returncode not in (0, -9, 137):
             self._told.problems.append(f"kill -9 at {step}: {done.stderr[-1000:]}")
-        self._told.happened["kill -9" if done.returncode else "kill -9 came too late"] += 1
+        self._told.happened[KILL_9 if done.returncode else "kill -9 came too late"] += 1
 
     def check_end(self, expected: dict[int, View]) -> None:
         """The log is the undisturbed one; nothing is held, announced or in flight any more."""

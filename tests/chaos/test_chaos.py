@@ -3,7 +3,13 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
+import pytest
+
+from tests.chaos.__main__ import sum_up
+from tests.chaos.disturbance import TOOLS
+from tests.chaos.schedules import KILL_9
 from tests.fresh_seed import FRESH_SEED
 
 # Of logs of two nights; one with real kills and one that strangers visit are among them.
@@ -19,3 +25,49 @@ def test_disturbed_nights_end_as_undisturbed_ones() -> None:
     assert [one["schedule"] for one in told] == list(SCHEDULES)
     assert {one["schedule"]: one["problems"] for one in told if one["problems"]} == {}
     assert sum(one["happened"].get("kill", 0) for one in told) > 0
+
+
+def schedules(count: int = 200, killed: int = 20, **changed: int) -> list[dict[str, Any]]:
+    """Schedules that went well; the first so many had a tool or a kill -9."""
+    counts = {tool: changed.get(tool, 50) for tool in TOOLS}
+    return [
+        {
+            "schedule": number,
+            "seconds": 90,
+            "happened": {KILL_9: 1} if number < killed else {},
+            "changed": {tool: 2 if number < of else 0 for tool, of in counts.items()},
+            "problems": [],
+        }
+        for number in range(count)
+    ]
+
+
+def test_a_whole_run_that_met_enough_passes_and_says_how_long_it_took(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sum_up(schedules()) == 0
+    assert "200 schedules in 5.0 hours, side by side: 0 went wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        *(
+            pytest.param({tool: 49}, f"expected {tool} to change 50 schedules, found 49", id=tool)
+            for tool in TOOLS
+        ),
+        pytest.param({"killed": 19}, "expected 20 jobs to die of kill -9, found 19", id=KILL_9),
+    ],
+)
+def test_a_whole_run_that_met_too_little_fails(
+    capsys: pytest.CaptureFixture[str], changed: dict[str, int], message: str
+) -> None:
+    assert sum_up(schedules(**changed)) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == message
+
+
+def test_a_part_of_a_run_fails_by_its_schedules_alone() -> None:
+    part = schedules(199, killed=0)
+    assert sum_up(part) == 0
+    part[3]["problems"] = ["a record is missing"]
+    assert sum_up(part) == 1

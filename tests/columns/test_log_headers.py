@@ -10,15 +10,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import (
+from ebbtide.columns.header_columns import (
     BatchHeaders,
-    of_bereaved,
+    batches_of_affected_producers,
     segment_totals,
     stable_offset,
 )
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from tests.columns.test_batch_headers import headers_of
+from ebbtide.log.logical_segments import SegmentStart
+from tests.columns.test_header_columns import headers_of
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 
 KINDS = st.sampled_from(["plain", "idempotent", "sent", "commit", "abort", "empty", "horizon"])
@@ -69,14 +70,20 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     headers, end = headers_of(log), log[-1].next_offset
     start = min(start, end)
     first = draw.draw(st.integers(0, start), "first segment")
-    segments = [(base, T0 + base) for base in sorted({first, *(b for b in logical if b > first)})]
+    segments = [
+        SegmentStart(base, T0 + base)
+        for base in sorted({first, *(b for b in logical if b > first)})
+    ]
     outline = LogOutline(start, segments, T0 + draw.draw(st.integers(-1, 60), "now"))
     told = in_parts(headers, physical, outline)
 
     assert told.segments == segment_totals(headers, segments)
     assert told.stable_offset(start, end) == stable_offset(headers, start, end)
     assert told.max_event_time_ms == max(batch.base_offset for batch in log)
-    assert told.notable.of_last_records.batches() == headers.of_last_records.batches()
+    assert (
+        told.notable.last_batches_of_producers.batches()
+        == headers.last_batches_of_producers.batches()
+    )
 
     notable = told.notable.batches()
     bases = [batch.base_offset for batch in notable]
@@ -107,14 +114,16 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     parts = [headers.where(np.array(number) == of) for of in with_tasks]
     known = told.notable.with_more(part.where(part.newest_data(removed)) for part in parts)
     assert (
-        of_bereaved(known, removed, first).batches()
-        == of_bereaved(headers, removed, first).batches()
+        batches_of_affected_producers(known, removed, first).batches()
+        == batches_of_affected_producers(headers, removed, first).batches()
     )
 
 
 def test_what_is_ordinary_is_not_kept() -> None:
     log = [data(offset) for offset in range(100)]
-    told = LogHeaders.of(headers_of(log), LogOutline(0, [(0, T0), (50, T0)], T0))
+    told = LogHeaders.of(
+        headers_of(log), LogOutline(0, [SegmentStart(0, T0), SegmentStart(50, T0)], T0)
+    )
     assert told.notable.column("base_offset").tolist() == [0, 49, 99]
     assert [segment.record_count for segment in told.segments] == [50, 50]
 
@@ -123,6 +132,6 @@ def test_data_whose_records_have_gone_may_have_to_speak_for_their_producer() -> 
     """No task sees them: the table holds none of their records, below the log start offset say."""
     idempotent = {"producer_id": 1, "producer_epoch": 0}
     log = [data(0, **idempotent), emptied(data(1, **idempotent)), data(2)]
-    told = LogHeaders.of(headers_of(log), LogOutline(1, [(0, T0)], T0))
+    told = LogHeaders.of(headers_of(log), LogOutline(1, [SegmentStart(0, T0)], T0))
     removed = np.array([1])
-    assert of_bereaved(told.notable, removed, 0).batches() == log[:2]
+    assert batches_of_affected_producers(told.notable, removed, 0).batches() == log[:2]

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records
 from ebbtide.log.batch_header import Batch

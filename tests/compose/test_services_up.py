@@ -67,6 +67,7 @@ def compose(
         "SPARK_UI_PORT": str(free_port()),
         "EBBTIDE_BUILD_NETWORK": "host",
         "EBBTIDE_INGEST_CLUSTER": CLUSTER,
+        "EBBTIDE_DRIVER_ROWS": "0",  # the workers do all of it, small as it is
         **ARRANGEMENTS[request.param],
     }
     for image, stand_in in IMAGES.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.lake.catalogs import read_defaults
+from ebbtide.lake.catalog_settings import read_defaults
 from tests.lake_sandbox import ROOT
 
 RENDER = runpy.run_path(str(ROOT / "conf" / "render.py"))

@@ -44,6 +44,16 @@ def asset_events(run: Any) -> dict[str, dict[str, Any]]:
         return {event.asset.uri: event.extra for event in events}
 
 
+def note(run: Any) -> str | None:
+    """The run's note as the database has it."""
+    from airflow.models.dagrun import DagRunNote
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        written = session.get(DagRunNote, run.id)
+        return None if written is None else written.content
+
+
 def xcoms(run: Any) -> str:
     """All that the run's tasks handed on, as the database keeps it."""
     from airflow.models.xcom import XComModel

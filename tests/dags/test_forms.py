@@ -7,14 +7,18 @@ import pytest
 
 from ebbtide.errors import (
     ConfigurationError,
+    CorruptSegmentError,
     ForeignLogError,
+    OversizedBatchError,
     RequestError,
     UnavailableError,
+    standing_for,
 )
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import rendered, run_dag, states, xcoms
+from tests.dags.runs import note, rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox, state_of
 
 DELETED = {"kafka.cleanup.policy": "delete"}
@@ -44,6 +48,22 @@ def test_an_ingest_that_fails_is_named(spark_submit: FakeSpark) -> None:
     }
 
 
+def test_the_causes_of_two_partitions_are_one_whole_line_and_the_note(
+    spark_submit: FakeSpark, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = f"/log/{'x' * 500}/0.log: expected magic 2, found 9; copy the file again"
+    second = "/log/found-1/0.log: expected at most 5 MiB, found 9 MiB; raise the setting"
+    error = standing_for([CorruptSegmentError(first), OversizedBatchError(second)])
+    spark_submit.failures["ingest_segments", "log.found"] = [error]
+    run = run_dag("ingest_segments")
+    failure = (
+        "log.found failed in ingest_segments: "
+        f"CorruptSegmentError: {first}; OversizedBatchError: {second}"
+    )
+    assert [text for text in caplog.messages if text.startswith("FAILED ")] == [f"FAILED {failure}"]
+    assert note(run) == failure
+
+
 def test_an_ingest_that_dies_before_any_topic_fails_the_run(spark_submit: FakeSpark) -> None:
     spark_submit.dies_in["ingest_segments"] = 3
     run = run_dag("ingest_segments")
@@ -68,13 +88,34 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
     assert not submitted.options.plan_only
 
 
+def test_configure_takes_icebergs_setting(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    lake.topic("log.a")
+    for lines in ({"set": [f"{MAX_SNAPSHOT_AGE}=0"]}, {"unset": [MAX_SNAPSHOT_AGE]}):
+        assert run_dag("configure_topic", topic="log.a", **lines).state == "success"
+    set_, unset = spark_submit.submitted
+    assert set_.options.set == [f"{MAX_SNAPSHOT_AGE}=0"]
+    assert unset.options.unset == [MAX_SNAPSHOT_AGE]
+
+
+@pytest.mark.parametrize("name", ["write.format.default", "history.expire.min-snapshots-to-keep"])
+def test_configure_takes_no_other_setting_of_icebergs(lake: LakeSandbox, name: str) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    lake.topic("log.a")
+    with pytest.raises(ParamValidationError, match="does not match"):
+        run_dag("configure_topic", topic="log.a", set=[f"{name}=1"])
+
+
 def test_a_plan_changes_nothing_and_verdict_shows_it(
-    lake: LakeSandbox, spark_submit: FakeSpark, capfd: pytest.CaptureFixture[str]
+    lake: LakeSandbox,
+    spark_submit: FakeSpark,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lake.topic("log.a")
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "success"
-    said = capfd.readouterr().out
+    said = capfd.readouterr().out + caplog.text
     assert said.count("configure_topic log.a: a plan") == 2  # the task's log, and verdict's
     assert "nothing to do" not in said
     assert spark_submit.submitted[0].options.plan_only
@@ -106,7 +147,7 @@ def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeS
 def test_what_the_state_shows_to_be_wrong_starts_no_spark(
     lake: LakeSandbox,
     spark_submit: FakeSpark,
-    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     form: dict[str, Any],
     cause: str,
 ) -> None:
@@ -114,7 +155,8 @@ def test_what_the_state_shows_to_be_wrong_starts_no_spark(
     run = run_dag("configure_topic", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
-    failed = [line for line in capfd.readouterr().out.splitlines() if "FAILED" in line]
+    of_ours = ("ebbtide: FAILED ", "FAILED ")
+    failed = [message for message in caplog.messages if message.startswith(of_ours)]
     assert [cause in line for line in failed] == [True, True]
     assert failed[1].startswith("FAILED configure_topic failed: ")
 
@@ -182,12 +224,12 @@ def test_a_request_of_many_partitions_is_no_argument(
     ],
 )
 def test_a_malformed_request_reaches_no_spark_and_is_blamed(
-    spark_submit: FakeSpark, capfd: pytest.CaptureFixture[str], form: dict[str, Any]
+    spark_submit: FakeSpark, caplog: pytest.LogCaptureFixture, form: dict[str, Any]
 ) -> None:
     run = run_dag("delete_records", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
-    said = capfd.readouterr().out
+    said = caplog.text
     assert "FAILED build_request failed: RequestError: expected " in said
     assert "delete_records failed" not in said
 

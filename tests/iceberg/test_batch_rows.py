@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import changes_of, in_segment
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.catalog import java_table

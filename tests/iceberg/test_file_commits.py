@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -15,17 +17,17 @@ from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
     deletion_of,
-    plan_segments,
     read_segment,
     write_rows,
 )
-from ebbtide.iceberg.files.deletes import Deleted, delete_rows
+from ebbtide.iceberg.files.deletes import Deleted, delete_leaving, leaving_of
 from ebbtide.iceberg.files.file_commits import (
     Replacement,
     RowDelta,
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from tests.lake_sandbox import LakeSandbox
 
@@ -178,6 +180,13 @@ def _described(spark: SparkSession, table: str) -> dict[str, dict[str, object]]:
     return {name: of.asDict() for name, of in file["readable_metrics"].asDict().items()}
 
 
+def delete_offsets(spark: SparkSession, table: str, gone: Iterable[int]) -> Deleted:
+    unit = planned(spark, table)
+    rows = read_segment(unit, ("offset",))
+    leaves = np.isin(rows.table["offset"].to_numpy(), list(gone))
+    return delete_leaving(spark, table, [leaving_of(unit, rows, leaves)], Step.TRUNCATE_RECORDS)
+
+
 def test_a_segment_without_rows_left_has_no_file(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     snapshot = current_snapshot(spark, table)
@@ -193,7 +202,7 @@ def test_a_file_is_not_dropped_when_rows_of_it_were_deleted_meanwhile(
     spark = sandbox.session
     unit = planned(spark, table)
     prepared = prepare_row_delta(spark, table, EVERYTHING, RowDelta(dropped=[unit]), {})
-    delete_rows(spark, table, "offset = 3", Step.TRUNCATE_RECORDS)
+    delete_offsets(spark, table, [3])
     with pytest.raises(Py4JJavaError) as error:
         prepared()
     assert conflict_of(error.value)
@@ -210,8 +219,8 @@ def test_a_file_of_which_all_rows_are_deleted_leaves_with_its_vector(
     sandbox: LakeSandbox, table: str
 ) -> None:
     spark = sandbox.session
-    assert delete_rows(spark, table, "offset < 4", Step.TRUNCATE_RECORDS).files == []
-    deleted = delete_rows(spark, table, "offset < 12", Step.TRUNCATE_RECORDS)
+    assert delete_offsets(spark, table, range(4)).files == []
+    deleted = delete_offsets(spark, table, range(12))
     assert len(deleted.files) == 1
     assert offsets(spark, table) == list(range(12, 20))
     assert spark.table(f"{table}.data_files").count() == 1
@@ -224,5 +233,5 @@ def test_rows_that_are_not_there_are_deleted_without_a_commit(
     sandbox: LakeSandbox, table: str
 ) -> None:
     before = current_snapshot(sandbox.session, table)
-    assert delete_rows(sandbox.session, table, "offset < 0", Step.TRUNCATE_RECORDS) == Deleted()
+    assert delete_offsets(sandbox.session, table, []) == Deleted()
     assert current_snapshot(sandbox.session, table) == before

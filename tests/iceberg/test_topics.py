@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from ebbtide.errors import NotCoveredError
+from ebbtide.errors import NotCoveredError, StateError
 from ebbtide.iceberg import topics
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load, read_again
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load, read_again
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import (
@@ -28,7 +28,7 @@ def test_however_many_partitions_are_asked_for_the_state_is_parsed_once(
     for partition in range(3):
         properties |= to_properties(partition, state_of(log_start_offset=partition))
     parsed: list[int] = []
-    monkeypatch.setattr(topics, "parse_states", lambda of: parsed.append(1) or parse_states(of))
+    monkeypatch.setattr(topics, "parse_states", lambda *of: parsed.append(1) or parse_states(*of))
     topic = Topic(sandbox.session, TopicName("any", "t"), properties)
     starts = [topic.offsets_of(p)["log_start_offset"] for p in topic.partitions]
     assert (starts, len(parsed)) == ([0, 1, 2], 1)
@@ -41,7 +41,7 @@ def test_a_state_that_moves_while_it_is_changed_is_changed_as_it_is_then(
     sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=1)})
     topic = load(sandbox.session, TopicName(cluster, "t"))
 
-    def raised(by: int, current: Topic) -> Changes:
+    def raised(by: int, current: Topic) -> PropertyChanges:
         state = current.partitions[0]
         return to_properties(0, state.moved(log_start_offset=state.log_start_offset + by))
 
@@ -58,13 +58,23 @@ def test_many_states_may_be_changed_at_a_time(sandbox: LakeSandbox, cluster: str
     sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=0)})
     topic = load(sandbox.session, TopicName(cluster, "t"))
 
-    def raised(current: Topic) -> Changes:
+    def raised(current: Topic) -> PropertyChanges:
         state = current.partitions[0]
         return to_properties(0, state.moved(log_start_offset=state.log_start_offset + 1))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: compare_and_set(topic, Step.LOG_START_OFFSET, raised), range(20)))
     assert read_again(topic).partitions[0].log_start_offset == 20
+
+
+def test_a_state_that_would_move_back_is_refused_by_topic_and_partition(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    sandbox.topic(f"{cluster}.t", {3: state_of(log_start_offset=7)})
+    state = load(sandbox.session, TopicName(cluster, "t")).partitions[3]
+    message = rf"^{cluster}\.t partition 3: expected log_start_offset to stay at or above 7, found"
+    with pytest.raises(StateError, match=message):
+        state.moved(log_start_offset=6)
 
 
 def test_a_topic_that_a_newer_version_has_worked_on_is_left_alone(

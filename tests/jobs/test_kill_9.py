@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from tests.jobs.submit import KILLED, submit
@@ -26,6 +27,15 @@ MESSAGES = [
     [Message("d", "1"), Message("e", "1")],
 ]
 REQUEST = '{{"topics":[{{"topic":"{topic}","partitions":[{{"partition":0,"offset":3}}]}}]}}'
+
+
+RECORDS = sum(map(len, MESSAGES))
+
+
+def rows_removed(sandbox: LakeSandbox, name: TopicName) -> int:
+    """The records that the rows in `runs` say were removed from the topic."""
+    rows = sandbox.session.table(RUNS_TABLE).where(f"topic = '{name}'").collect()
+    return sum(row["rows_removed"] for row in rows)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +81,8 @@ def test_a_killed_job_is_finished_by_the_next(
     assert offsets(view) == left
     assert sum(batch["record_count"] for batch in view.batches) >= len(left)
     assert "ebbtide.round" not in load(sandbox.session, name).properties
+    if job != "expire_snapshots":  # its records left without a job
+        assert rows_removed(sandbox, name) == RECORDS - len(left)
     if job == "configure_topic":
         assert load(sandbox.session, name).config.retention_ms == 7
 
@@ -95,6 +107,7 @@ def test_a_killed_quarantine_is_finished_by_the_next(sandbox: LakeSandbox, tmp_p
     held = sandbox.session.table(name.quarantine_table).select("offset", "run_id").collect()
     assert [tuple(row) for row in held] == [(3, "test")]
     assert offsets(view_of_table(sandbox.session, name, 0)) == [0, 1, 2, 4, 5]
+    assert rows_removed(sandbox, name) == 1
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ebbtide.log.delete_records import ErrorCode
+from ebbtide.log.delete_answers import ErrorCode
 
 FIRST_MS = 1_000_000_000_000
 # Of the records, in seconds after FIRST_MS: neither in order nor all different.

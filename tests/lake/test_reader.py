@@ -9,6 +9,7 @@ from ebbtide.lake.reader import (
     open_lake,
 )
 from ebbtide.orchestration.handover import chosen_topics
+from ebbtide.orchestration.page import describe
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 
 
@@ -74,6 +75,20 @@ def test_a_table_that_cannot_be_read_is_its_own_topics_problem_only(lake: LakeSa
             opened.topic("log.bad")
         with pytest.raises(UnknownTopicError, match=r"the lake holds log\.bad, log\.good"):
             opened.topic("log.other")
+
+
+def test_a_missing_manifest_is_its_own_topics_problem_only(lake: LakeSandbox) -> None:
+    for topic in ("log.bad", "log.good"):
+        lake.topic(topic, {0: state_of()})
+        lake.records(topic, [(0, 1)])
+    (manifest,) = lake.session.table("lake.log.bad.manifests").select("path").collect()
+    Path(manifest.path.removeprefix("file:")).unlink()
+    with open_lake() as opened:
+        bad, good = describe(opened)["topics"]
+        assert good["problem"] is None
+        assert bad["problem"].startswith("expected the manifests of topic log.bad to open, found ")
+        with pytest.raises(UnreadableTableError, match=r"to open, found FileNotFoundError: "):
+            opened.live_rows("log.bad")
 
 
 def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import Expiry, Offsets, expire, record_limit
+from ebbtide.log.logical_segments import Segment, SegmentStart
+from ebbtide.log.retention import Expiry, LogOffsets, expire, record_limit
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
 from tests.log.retention_model import FUTURE_MS, NOW_MS, Entry, Left, Log, bytes_of
@@ -31,7 +31,7 @@ def decided(
     newest_ms = state.max_event_time_ms
     if newest_ms is None:
         newest_ms = max(segment.max_event_time_ms for segment in segments)
-    offsets = Offsets(state.log_start_offset, state.log_end_offset, log.watermark)
+    offsets = LogOffsets(state.log_start_offset, state.log_end_offset, log.watermark)
     expiry = expire(segments, offsets, config, now_ms=now_ms, max_event_time_ms=newest_ms)
     limit = record_limit(config, now_ms=now_ms, max_event_time_ms=newest_ms)
 
@@ -59,7 +59,7 @@ def _state_of(log: Log, *, is_tracked: bool) -> PartitionState:
         log_end_offset=log.end,
         first_dirty_offset=0,
         first_unmarked_offset=0,
-        segments=tuple((base, log.modified_ms) for base in log.segments),
+        segments=tuple(SegmentStart(base, log.modified_ms) for base in log.segments),
         max_event_time_ms=max(log.newest_ms, log.gone_ms),
     )
     properties = to_properties(0, state)

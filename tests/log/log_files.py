@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
 from ebbtide.records.files.segment_reader import read_records, segment_base_offset, walk_segment
@@ -84,7 +85,7 @@ def empty_log(first_offset: int) -> Log:
         log_end_offset=first_offset,
         first_dirty_offset=first_offset,
         first_unmarked_offset=first_offset,
-        segments=((first_offset, -1),),
+        segments=(SegmentStart(first_offset, -1),),
     )
     return Log(batches=(), records={}, state=state)
 
@@ -105,21 +106,24 @@ def grow(log: Log, found: Sequence[Grown]) -> Log:
         [(base, modified_ms) for base, modified_ms, _ in found],
         has_new=len(batches) > len(log.batches),
     )
-    end = max(log.state.log_end_offset, segments[-1][0], *(b.next_offset for b in batches[-1:]))
+    end = max(
+        log.state.log_end_offset, segments[-1].base_offset, *(b.next_offset for b in batches[-1:])
+    )
     state = log.state.moved(log_end_offset=end, first_unmarked_offset=end, segments=segments)
     return replace(log, batches=tuple(batches), records=records, state=state)
 
 
 def grown_segments(
     state: PartitionState, found: Sequence[tuple[int, int]], *, has_new: bool
-) -> tuple[tuple[int, int], ...]:
+) -> tuple[SegmentStart, ...]:
     """The segments, the active one as the source has it by now, and those that it began."""
     base, active_ms = state.segments[-1]
     for found_base, modified_ms in found:
         if found_base == base or (found_base < base and has_new):
             active_ms = modified_ms
-    begun = [s for s in found if s[0] > base and s[0] >= state.log_end_offset]
-    return (*state.segments[:-1], (base, active_ms), *begun)
+    first = max(base + 1, state.log_end_offset)
+    begun = [SegmentStart(*segment) for segment in found if segment[0] >= first]
+    return (*state.segments[:-1], SegmentStart(base, active_ms), *begun)
 
 
 def read_segment(path: str) -> Iterator[tuple[Batch, list[Record]]]:

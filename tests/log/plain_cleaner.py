@@ -18,7 +18,7 @@ from ebbtide.log.compaction import (
 )
 from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
 from ebbtide.log.producers import LastRecord, carried, last_records, remembered
-from ebbtide.log.retention import Offsets, expire
+from ebbtide.log.retention import LogOffsets, expire
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
@@ -42,7 +42,7 @@ class Log:
 
 def in_segments(log: Log) -> list[Batch]:
     """The batches that are still there."""
-    first_segment = log.state.segments[0][0]
+    first_segment = log.state.first_segment
     return [batch for batch in log.batches if batch.base_offset >= first_segment]
 
 
@@ -153,7 +153,7 @@ def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) 
     state = replace(
         log.state,
         first_dirty_offset=first_dirty if is_idle else bound,
-        segments=tuple((segment.base_offset, segment.modified_ms) for segment in segments),
+        segments=tuple(segment.start for segment in segments),
         cleaned_at_ms=now_ms,
     )
     after = swept(replace(log, state=state), verdicts, latest, this_round)
@@ -185,7 +185,7 @@ def carry(before: Log, after: Log, producers: Mapping[int, LastRecord]) -> Log:
     """The log after a round, with what its removed markers said where it is still needed."""
     kept = {batch.base_offset: batch for batch in after.batches}
     removed = {batch.base_offset for batch in before.batches} - kept.keys()
-    first_segment = after.state.segments[0][0]
+    first_segment = after.state.first_segment
     # Of a producer's data, a round may have changed the header too.
     log = [kept.get(batch.base_offset, batch) for batch in before.batches]
     for batch, changed in carried(log, removed, producers, first_segment):
@@ -199,15 +199,15 @@ def retain(log: Log, config: TopicConfig, now_ms: int, high_watermark: int | Non
     end = state.log_end_offset
     expiry = expire(
         segments_of(log),
-        Offsets(state.log_start_offset, end, end if high_watermark is None else high_watermark),
+        LogOffsets(state.log_start_offset, end, end if high_watermark is None else high_watermark),
         config,
         now_ms=now_ms,
         max_event_time_ms=-1,
     )
-    segments = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+    segments = tuple(segment.start for segment in expiry.kept)
     producers = producers_of(log, config, now_ms)
     kept = remembered(log.batches, producers) | {
-        batch.base_offset for batch in log.batches if batch.base_offset >= segments[0][0]
+        batch.base_offset for batch in log.batches if batch.base_offset >= segments[0].base_offset
     }
     state = state.moved(log_start_offset=expiry.log_start_offset, segments=segments)
     batches = tuple(batch for batch in log.batches if batch.base_offset in kept)

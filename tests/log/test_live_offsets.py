@@ -8,6 +8,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError, ForeignLogError, OffsetGapError
 from ebbtide.log.live_offsets import BrokerOffsets, Range, Slice, next_slice, range_to_take, rest
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 
 
@@ -17,7 +18,7 @@ def held(log_end_offset: int, **changes: int) -> PartitionState:
         log_end_offset=log_end_offset,
         first_dirty_offset=0,
         first_unmarked_offset=0,
-        segments=((0, 0),),
+        segments=(SegmentStart(0, 0),),
         **changes,
     )
 

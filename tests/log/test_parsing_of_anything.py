@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
-from ebbtide.iceberg.unfinished.planned_merge import Merge
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound
+from ebbtide.iceberg.planned.planned_merge import Merge
+from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.log.live_offsets import SLICE, Slice
 from ebbtide.log.replica_lag import REPLICATION, Replication
 from ebbtide.log.requests.delete_request import OlderThan, parse_request

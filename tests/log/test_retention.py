@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import Expiry, Offsets, Rule, expire
+from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire
 from ebbtide.log.settings.config import TopicConfig
 from tests.log.builders import T0, segment
 
@@ -28,7 +28,7 @@ def expired(
     """What retention does to a log that ends at 40, with cleanup.policy delete."""
     return expire(
         segments,
-        Offsets(start, 40, high_watermark),
+        LogOffsets(start, 40, high_watermark),
         TopicConfig(**{"cleanup_policy": frozenset({"delete"}), **config}),
         now_ms=NOW_MS,
         max_event_time_ms=max_event_time_ms,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.state.topic_state import NEVER, PartitionState
@@ -167,7 +168,7 @@ STATE = PartitionState(
     log_end_offset=9,
     first_dirty_offset=0,
     first_unmarked_offset=0,
-    segments=((0, 1), (5, 2)),
+    segments=(SegmentStart(0, 1), SegmentStart(5, 2)),
 )
 
 
@@ -179,6 +180,11 @@ def test_the_basis_changes_with_each_setting_that_retention_goes_by() -> None:
     assert len(bases) == 1 + len(BASIS)
     elsewhere = {**plain, "ebbtide.source": "segments:s3://logs", "ebbtide.enabled": "false"}
     assert expiry_basis(STATE, parse_config(elsewhere)) in bases
+
+
+def test_the_basis_is_the_one_that_tables_hold_already() -> None:
+    plain = {name: values[0] for name, values in BASIS.items()}
+    assert expiry_basis(STATE, parse_config(plain)) == 55467208941685159
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ebbtide.iceberg.unfinished.planned_round import PartitionRound
+from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.log.retention import Rule
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -266,13 +266,17 @@ def _holds(
     return is_behind or not record_count(batches)
 
 
-def of_erased_keys(
-    change: Change, partition: int, tombstones: Mapping[bytes, int], clock: tuple[int, int]
-) -> Numbers:
-    """Records below the keys' `tombstones`, their offsets by key.
+class DiskDates(NamedTuple):
+    """When the records table last changed, and from when on what it deleted is off the disk."""
 
-    `clock` is when the records table changed last, and how old its snapshots get.
-    """
+    changed_ms: int
+    off_from_ms: int | None
+
+
+def of_erased_keys(
+    change: Change, partition: int, tombstones: Mapping[bytes, int], dates: DiskDates
+) -> Numbers:
+    """Records below the keys' `tombstones`, their offsets by key."""
     before, after = change.before, change.after
     held = _below(before, partition, tombstones)
     left = _below(after, partition, tombstones)
@@ -284,7 +288,6 @@ def of_erased_keys(
         and (batch := after.batches[partition, row["batch"]])["attributes"] & DELETE_HORIZON
     ]
     is_out = bool(tombstones) and not per_key
-    changed_ms, max_age_ms = clock
     return after.offsets_of(partition) | {
         "keys": len(tombstones),
         "found": len(held),
@@ -292,8 +295,8 @@ def of_erased_keys(
         "superseded": len(held) - len(left),
         "left": len(left),
         "last_horizon_ms": max(horizons, default=None),
-        "out_of_table_ms": changed_ms if is_out else None,
-        "off_disk_from_ms": changed_ms + max_age_ms if is_out else None,
+        "out_of_table_ms": dates.changed_ms if is_out else None,
+        "off_disk_from_ms": dates.off_from_ms if is_out else None,
     }
 
 

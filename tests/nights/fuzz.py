@@ -109,15 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--in-tasks", action="store_true", help="as a round on many rows, however few there are"
     )
     parser.add_argument(
-        "--sent-records",
+        "--map-bytes",
         type=int,
-        default=offset_map.MAX_SENT_RECORDS,
-        help="dirty records above which the offset map is made in shares",
+        default=offset_map.MAP_BYTES,
+        help="the size above which an offset map is made in shares",
     )
     arguments = parser.parse_args(argv)
     if arguments.first >= arguments.topics:
         parser.error(f"expected --first below --topics {arguments.topics}, found {arguments.first}")
-    offset_map.MAX_SENT_RECORDS = arguments.sent_records
+    offset_map.MAP_BYTES = arguments.map_bytes
     total, started = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder)

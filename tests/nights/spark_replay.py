@@ -227,7 +227,7 @@ def _known(batch: Batch, theirs: Sequence[Batch], state: PartitionState) -> Batc
 
     Below the log start offset Kafka cleans on, where ours is hidden and stays as it was.
     """
-    first_segment = state.segments[0][0]
+    first_segment = state.first_segment
     if first_segment <= batch.base_offset < state.log_start_offset:
         left = [b for b in theirs if batch.base_offset <= b.base_offset < batch.next_offset]
         return batch._replace(

@@ -25,7 +25,7 @@ TOPICS = 5
 
 @pytest.mark.parametrize(
     ("seed", "options"),
-    [(1, ["--in-tasks"]), (FRESH_SEED, ["--sent-records", "60"])],
+    [(1, ["--in-tasks"]), (FRESH_SEED, ["--map-bytes", "9000"])],
     ids=["fixed seed, in tasks", "fresh seed, on the driver, offset maps in shares"],
 )
 def test_kafka_leaves_the_same_of_random_topics(

@@ -1,29 +1,25 @@
 """Every number that a job reports of random nights, against what the tables hold before and after.
 
-A live ingest says the same of what it takes as ingest_segments does; it needs a broker, so
-test_ingest_topic.py has it.
+A live ingest needs a broker: test_random_slices.py has its numbers.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.erase_keys.stage import erase_keys
@@ -34,7 +30,7 @@ from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights import expected_numbers as expected
-from tests.nights.expected_numbers import Totals, totals
+from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
 from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
@@ -44,10 +40,6 @@ from tests.tables.truth import Change, Truth, size_bytes
 FIXED_SEED = 56
 PARTITIONS = 6
 ROUNDS = 3
-# What a run says in words, and names that it makes up.
-WORDS = {"reason", "note", "skipped"}
-TIMED_KEY_BYTES = len("key-5")
-EVENT_TIME = f"sql:CASE WHEN length(key) = {TIMED_KEY_BYTES} THEN timestamp END"
 # What the nights of the fixed seed have to show; they are chosen for it.
 TOLD = {
     "mark_tombstones marked",
@@ -75,50 +67,6 @@ TOMBSTONE_RULES = [
 ]
 
 
-@dataclass(slots=True)
-class Nights:
-    """A topic that jobs work on, with what its tables hold before the next job."""
-
-    spark: SparkSession
-    name: TopicName
-    before: Truth = field(default_factory=Truth.nothing)
-    said: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
-
-    def run(self, job: str, work: Callable[[], JobOutcome]) -> tuple[JobOutcome, Change]:
-        """The outcome of a job, and what it changed."""
-        outcome = work()
-        change = Change(self.before, self.before.read_again(self.spark, self.name))
-        self.before = change.after
-        assert outcome.error is None
-        for numbers in outcome.partitions.values():
-            flat = numbers | numbers.get("by", {})
-            self.said |= {f"{job} {name}" for name, value in flat.items() if value}
-        return outcome, change
-
-
-def check(
-    outcome: JobOutcome,
-    change: Change,
-    partitions: Mapping[int, dict[str, Any]],
-    bytes_removed: int,
-) -> None:
-    """Compare all numbers of a job."""
-    assert outcome.partitions.keys() == partitions.keys()
-    wrong = {
-        (p, n): {"said": said.get(n), "true": partitions[p].get(n)}
-        for p, said in outcome.partitions.items()
-        for n in (said.keys() - WORDS) | partitions[p].keys()
-        if n not in said or n not in partitions[p] or said[n] != partitions[p][n]
-    }
-    assert wrong == {}
-    assert totals(change, bytes_removed) == Totals(
-        outcome.rows_removed,
-        outcome.files_removed,
-        outcome.bytes_removed,
-        sorted(outcome.snapshot_ids),
-    )
-
-
 def check_ingest(nights: Nights, directory: Path, now_ms: int) -> None:
     """Take what the source holds; records come with an event time only where EVENT_TIME says it."""
     settings = ANY_SHARE | {"ebbtide.event.time": EVENT_TIME}
@@ -128,11 +76,6 @@ def check_ingest(nights: Nights, directory: Path, now_ms: int) -> None:
     )
     wanted = {p: expected.of_ingest(change, p, is_missing) for p in change.after.states}
     check(outcome, change, wanted, bytes_removed=0)
-
-
-def is_missing(record: Mapping[str, Any]) -> bool:
-    """Whether EVENT_TIME says nothing of the record."""
-    return len(record["key"] or b"") != TIMED_KEY_BYTES or record["timestamp"] is None
 
 
 def check_mark(nights: Nights, now_ms: int, again: Sequence[FromOffset] = ()) -> None:
@@ -155,13 +98,14 @@ def check_mark_again(nights: Nights, now_ms: int, rule: Mapping[str, str]) -> No
 
 
 def check_delete(nights: Nights, requested: Mapping[int, int], now_ms: int) -> None:
-    """Bytes are those of the files that left."""
+    """No batch leaves the log before its segment; the bytes of files have a name of their own."""
     topic = load(nights.spark, nights.name)
     outcome, change = nights.run(
         "delete_records", lambda: execute_delete(plan_delete(topic, requested, now_ms))
     )
     wanted = {p: expected.of_delete_records(change, p, at) for p, at in requested.items()}
-    check(outcome, change, wanted, bytes_removed=sum(change.files_gone))
+    check(outcome, change, wanted, bytes_removed=0)
+    assert outcome.topic.get("file_bytes_removed", 0) == sum(change.files_gone)
 
 
 def check_clean(nights: Nights, now_ms: int) -> None:
@@ -198,9 +142,9 @@ def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
         run_id="erase", now_ms=now_ms, requested_by="a", reason="b", keys=tuple(keys), appends=True
     )
     outcome, change = nights.run("erase_keys", lambda: erase_keys(spark, name, erasure))
-    clock = table_clock(spark, name)
+    dates = disk_dates(spark, name)
     held = {p: tombstones(change, p, keys) for p in change.after.states}
-    wanted = {p: expected.of_erased_keys(change, p, of, clock) for p, of in held.items()}
+    wanted = {p: expected.of_erased_keys(change, p, of, dates) for p, of in held.items()}
     before, after = (sum(size_bytes(truth.retained(p)) for p in held) for truth in change)
     went = before + appended_bytes(spark, name, change) - after
     check(outcome, change, wanted, bytes_removed=went)
@@ -222,10 +166,29 @@ def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[by
     return found
 
 
-def table_clock(spark: SparkSession, name: TopicName) -> tuple[int, int]:
-    """When the records table changed last, and how old its snapshots get."""
-    changed_ms = int(java_table(spark, name.records_table).currentSnapshot().timestampMillis())
-    return changed_ms, max_snapshot_age_ms(load(spark, name).properties)
+def disk_dates(spark: SparkSession, name: TopicName) -> expected.DiskDates:
+    """As Iceberg's metadata tables say; no date while a current file has deleted rows."""
+    table = name.records_table
+    snapshots = spark.table(f"{table}.snapshots").orderBy("committed_at").collect()
+    made_ms = {row["snapshot_id"]: ms_of(row["committed_at"]) for row in snapshots}
+    current = snapshots[-1]["snapshot_id"]
+    changed_ms = made_ms[current]
+    if spark.table(f"{table}.delete_files").count():
+        return expected.DiskDates(changed_ms, None)
+    files = {of: files_of(spark, table, of) for of in made_ms}
+    old_ms = [made_ms[of] for of, paths in files.items() if paths - files[current]]
+    age_ms = max_snapshot_age_ms(load(spark, name).properties)
+    off_from_ms = max([changed_ms, *(at_ms + age_ms for at_ms in old_ms)])
+    return expected.DiskDates(changed_ms, off_from_ms)
+
+
+def files_of(spark: SparkSession, table: str, snapshot: int) -> set[str]:
+    rows = spark.sql(f"SELECT file_path FROM {table}.data_files VERSION AS OF {snapshot}").collect()
+    return {row["file_path"] for row in rows}
+
+
+def ms_of(when: datetime) -> int:
+    return round(when.timestamp() * 1000)
 
 
 def appended_bytes(spark: SparkSession, name: TopicName, change: Change) -> int:

@@ -1,16 +1,14 @@
-"""mark_tombstones, expire_snapshots and configure_topic on tables."""
+"""mark_tombstones and expire_snapshots on tables."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
-from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
@@ -82,8 +80,7 @@ def test_a_flagged_tombstone_keeps_its_value_until_its_horizon(
 def test_expired_snapshots_take_the_removed_values_off_the_disk(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
-    change = {"history.expire.max-snapshot-age-ms": "0"}
-    execute_configure(plan_configure(load(sandbox.session, name), change, NIGHT_MS))
+    set_properties(sandbox.session, str(name), {"history.expire.max-snapshot-age-ms": "0"})
     mark(sandbox.session, str(name))
     clean(sandbox.session, str(name), NIGHT_MS)
     kept = view_of_table(sandbox.session, name, 0)
@@ -126,31 +123,3 @@ def test_a_killed_expiry_of_snapshots_loses_nothing(
         execute_expire_snapshots(load(sandbox.session, name))
     execute_expire_snapshots(load(sandbox.session, name))
     assert view_of_table(sandbox.session, name, 0) == kept
-
-
-def test_configuring_shows_what_the_next_run_removes(sandbox: LakeSandbox, name: TopicName) -> None:
-    mark(sandbox.session, str(name))
-    changes = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.ms": "1"}
-    plan = plan_configure(load(sandbox.session, name), changes, NIGHT_MS)
-    assert plan.effect[0]["clean_log"]["superseded"] == 3
-    assert plan.effect[0]["expire_segments"]["segments_expired"] == 3
-    assert load(sandbox.session, name).properties["kafka.cleanup.policy"] == "compact"
-    execute_configure(plan)
-    assert load(sandbox.session, name).config.retention_ms == 1
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (("kafka.retention.ms", "-2"), "an integer in"),
-        (("kafka.retention.hours", "1"), "a topic configuration that Kafka knows"),
-        (("ebbtide.state.0.log-start-offset", "9"), "expected one of"),
-        (("write.format.default", "orc"), "expected one of"),
-    ],
-)
-def test_a_bad_setting_is_refused_before_anything_is_set(
-    sandbox: LakeSandbox, name: TopicName, setting: tuple[str, str], message: str
-) -> None:
-    topic = load(sandbox.session, name)
-    with pytest.raises(ConfigurationError, match=message):
-        plan_configure(topic, dict([setting]), NIGHT_MS)

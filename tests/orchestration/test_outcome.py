@@ -1,3 +1,4 @@
+import dataclasses
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,10 +10,10 @@ from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.outcome import (
     Failure,
     TaskOutcome,
+    before_trace,
     cause_of,
     delete_request,
     first_failures,
-    first_line,
     request_of,
     unfinished,
 )
@@ -121,11 +122,25 @@ def test_a_failure_is_named_with_its_first_stage() -> None:
             "java.lang.X: why",
         ),
         ("", ""),
-        ("x" * 600, "x" * 499 + "…"),
+        ("x" * 600, "x" * 600),
     ],
 )
-def test_the_line_that_says_it(message: str, line: str) -> None:
-    assert first_line(message) == line
+def test_the_line_before_a_stack_trace(message: str, line: str) -> None:
+    assert before_trace(message) == line
+
+
+@pytest.mark.parametrize(
+    ("error_class", "cause"),
+    [
+        pytest.param("SourceError", "SourceError: one; two", id="ours is shown whole"),
+        pytest.param("ValueError", "ValueError: one", id="another may have a trace"),
+        pytest.param("ExitCode", "ExitCode: one", id="a class of ours, and no error"),
+        pytest.param(None, "error: one", id="unnamed"),
+    ],
+)
+def test_a_cause_is_a_line(error_class: str | None, cause: str) -> None:
+    run = dataclasses.replace(run_of("a", "one\n two\n"), error_class=error_class)
+    assert cause_of(run) == cause
 
 
 def test_a_run_without_words() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
 from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
@@ -31,7 +32,8 @@ EXPIRED = partition_result(
     bytes_after=500_000,
     log_start_offset=7,
 )
-FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500}
+LEFT = LeftOnDisk(oldest_snapshot_ms=1_767_312_000_000, old_files_ms=1_767_312_120_000)
+FREED = {"bytes_written": 81_900, "bytes_freed": 2_500_000, "bytes_kept": 1_500, **LEFT.result()}
 NIGHT = Path(__file__).parent / "night.txt"
 
 
@@ -78,6 +80,12 @@ def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})
     assert "nothing to do: no record, segment or file was touched" in rendered()
+
+
+def test_a_night_that_only_freed_files_did_something(lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.run("log.a", "expire_snapshots", partitions={0: partition_result()}, topic=FREED)
+    assert "nothing to do" not in rendered()
 
 
 def test_settings_that_were_changed_are_listed(lake: LakeSandbox) -> None:

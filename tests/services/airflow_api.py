@@ -78,6 +78,11 @@ class AirflowApi:
             assert time.monotonic() < deadline, self.states(dag, run_id)
             time.sleep(2)
 
+    def note(self, dag: str, run_id: str) -> str | None:
+        """What Airflow shows beside a run."""
+        note: str | None = self._ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["note"]
+        return note
+
     def states(self, dag: str, run_id: str) -> dict[str, list[str]]:
         """The states of a run's tasks, by task."""
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from ebbtide.lake.catalogs import read_defaults
+from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.local.serve import COMPONENTS, environment
 from tests.lake_sandbox import RENDER, ROOT, LakeSandbox
 from tests.services.airflow_api import AirflowApi

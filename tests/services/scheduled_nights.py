@@ -45,6 +45,15 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     api.must_succeed("delete_records", conf, RUN_SECONDS)
 
 
+def assert_a_failed_night_says_why(api: AirflowApi) -> None:
+    """The note that the scheduler leaves on a run begins with the cause."""
+    night = api.trigger("nightly_retention", {"topics": [f"{CLUSTER}.unknown"]})
+    assert api.wait("nightly_retention", night, RUN_SECONDS) == "failed"
+    cause = f"expected topics that have a table, found {CLUSTER}.unknown; the lake holds "
+    note = api.note("nightly_retention", night) or ""
+    assert note.startswith(f"group_topics failed: {cause}")
+
+
 def _night_at(now: str) -> dict[str, Any]:
     return {"now": now, "topics": NAMES, "allow_future_now": True}
 

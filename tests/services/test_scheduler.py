@@ -11,7 +11,12 @@ from tests.services.airflow_services import Airflow
 from tests.services.cells import CLUSTER, SAMPLE
 from tests.services.conftest import lake_on
 from tests.services.postgresql import PostgreSql
-from tests.services.scheduled_nights import assert_same_topics, described, run_scheduled_nights
+from tests.services.scheduled_nights import (
+    assert_a_failed_night_says_why,
+    assert_same_topics,
+    described,
+    run_scheduled_nights,
+)
 from tests.services.test_nights import SMOKE
 
 pytestmark = pytest.mark.services
@@ -34,4 +39,5 @@ def test_a_scheduler_that_is_killed_ends_the_night_when_it_is_there_again(
         Airflow(lake, postgresql, settings) as airflow,
     ):
         run_scheduled_nights(airflow.api(), airflow.kill_scheduler)
+        assert_a_failed_night_says_why(airflow.api())
         assert_same_topics(described(lake), embedded_topics)

@@ -6,11 +6,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.data_files import plan_segments, tasks_of_segments
+from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.conditions import any_column, any_of, balanced
 from ebbtide.stages.mark_tombstones.changed_marks import within
+from ebbtide.stages.replicate_log.stage import replica_segment
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import HOUR_MS, ingest
 from tests.tables.partition_log import T0, batch, write_segments
@@ -63,3 +66,25 @@ def test_spark_takes_a_condition_of_thousands_of_partitions(
     assert rows.where(within({1: (0, 9)})).count() == 0
     assert rows.where(any_column([])).count() == 0
     assert rows.where(any_of([])).count() == 0
+
+
+def test_spark_takes_the_segments_of_thousands_of_partitions(sandbox: LakeSandbox) -> None:
+    """The replica's active segment of each partition is its number; it ends at offset 9."""
+    lacking = {p: (ending_at(9, segment=p), ending_at(20, segment=0)) for p in range(PARTITIONS)}
+    rows = sandbox.session.createDataFrame(
+        [(PARTITIONS - 1, 8), (PARTITIONS - 1, 9), (0, 3), (PARTITIONS, 3)],
+        "`partition` INT, segment BIGINT",
+    )
+    placed = rows.withColumn("segment", replica_segment(lacking))
+    assert placed.schema == rows.schema
+    assert [row["segment"] for row in placed.collect()] == [PARTITIONS - 1, 9, 0, 3]
+
+
+def ending_at(log_end_offset: int, segment: int) -> PartitionState:
+    return PartitionState(
+        log_start_offset=0,
+        log_end_offset=log_end_offset,
+        first_dirty_offset=0,
+        first_unmarked_offset=0,
+        segments=(SegmentStart(segment, 0),),
+    )

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ExitCode
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_topics
 from ebbtide.runs.runs_table import JobOutcome
@@ -59,7 +60,7 @@ def test_the_log_tells_the_story_of_a_round(
     caplog.clear()
     with caplog.at_level(logging.INFO, "ebbtide"):
         clean(sandbox.session, str(name), FIRST_MS + DAY_MS + 1)
-    assert "1 partitions not picked: nothing new, and no horizon reached" in caplog.messages
+    assert f"1 partitions not picked: {Reason.CLEAN}" in caplog.messages
 
 
 @pytest.mark.parametrize(

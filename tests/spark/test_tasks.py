@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import UnavailableError
+from ebbtide.errors import OversizedBatchError, UnavailableError
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, LITTLE_ROWS, map_segments, shared
 from tests.lake_sandbox import LakeSandbox
 
@@ -71,6 +71,20 @@ def test_an_error_of_ours_stays_what_it_is(
     with pytest.raises(UnavailableError, match=r"^expected segment 2, found none$") as raised:
         map_segments(sandbox.session, _fail, range(4), MUCH, "works on")
     assert raised.value.transient
+
+
+def _refuse(number: int) -> None:
+    raise OversizedBatchError(f"/0.log: expected less\nfound {number}", "/0.log")
+
+
+@pytest.mark.parametrize("driver_rows", [0, MUCH + 1])
+def test_an_error_of_a_file_keeps_its_path_and_every_line(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None], driver_rows: int
+) -> None:
+    tasks_at(driver_rows)
+    with pytest.raises(OversizedBatchError, match=r"^/0.log: expected less\nfound 0$") as raised:
+        map_segments(sandbox.session, _refuse, range(4), MUCH, "works on")
+    assert raised.value.path == "/0.log"
 
 
 def test_after_an_error_no_thread_works_on(sandbox: LakeSandbox) -> None:

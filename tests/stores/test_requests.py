@@ -15,8 +15,9 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 import pytest
 
-from ebbtide.iceberg.files import appends
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments, read_segment
+from ebbtide.iceberg.files import added_files
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.files import segment_reader
@@ -71,7 +72,7 @@ def on_s3(s3: S3Api, tmp_path: Path) -> Iterator[OnS3]:
 @pytest.fixture
 def large_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two segments of 10 MB in several row groups, superseded in part, and two small ones."""
-    for limit in ((appends, "GROUP_BYTES"), (segment_reader, "CHUNK_BYTES")):
+    for limit in ((added_files, "GROUP_BYTES"), (segment_reader, "CHUNK_BYTES")):
         monkeypatch.setattr(*limit, 2 * 1024 * 1024)
     log = write_log(tmp_path / "log", "t", [], COMPACT)
     offset = 0

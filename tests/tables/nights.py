@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, compare_and_set, load
+from ebbtide.iceberg.topics import PropertyChanges, compare_and_set, load
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
@@ -26,7 +26,7 @@ DAY_MS = 24 * HOUR_MS
 ANY_SHARE = {"ebbtide.max.delete.ratio": "1"}
 
 
-def set_properties(spark: SparkSession, name: str, changes: Changes) -> None:
+def set_properties(spark: SparkSession, name: str, changes: PropertyChanges) -> None:
     """Settings and state as they are asked for, without any check."""
     compare_and_set(load(spark, TopicName.parse(name)), Step.CONFIGURE_TOPIC, lambda _: changes)
 

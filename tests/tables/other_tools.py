@@ -20,12 +20,12 @@ def tables_of(name: TopicName) -> tuple[str, str]:
 def rewrite_files(spark: SparkSession, tables: Sequence[str]) -> None:
     """Write every data file anew."""
     for table in tables:
-        _call(spark, f"rewrite_data_files(table => '{table}', options => {REWRITE_ALL})")
+        _call(spark, table, f"rewrite_data_files(table => '{table}', options => {REWRITE_ALL})")
 
 
 def rewrite_manifests(spark: SparkSession, tables: Sequence[str]) -> None:
     for table in tables:
-        _call(spark, f"rewrite_manifests('{table}')")
+        _call(spark, table, f"rewrite_manifests('{table}')")
 
 
 def expire_all(spark: SparkSession, tables: Sequence[str]) -> None:
@@ -36,11 +36,13 @@ def expire_all(spark: SparkSession, tables: Sequence[str]) -> None:
         now = datetime.now(UTC)
         _call(
             spark,
+            table,
             f"expire_snapshots(table => '{table}', older_than => TIMESTAMP "
             f"'{now:%Y-%m-%d %H:%M:%S.%f}', retain_last => 1)",
         )
         spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')")
 
 
-def _call(spark: SparkSession, procedure: str) -> None:
-    spark.sql(f"CALL lake.system.{procedure}")
+def _call(spark: SparkSession, table: str, procedure: str) -> None:
+    """Call a procedure of the table's catalog."""
+    spark.sql(f"CALL {table.partition('.')[0]}.system.{procedure}")

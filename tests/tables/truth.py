@@ -67,7 +67,7 @@ class Truth(NamedTuple):
 
     def retained(self, partition: int) -> list[Row]:
         """The batches from the first segment on; others are kept for their producers only."""
-        return self.headers(partition, self.states[partition].segments[0][0])
+        return self.headers(partition, self.states[partition].first_segment)
 
     def aborted(self) -> set[Place]:
         """The data batches of transactions that were aborted."""

@@ -17,7 +17,7 @@ from benchmarks.clean_log.data.cells import NOW_MS, SEGMENT_BYTES, Cell
 from benchmarks.clean_log.data.log_files import TOPIC
 from benchmarks.clean_log.data.prepared import PLAIN_TABLE
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, load
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
@@ -42,7 +42,7 @@ def make_topic(spark: SparkSession, cell: Cell, log: Path) -> None:
     ingest_segments(spark, NAME, Source.of_uri(str(log), now, settings=SETTINGS))
     execute_mark(plan_mark(load(spark, NAME)), RunOf("benchmark", now))
 
-    def cleaned(topic: Topic) -> Changes:
+    def cleaned(topic: Topic) -> PropertyChanges:
         end = cell.clean_records
         state = topic.partitions[0].moved(
             first_dirty_offset=end,

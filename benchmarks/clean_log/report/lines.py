@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.clean_log.contenders.names import CONTENDERS, OURS
 from benchmarks.clean_log.data.cells import Cell
 from benchmarks.clean_log.report.kept import CellResults, Measure, Run, cpu_s, wall_s
-from benchmarks.clean_log.report.text import markdown
+from benchmarks.clean_log.report.text import days, markdown
 
 MIB = 1024 * 1024
 
@@ -35,7 +35,7 @@ def run_line(run: Run) -> str:
 
 def cell_table(result: CellResults) -> str:
     """A cell's contenders, a row each: medians, and the spread of the wall time."""
-    rows = [["", "runs", "wall s (min to max)", "× ours", *COLUMNS]]
+    rows = [["", "measured", "runs", "wall s (min to max)", "× ours", *COLUMNS]]
     ours = result.median(OURS, wall_s)
     for contender in CONTENDERS:
         if runs := result.by(contender):
@@ -43,9 +43,10 @@ def cell_table(result: CellResults) -> str:
             spread = f"{median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
             ratio = f"{median(seconds) / ours:.2f}" if ours else ""
             means = [f"{median(map(of, runs)):,.1f}" for of in COLUMNS.values()]
-            rows.append([contender, str(len(runs)), spread, ratio, *means])
+            measured = days(run.date for run in runs)
+            rows.append([contender, measured, str(len(runs)), spread, ratio, *means])
         elif contender in result.failures:
-            rows.append([contender, "failed", *[""] * (len(rows[0]) - 2)])
+            rows.append([contender, "", "failed", *[""] * (len(rows[0]) - 3)])
     steps = [
         f"* {step_line(contender, result)}" for contender in CONTENDERS if result.by(contender)
     ]
@@ -62,12 +63,13 @@ def step_line(contender: str, result: CellResults) -> str:
 def ratios_table(results: Sequence[CellResults], of: Measure) -> str:
     """Medians over ours, a row a cell: below 1 we lose."""
     shown = [c for c in CONTENDERS if c != OURS and any(r.by(c) for r in results)]
-    rows = [["cell", "ours, s", *(f"{c} / ours" for c in shown)]]
+    rows = [["cell", "measured", "ours, s", *(f"{c} / ours" for c in shown)]]
     for result in results:
         if ours := result.median(OURS, of):
             theirs = [result.median(contender, of) for contender in shown]
             ratios = [f"{seconds / ours:.2f}" if seconds else "" for seconds in theirs]
-            rows.append([result.cell, f"{ours:.1f}", *ratios])
+            measured = days(run.date for run in result.runs)
+            rows.append([result.cell, measured, f"{ours:.1f}", *ratios])
     return markdown(rows)
 
 

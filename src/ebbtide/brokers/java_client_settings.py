@@ -1,6 +1,6 @@
-"""A connection's settings, which are librdkafka's, for the Java client in Spark's Kafka source.
+"""Convert a connection's librdkafka settings for the Java client in Spark's Kafka source.
 
-What is secret or read from a file goes along as an option, in memory; executors need no file.
+Secrets and contents of files are passed as options, in memory; executors need no file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _SAME = ("bootstrap.servers", "client.id", "client.rack", "client.dns.lookup")
-# Settings that say how to talk safely: one of them that is not carried over is refused.
+# Security settings: one that cannot be converted is refused.
 _MATTERS = ("sasl.", "ssl.", "security.", "https.", "enable.ssl.", "enable.sasl.")
 _LOGIN = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 _PEM = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
 
 
 def java_options(connection: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings as options of Spark's Kafka source.
+    """Return the settings as options of Spark's Kafka source.
 
     ConfigurationError names what the Java client cannot be told, and never repeats its value.
     Settings that only tune librdkafka are left out.
@@ -54,23 +54,25 @@ class _Client:
             self.options[option] = change(self.left.pop(name))
 
     def login(self) -> None:
-        """User and password as the one line that Java's login modules read."""
-        found = {name: self.left.pop(name) for name in _LOGIN if name in self.left}
+        """Set user and password as the one line that Java's login modules read."""
+        credentials = {name: self.left.pop(name) for name in _LOGIN if name in self.left}
         if not self.options.get("security.protocol", "").startswith("SASL_"):
             return
-        mechanism = found.get("sasl.mechanism") or found.get("sasl.mechanisms") or "GSSAPI"
+        mechanism = (
+            credentials.get("sasl.mechanism") or credentials.get("sasl.mechanisms") or "GSSAPI"
+        )
         if mechanism not in _MODULES:
             raise self.refused("sasl.mechanism", f"one of {', '.join(_MODULES)}")
         for name in ("sasl.username", "sasl.password"):
-            if name not in found:
+            if name not in credentials:
                 raise self.refused(name, f"a value, since {mechanism} needs one")
-        user, password = (quoted(found[name]) for name in ("sasl.username", "sasl.password"))
+        user, password = (quoted(credentials[name]) for name in ("sasl.username", "sasl.password"))
         module = _MODULES[mechanism]
         self.options["sasl.mechanism"] = mechanism
         self.options["sasl.jaas.config"] = f"{module} required username={user} password={password};"
 
     def trust(self) -> None:
-        """The authorities that sign the brokers' certificates; without any, Java's own."""
+        """Trust the authorities that sign the brokers' certificates; Java's own if none are set."""
         authorities = self.pem("ssl.ca")
         if authorities is not None:
             self.options["ssl.truststore.type"] = "PEM"
@@ -84,7 +86,7 @@ class _Client:
             raise self.refused("enable.ssl.certificate.verification", "true")
 
     def identify(self) -> None:
-        """The client's own certificate and key."""
+        """Set the client's own certificate and key."""
         chain, key = self.pem("ssl.certificate"), self.pem("ssl.key")
         if chain is not None and key is not None:
             if not any(begin in key for begin in _PEM):
@@ -98,15 +100,15 @@ class _Client:
             raise self.refused(missing, "a certificate with its key")
 
     def pem(self, name: str) -> str | None:
-        """The text of NAME.pem, or of the file that NAME.location names, read here."""
+        """Return the text of NAME.pem, or of the file that NAME.location names, read here."""
         text, path = self.left.pop(f"{name}.pem", None), self.left.pop(f"{name}.location", None)
         if text is not None or path is None:
             return text
         try:
             return Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            found = error.strerror if isinstance(error, OSError) else "other bytes"
-            raise self.refused(f"{name}.location", f"a PEM file, found: {found}") from None
+            problem = error.strerror if isinstance(error, OSError) else "other bytes"
+            raise self.refused(f"{name}.location", f"a PEM file, found: {problem}") from None
 
     def check_rest(self) -> None:
         """Refuse what would be lost and says how to talk safely."""
@@ -115,7 +117,7 @@ class _Client:
                 raise self.refused(name, "no value, since Java's client cannot be told that")
 
     def refused(self, name: str, expected: str) -> ConfigurationError:
-        """The error that names a setting."""
+        """Return the error that names a setting."""
         return ConfigurationError(
             f"expected {expected} for {name} of connection {self.connection!r}, so that Spark's "
             "Kafka source can use it; change that setting of the connection"
@@ -123,7 +125,7 @@ class _Client:
 
 
 def quoted(text: str) -> str:
-    """As a quoted value of a login configuration, whose reader knows C's escapes."""
+    """Quote a value of a login configuration, whose reader knows C's escapes."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(character, escape)
     return f'"{text}"'

@@ -22,7 +22,7 @@ from ebbtide.log.settings.config import TopicConfig
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
-# Of an Arrow batch, if each record were as large as the largest that the topic takes.
+# Most rows and bytes of an Arrow batch; the bytes if each record is as large as allowed.
 MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
 
@@ -33,8 +33,8 @@ def source_frame(
     ranges: Ranges,
     isolation: Isolation,
 ) -> DataFrame:
-    """The records of these offsets, a Spark task a partition, in offset order."""
-    taken = {str(partition): found for partition, found in ranges.items()}
+    """Return the records of these offsets, a Spark task a partition, in offset order."""
+    taken = {str(partition): offsets for partition, offsets in ranges.items()}
     return (
         spark.read.format("kafka")
         .options(**options)
@@ -52,7 +52,7 @@ def source_frame(
 def live_records(
     source: DataFrame, active: Mapping[int, ActiveSegment], config: TopicConfig, now: datetime
 ) -> DataFrame:
-    """The source's records, cut into batches and into segments that go on from `active`."""
+    """Return the source's records, cut into batches and into segments that go on from `active`."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     rows = max(1, min(MOST_ROWS, MOST_BYTES // max(1, config.max_message_bytes)))
@@ -83,19 +83,19 @@ def _conform(table: pa.Table) -> list[pa.RecordBatch]:
 
 @contextmanager
 def reading(topic: str, connection: str) -> Iterator[None]:
-    """What the source's Java client says of its brokers, as errors of ours."""
+    """Raise the source's Java client's errors about its brokers as errors of ours."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as failure:
         text = str(failure)
-        found = _KAFKA_ERROR.search(text)
-        if found is None and not _LOST.search(text):
+        kafka_error = _KAFKA_ERROR.search(text)
+        if kafka_error is None and not _LOST.search(text):
             raise
-        said = found.group(0) if found else "that offsets are gone"
+        cause = kafka_error.group(0) if kafka_error else "that offsets are gone"
         message = (
             f"expected Spark's Kafka source to read {topic} from the brokers of connection "
-            f"{connection!r}, found {said}"
+            f"{connection!r}, found {cause}"
         )
-        if found and _DENIED.search(found[1]):
+        if kafka_error and _DENIED.search(kafka_error[1]):
             raise ConfigurationError(f"{message}; check that connection's user") from failure
         raise UnavailableError(f"{message}; run it again once they can be reached") from failure

@@ -1,4 +1,4 @@
-"""Tombstones for the live topic behind a table: the one place where a driver produces."""
+"""Produce tombstones to the live topic behind a table: the one place where a driver produces."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.requests.erase_request import Headers
+from ebbtide.log.requests.erase_request import PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
-# A client that only reads may be configured for that too; these would keep a producer from its own.
+# Settings that a connection may have for consumers, but that would break a producer's own.
 _OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
 
 # What no waiting changes.
@@ -26,11 +26,9 @@ _FINAL = (
     KafkaError._UNKNOWN_TOPIC,
 )
 
-PartitionKey = tuple[int, bytes]
-
 
 def produce_tombstones(
-    live: LiveTopic, wanted: Iterable[PartitionKey], headers: Headers, timeout_ms: int
+    live: LiveTopic, wanted: Iterable[PartitionKey], headers: TombstoneHeaders, timeout_ms: int
 ) -> dict[PartitionKey, int]:
     """Produce a tombstone for each key to its partition, each once; their offsets.
 
@@ -47,7 +45,6 @@ def produce_tombstones(
             "log_level": "2",
         }
     )
-    topic = live.topic
     offsets: dict[PartitionKey, int] = {}
     refusals: list[KafkaError] = []
 
@@ -65,12 +62,18 @@ def produce_tombstones(
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))
-    _check_all(live.connection, topic, (len(offsets), len(asked)), refusals)
+    _check_all(live, refusals, acknowledged=len(offsets), asked=len(asked))
     return offsets
 
 
 def _produce(
-    producer: Producer, topic: str, *, told: Any, headers: Headers, partition: int, key: bytes
+    producer: Producer,
+    topic: str,
+    *,
+    told: Any,
+    headers: TombstoneHeaders,
+    partition: int,
+    key: bytes,
 ) -> None:
     """Hand one over; where the queue is full, wait until some of it was sent."""
     while True:
@@ -98,16 +101,17 @@ def _place(message: Message) -> PartitionKey:
 
 
 def _check_all(
-    connection: str, topic: str, counts: tuple[int, int], refusals: list[KafkaError]
+    live: LiveTopic, refusals: list[KafkaError], *, acknowledged: int, asked: int
 ) -> None:
-    """What became of those that were not acknowledged; no message repeats a key."""
-    done, asked = counts
-    if done == asked:
+    """Raise UnavailableError or ConfigurationError if some are not acknowledged; name no key."""
+    if acknowledged == asked:
         return
-    found = f"{done} of them" + "".join(f", and {e.name()}: {e.str()}" for e in refusals[:1])
+    answers = f"{acknowledged} of them" + "".join(
+        f", and {e.name()}: {e.str()}" for e in refusals[:1]
+    )
     message = (
-        f"expected the brokers of connection {connection!r} to acknowledge {asked} tombstones for "
-        f"{topic}, found {found}"
+        f"expected the brokers of connection {live.connection!r} to acknowledge {asked} "
+        f"tombstones for {live.topic}, found {answers}"
     )
     if refusals and refusals[0].code() in _FINAL:
         raise ConfigurationError(f"{message}; check the topic, and that connection's user")

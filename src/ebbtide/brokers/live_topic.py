@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from ebbtide.errors import ConfigurationError, EbbtideError, UnavailableError
-from ebbtide.log.delete_records import HIGH_WATERMARK, Answer, ErrorCode, refused
+from ebbtide.log.delete_answers import HIGH_WATERMARK, Answer, ErrorCode, refused
 from ebbtide.log.live_offsets import BrokerOffsets, Isolation
 from ebbtide.log.settings.connections import CONNECTIONS, parse_connection
 from ebbtide.log.settings.names import INTERNAL_TOPICS
@@ -45,7 +45,7 @@ _NO_ANSWER = (
 
 
 class Described(NamedTuple):
-    """What a topic is, as its brokers say it."""
+    """A topic's description by its brokers."""
 
     topic_id: str
     partitions: list[int]
@@ -70,10 +70,10 @@ class LiveTopic:
 
     @classmethod
     def connect(cls, connection: str, topic: str, answer_ms: int = ANSWER_MS) -> Self:
-        """The topic by a connection of EBBTIDE_KAFKA_CONNECTIONS, once a broker has answered.
+        """Connect to the topic by a connection of EBBTIDE_KAFKA_CONNECTIONS; a broker must answer.
 
-        UnavailableError where none does within `answer_ms`, ConfigurationError where the
-        connection is missing, has settings that librdkafka refuses, or may not log in.
+        Raise UnavailableError where none does within `answer_ms`, ConfigurationError where
+        the connection is missing, has settings that librdkafka refuses, or may not log in.
         """
         settings = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
@@ -95,15 +95,15 @@ class LiveTopic:
         return live
 
     def topics(self) -> list[str]:
-        """All topics that the connection's user may see, but Kafka's own."""
+        """Return all topics that the connection's user may see, but Kafka's own."""
         try:
-            found = self._admin.list_topics(timeout=self._answer_s).topics
+            topics = self._admin.list_topics(timeout=self._answer_s).topics
         except KafkaException as error:
             raise self._failed("to list their topics", error) from None
-        return sorted(set(found) - INTERNAL_TOPICS)
+        return sorted(set(topics) - INTERNAL_TOPICS)
 
     def partitions(self) -> list[int]:
-        """The partitions that the topic has."""
+        """Return the partitions that the topic has."""
         try:
             return self._partitions()
         except KafkaException as error:
@@ -113,25 +113,25 @@ class LiveTopic:
     def description(self) -> Described:
         """The topic's id, as partition.metadata files write it, and its partitions; asked once."""
         try:
-            found = self._described()
+            description = self._described()
         except KafkaException as error:
             raise self._failed(f"to describe {self.topic}", error) from None
-        uuid = found.topic_id
+        uuid = description.topic_id
         halves = (uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
         bits = b"".join(half.to_bytes(8, "big", signed=True) for half in halves)
         topic_id = urlsafe_b64encode(bits).decode().rstrip("=")
-        return Described(topic_id, sorted(partition.id for partition in found.partitions))
+        return Described(topic_id, sorted(partition.id for partition in description.partitions))
 
     @cached_property
     def configs(self) -> dict[str, str]:
         """The topic's configuration in effect, by Kafka's names; asked once."""
         asked = ConfigResource(ResourceType.TOPIC, self.topic)
         futures = self._admin.describe_configs([asked], request_timeout=self._answer_s)
-        found = self._result(f"to describe the configuration of {self.topic}", futures[asked])
-        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+        entries = self._result(f"to describe the configuration of {self.topic}", futures[asked])
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def offsets(self, partitions: Sequence[int], isolation: Isolation) -> dict[int, BrokerOffsets]:
-        """Each partition's offsets, and up to where a consumer of that isolation can read."""
+        """Return each partition's offsets, with the end for a consumer of that isolation."""
         starts, ends = self.log_start_offsets(partitions), self.log_end_offsets(partitions)
         stable = ends
         if isolation is Isolation.READ_COMMITTED:
@@ -140,17 +140,18 @@ class LiveTopic:
         return {p: BrokerOffsets(starts[p], max(ends[p], stable[p]), stable[p]) for p in partitions}
 
     def log_start_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Each partition's log start offset, as its leader has it."""
+        """Return each partition's log start offset, as its leader has it."""
         return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def log_end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Each partition's high watermark: up to there a consumer of it can read."""
+        """Return each partition's high watermark: up to there a consumer of it can read."""
         return self._offsets(partitions, _latest())
 
     def delete_records(self, offsets: Mapping[int, int], timeout_ms: int) -> dict[int, Answer]:
-        """The broker's answers to DeleteRecords up to these offsets; -1 is its high watermark.
+        """Send DeleteRecords up to these offsets, -1 for the high watermark; return the answers.
 
-        A partition without an answer in time is REQUEST_TIMED_OUT, as the KIP's admin client says.
+        A partition without an answer in time gets REQUEST_TIMED_OUT, as in the KIP's admin
+        client.
         """
         try:
             known = self._partitions()
@@ -168,21 +169,24 @@ class LiveTopic:
             futures = self._admin.delete_records(
                 asked, operation_timeout=seconds, request_timeout=seconds + self._answer_s
             )
-            answers |= {found.partition: _answer(future) for found, future in futures.items()}
+            answers |= {
+                topic_partition.partition: _answer(future)
+                for topic_partition, future in futures.items()
+            }
         return answers
 
     def committed(
         self, groups: Sequence[str], partitions: Iterable[int]
     ) -> dict[int, dict[str, int | None]]:
-        """What each consumer group has committed, {partition: {group: offset}}; None: nothing."""
-        found: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
+        """Return {partition: {group: committed offset}}; None where a group committed none."""
+        committed: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
         for group in groups:
             what = f"to say what group {group!r} has committed of {self.topic}"
-            for held in self._committed_by(group, list(found), what):
+            for held in self._committed_by(group, list(committed), what):
                 if held.error is not None:
                     raise self._failed(what, KafkaException(held.error))
-                found[held.partition][group] = held.offset if held.offset >= 0 else None
-        return found
+                committed[held.partition][group] = held.offset if held.offset >= 0 else None
+        return committed
 
     def _committed_by(self, group: str, partitions: list[int], what: str) -> list[TopicPartition]:
         asked = [TopicPartition(self.topic, partition) for partition in partitions]
@@ -196,7 +200,7 @@ class LiveTopic:
         return [partition.id for partition in self._described().partitions]
 
     def _described(self) -> Any:
-        """The topic's description; unlike a listing, this creates no topic that is not there."""
+        """Describe the topic; unlike a listing, this creates no topic that does not exist."""
         described = self._admin.describe_topics(
             TopicCollection([self.topic]), request_timeout=self._answer_s
         )
@@ -215,8 +219,10 @@ class LiveTopic:
             asked, isolation_level=isolation, request_timeout=self._answer_s
         )
         return {
-            found.partition: self._result(f"to list the offsets of {self.topic}", future).offset
-            for found, future in futures.items()
+            topic_partition.partition: self._result(
+                f"to list the offsets of {self.topic}", future
+            ).offset
+            for topic_partition, future in futures.items()
         }
 
     def _result(self, what: str, future: Future[T]) -> T:
@@ -226,18 +232,18 @@ class LiveTopic:
             raise self._failed(what, error) from None
 
     def _failed(self, what: str, error: KafkaException) -> EbbtideError:
-        found: KafkaError = error.args[0]
+        kafka_error: KafkaError = error.args[0]
         message = (
             f"expected the brokers of connection {self.connection!r} {what}, "
-            f"found {found.name()}: {found.str()}"
+            f"found {kafka_error.name()}: {kafka_error.str()}"
         )
-        if found.code() in _NO_ANSWER:
+        if kafka_error.code() in _NO_ANSWER:
             return UnavailableError(f"{message}; run it again once they can be reached")
         return ConfigurationError(f"{message}; check the topic, and that connection's user")
 
 
 def list_topics(connection: str) -> list[str]:
-    """The topics that the connection's user may see, but Kafka's own."""
+    """Return the topics that the connection's user may see, but Kafka's own."""
     return LiveTopic.connect(connection, "").topics()
 
 
@@ -259,18 +265,20 @@ def _answer(future: Future[Any]) -> Answer:
 
 
 def _refusal(error: KafkaException) -> Answer:
-    """Kafka's code by its number; what the client says itself is that no answer came."""
-    found: KafkaError = error.args[0]
-    code = found.code()
+    """Return Kafka's error code as an answer; without the broker's, it is REQUEST_TIMED_OUT."""
+    kafka_error: KafkaError = error.args[0]
+    code = kafka_error.code()
     if code in _NO_ANSWER:
         return refused(ErrorCode.REQUEST_TIMED_OUT)
     if code in ErrorCode._value2member_map_:
         return refused(ErrorCode(code))
-    return refused(ErrorCode.UNKNOWN_SERVER_ERROR, note=f"{found.name()}: {found.str()}")
+    return refused(
+        ErrorCode.UNKNOWN_SERVER_ERROR, note=f"{kafka_error.name()}: {kafka_error.str()}"
+    )
 
 
 def _without_values(text: str, settings: Mapping[str, str]) -> str:
-    """librdkafka quotes a value that it refuses, which may be a secret."""
+    """Hide settings' values in a message: librdkafka quotes a value it refuses, maybe a secret."""
     for value in settings.values():
         text = text.replace(value, "***") if value else text
     return text

@@ -1,4 +1,4 @@
-"""What the records of each batch add up to: how many there are, and their largest times."""
+"""Totals of each batch's records: how many there are, and their largest times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NONE = np.iinfo(np.int64).min
 
 
 def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Table:
-    """A row of TOTALS for each batch of the rows, which have TIMES and are in offset order.
+    """Return a row of TOTALS for each batch of the rows, which have TIMES and are in offset order.
 
     An event time too far in the future counts as the append time; null where there is none.
     """
@@ -53,24 +53,24 @@ def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Tab
 
 
 def together_by_batch(parts: Sequence[pa.Table]) -> pa.Table:
-    """The parts as one table; a batch of which several have records is one row."""
+    """Join the parts into one table; a batch with records in several parts becomes one row."""
     rows = pa.concat_tables([TOTALS.empty_table(), *parts])
     keys = ["partition", "base_offset"]
     summed = ["records", "untimed", "event_times_missing"]
     largest = ["event_ms", "append_ms"]
-    found = rows.group_by(keys).aggregate(
+    totals = rows.group_by(keys).aggregate(
         [*((name, "sum") for name in summed), *((name, "max") for name in largest)]
     )
-    return found.rename_columns([*keys, *summed, *largest]).cast(TOTALS)
+    return totals.rename_columns([*keys, *summed, *largest]).cast(TOTALS)
 
 
 def _ms(times: pa.ChunkedArray) -> Int64s:
-    """Milliseconds since the epoch; _NONE where there is no time."""
+    """Return milliseconds since the epoch; _NONE where there is no time."""
     micros = times.cast(pa.int64())
     ms = micros.fill_null(0).to_numpy() // 1000
     return np.where(micros.is_null().to_numpy(), _NONE, ms)
 
 
 def _largest(ms: Int64s, starts: Int64s) -> pa.Array:
-    found = np.maximum.reduceat(ms, starts)
-    return pa.array(found, mask=found == _NONE)
+    largest_ms = np.maximum.reduceat(ms, starts)
+    return pa.array(largest_ms, mask=largest_ms == _NONE)

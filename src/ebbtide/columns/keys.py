@@ -1,4 +1,4 @@
-"""Keys of records, many at a time: hashed, filtered, and looked up in the offset map.
+"""Hash, filter and look up the keys of many records at a time.
 
 Kafka: SkimpyOffsetMap, which knows a key by its MD5 alone; here whole keys are compared.
 """
@@ -27,7 +27,7 @@ class KeyFilter(NamedTuple):
 
     @classmethod
     def of_size(cls, size_bytes: int) -> KeyFilter:
-        """An empty filter; `size_bytes` is a power of two."""
+        """Return an empty filter; `size_bytes` is a power of two."""
         return cls(np.zeros(size_bytes, np.uint8))
 
     def add(self, hashes: Hashes) -> None:
@@ -36,14 +36,14 @@ class KeyFilter(NamedTuple):
             np.bitwise_or.at(self.bits, slots >> np.uint64(3), _bit(slots))
 
     def may_hold(self, hashes: Hashes) -> Bools:
-        """Whether each key may be in it; false is certain."""
-        found = np.ones(len(hashes), np.bool_)
+        """Return whether each key may be in the filter; false is certain."""
+        may_be_held = np.ones(len(hashes), np.bool_)
         for slots in self._slots(hashes):
-            found &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
-        return found
+            may_be_held &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
+        return may_be_held
 
     def _slots(self, hashes: Hashes) -> tuple[Hashes, Hashes]:
-        """Two bits for each key."""
+        """Return two bit positions for each key."""
         mask = np.uint64(len(self.bits) * 8 - 1)
         return hashes & mask, (hashes >> np.uint64(32)) * _MULTIPLIER >> np.uint64(20) & mask
 
@@ -53,7 +53,7 @@ def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
 
 
 def hash_keys(keys: pa.Array) -> Hashes:
-    """A 64-bit hash of each binary key, word by word over all of them; null is as empty."""
+    """Return a 64-bit hash of each binary key, word by word over all of them; null is as empty."""
     keys = keys.cast(pa.large_binary())
     _, offset_buffer, data = keys.buffers()
     bounds = np.frombuffer(offset_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
@@ -74,16 +74,16 @@ def hash_keys(keys: pa.Array) -> Hashes:
 
 
 def last_of_each(rows: pa.Table) -> pa.Table:
-    """`hash, key, offset` in order of hashes: of the rows `key, offset`, each key's last one.
+    """Return `hash, key, offset` of each key's last row, ordered by hash.
 
-    A key's rows are in offset order among `rows`; none is null.
+    `rows` has `key, offset` with a key's rows in offset order; no key is null.
     """
     hashes = hash_keys(rows["key"].combine_chunks())
     return last_of_hashed(rows.select(["key", "offset"]).add_column(0, "hash", pa.array(hashes)))
 
 
 def last_of_hashed(rows: pa.Table) -> pa.Table:
-    """The same of rows that have their hashes; those that are in order of them cost little."""
+    """Return each key's last row of rows with hashes, ordered by hash; ordered input is fast."""
     rows = rows.combine_chunks()
     keys, hashes = rows["key"], rows["hash"].to_numpy()
     order = np.argsort(hashes, kind="stable")
@@ -98,7 +98,7 @@ def last_of_hashed(rows: pa.Table) -> pa.Table:
 
 
 def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
-    """The same where two keys share a hash."""
+    """Return `hash, key, offset` of each key's last row, where two keys share a hash."""
     latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
     latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
     return latest.sort_by("hash")
@@ -110,7 +110,7 @@ def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
 
 
 class OffsetMap(NamedTuple):
-    """Where each key was written last in the dirty part of a partition, in order of hashes."""
+    """The offset of each key's last record in the dirty part of a partition, ordered by hash."""
 
     hashes: Hashes
     keys: pa.Array
@@ -119,7 +119,7 @@ class OffsetMap(NamedTuple):
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """The map of `hash, key, offset` rows; a key's last one comes after its others."""
+        """Return the map of `hash, key, offset` rows; a key's last one comes after its others."""
         latest = last_of_hashed(pa.concat_tables(dirty) if dirty else _NO_KEYS)
         hashes = latest["hash"].to_numpy()
         # Sixteen bits a key let one in about a hundred others pass.
@@ -128,13 +128,13 @@ class OffsetMap(NamedTuple):
         return cls(hashes, latest["key"].combine_chunks(), latest["offset"].to_numpy(), keys)
 
     def latest(self, keys: pa.ChunkedArray, hashes: Hashes | None = None) -> Int64s:
-        """The last offset of each of `keys`; -1 for one that the map does not hold."""
-        found = np.full(len(keys), -1, np.int64)
+        """Return the last offset of each of `keys`; -1 for one that the map does not hold."""
+        latest_offsets = np.full(len(keys), -1, np.int64)
         whole = keys.combine_chunks()
         if hashes is None:
             hashes = hash_keys(whole)
         may_be = np.flatnonzero(self.filter.may_hold(hashes))
-        # In order of hashes, the search stays where it was in memory: a fifth of the time.
+        # In hash order the search stays close in memory, which takes a fifth of the time.
         may_be = may_be[np.argsort(hashes[may_be])]
         at = np.searchsorted(self.hashes, hashes[may_be])
         is_there = at < len(self.hashes)
@@ -142,17 +142,19 @@ class OffsetMap(NamedTuple):
         may_be, at = may_be[is_there], at[is_there]
         asked = whole.take(pa.array(may_be))
         is_same = pc.equal(asked, self.keys.take(pa.array(at))).fill_null(False).to_numpy(False)
-        found[may_be[is_same]] = self.offsets[at[is_same]]
-        self._search(asked, may_be, ~is_same, found)
-        return found
+        latest_offsets[may_be[is_same]] = self.offsets[at[is_same]]
+        self._search(asked, may_be, ~is_same, latest_offsets)
+        return latest_offsets
 
-    def _search(self, asked: pa.Array, rows: Int64s, is_unclear: Bools, found: Int64s) -> None:
+    def _search(
+        self, asked: pa.Array, rows: Int64s, is_unclear: Bools, latest_offsets: Int64s
+    ) -> None:
         """Look whole keys up: those that share a hash with another one."""
         if is_unclear.any():
             at = pc.index_in(asked.filter(pa.array(is_unclear)), value_set=self.keys)
             is_held = at.is_valid().to_numpy(False)
             places = at.drop_null().to_numpy()
-            found[rows[is_unclear][is_held]] = self.offsets[places]
+            latest_offsets[rows[is_unclear][is_held]] = self.offsets[places]
 
 
 _NO_KEYS = pa.schema(

@@ -1,7 +1,7 @@
-"""What Spark's Kafka source hands over, as rows of a records table: cut into batches and segments.
+"""Turn rows of Spark's Kafka source into records-table rows, cut into batches and segments.
 
-The source says nothing of record batches, so those here are ours: as many records as fit. Where
-segments begin is decided as Kafka's LogSegment.shouldRoll decides it.
+The source does not tell the brokers' record batches, so batches are cut here: as many records as
+fit. Segments begin where Kafka's LogSegment.shouldRoll would begin one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class AppendedBatch(NamedTuple):
-    """What rolling looks at in a new batch; times in ms since the epoch."""
+    """A new batch's facts that decide whether a segment rolls; times in ms since the epoch."""
 
     base_offset: int
     last_offset: int
@@ -54,30 +54,31 @@ class ActiveSegment(NamedTuple):
     first_timestamp_ms: int = NO_TIMESTAMP  # of its first record
 
     def is_old_at(self, timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
-        """Whether segment.ms has passed since the first record, or by the clock if it has no time.
+        """Return whether segment.ms has passed since the first record, or by the clock without one.
 
-        Kafka goes by the largest timestamp of the first batch. Batches here are larger than what
-        producers send, so by its first record's, which rolls where small batches would have.
+        Kafka goes by the largest timestamp of the first batch. Batches here are larger than
+        what producers send. So the first record's timestamp counts, which rolls where small
+        batches would have.
         """
         if self.first_timestamp_ms >= 0:
             return timestamp_ms - self.first_timestamp_ms > config.segment_ms
         return self.size_bytes > 0 and now_ms - self.created_ms > config.segment_ms
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
-        """Whether the batch begins a new segment (LogSegment.shouldRoll)."""
-        # A single record may be larger than a segment; Kafka would not have taken it.
+        """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
+        # A single record may be larger than a segment, though Kafka would have refused it.
         is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
         is_far = batch.last_offset - self.base_offset > MAX_INT
         return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
 
     def with_batch(self, batch: AppendedBatch) -> ActiveSegment:
-        """The segment once it holds the batch too."""
+        """Return the segment once it holds the batch too."""
         first_ms = self.first_timestamp_ms if self.size_bytes else batch.first_timestamp_ms
         size_bytes = self.size_bytes + batch.size_bytes
         return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
 
 
-class Rows(NamedTuple):
+class LiveRows(NamedTuple):
     """Records of one partition in offset order; times in ms since the epoch, -1 for none."""
 
     offsets: Int64s
@@ -86,8 +87,8 @@ class Rows(NamedTuple):
     size_bytes: Int64s
 
     @classmethod
-    def of(cls, table: pa.Table) -> Rows:
-        """The rows of the source."""
+    def of(cls, table: pa.Table) -> LiveRows:
+        """Return the rows of the source."""
         return cls(
             table["offset"].to_numpy(),
             to_ms(table["timestamp"]),
@@ -99,7 +100,7 @@ class Rows(NamedTuple):
         return len(self.offsets)
 
     def batch_of(self, span: slice) -> AppendedBatch:
-        """The batch that these rows are."""
+        """Return the batch that these rows are."""
         times, offsets = self.timestamps_ms[span], self.offsets[span]
         sizes = v2_record_bytes(times - times[0], offsets - offsets[0], self.size_bytes[span])
         return AppendedBatch(
@@ -111,7 +112,7 @@ class Rows(NamedTuple):
         )
 
     def splits(self) -> Int64s:
-        """Rows that no batch holds together with the row before.
+        """Return rows that no batch holds together with the row before.
 
         One flag in a batch's header says whose clock it was, and then all have one timestamp.
         """
@@ -131,10 +132,10 @@ class Appender:
         self._waiting: pa.Table | None = None  # rows of a batch that may still grow
 
     def append(self, table: pa.Table, *, is_last: bool = False) -> pa.Table:
-        """Rows of the records table for all batches that are complete, with those that waited."""
+        """Return records-table rows of all complete batches; keep the rest for the next call."""
         if self._waiting is not None:
             table = pa.concat_tables([self._waiting, table])
-        rows = Rows.of(table)
+        rows = LiveRows.of(table)
         bases, segments, counts = [], [], []
         for batch, count in self._batches(rows, is_last=is_last):
             if self._active.must_roll(batch, self._config, self._now_ms):
@@ -152,8 +153,8 @@ class Appender:
             self._now,
         )
 
-    def _batches(self, rows: Rows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
-        """Each batch with its count of rows; unless it `is_last`, one that may grow is left out."""
+    def _batches(self, rows: LiveRows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
+        """Yield each batch with its count of rows; unless `is_last`, one that may grow waits."""
         splits = np.append(rows.splits(), len(rows))
         least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
         start = 0
@@ -167,8 +168,8 @@ class Appender:
             yield rows.batch_of(slice(start, start + count)), count
             start += count
 
-    def _fitting(self, rows: Rows, span: slice) -> int:
-        """How many of the rows one batch holds, at least one: as many as fit and do not roll."""
+    def _fitting(self, rows: LiveRows, span: slice) -> int:
+        """Return how many of the rows fit into one batch without a roll, at least one."""
         times, offsets = rows.timestamps_ms[span], rows.offsets[span]
         deltas = offsets - offsets[0]
         sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
@@ -186,7 +187,7 @@ class Appender:
 
 
 def payload_bytes(table: pa.Table) -> Int64s:
-    """The column `size_bytes`: key, value and headers as v2 encodes them."""
+    """Return the column `size_bytes`: key, value and headers as v2 encodes them."""
     headers = table["headers"].combine_chunks()
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
     flat = headers.flatten()
@@ -195,18 +196,20 @@ def payload_bytes(table: pa.Table) -> Int64s:
     ends = np.cumsum(counts)
     before = np.concatenate([[0], np.cumsum(of_each)])
     of_headers = before[ends] - before[ends - counts]
-    own = (nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value"))
-    return np.asarray(sum(own) + varint_bytes(counts) + of_headers, np.int64)
+    key_and_value_bytes = (
+        nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value")
+    )
+    return np.asarray(sum(key_and_value_bytes) + varint_bytes(counts) + of_headers, np.int64)
 
 
 def nullable_bytes(lengths: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Bytes of byte strings of these lengths, each with its length as varint; null is -1."""
-    found = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
-    return np.asarray(varint_bytes(found) + np.maximum(found, 0), np.int64)
+    """Return bytes of byte strings of these lengths, each with its length as varint; null is -1."""
+    sizes = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
+    return np.asarray(varint_bytes(sizes) + np.maximum(sizes, 0), np.int64)
 
 
 def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scalar) -> pa.Table:
-    """Rows of the source as rows of the records table."""
+    """Return rows of the source as rows of the records table."""
     count = table.num_rows
     is_timed = pc.not_equal(pc.cast(table["timestamp"], pa.int64()), NO_TIMESTAMP * 1000)
     timestamp = pc.if_else(is_timed, table["timestamp"], pa.scalar(None, _TIME))
@@ -233,10 +236,10 @@ def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scala
 
 
 def to_headers(records: pa.Table, is_stamped: Bools) -> pa.Table:
-    """Partition, segment and header of each batch, made from its records.
+    """Make each batch's header from its records, with its partition and segment.
 
-    `records` are rows of the records table by partition and offset; `is_stamped` says of each
-    whether its timestamp is the broker's. No header says who wrote a batch.
+    `records` are rows of the records table by partition and offset. `is_stamped` tells for each
+    whether its timestamp is the broker's. No header names a producer.
     """
     partitions, batches = records["partition"].to_numpy(), records["batch"].to_numpy()
     offsets, times = records["offset"].to_numpy(), to_ms(records["timestamp"])

@@ -1,25 +1,27 @@
-"""A partition's batch headers, of which only those are kept that rules look at one by one.
+"""A partition's batch headers, reduced to those that rules must judge one by one.
 
-One physical segment is looked at at a time, so that nobody holds a log's headers as a whole.
+Each physical segment's headers are reduced on their own, so that no process holds a whole log's
+headers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import (
+from ebbtide.columns.header_columns import (
     COLUMNS,
     BatchHeaders,
     segment_totals,
     stable_offset,
     together,
 )
-from ebbtide.log.logical_segments import Segment
+from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.records.arrays import Bools
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
@@ -27,14 +29,13 @@ _NONE = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 class LogOutline(NamedTuple):
-    """What is known of a log before its headers are looked at: its start and its segments.
+    """A log's start and segments, known before its headers are read.
 
-    `segments` are the logical ones as (base offset, modified ms). Horizons are asked at `now_ms`,
-    if at all.
+    `segments` are the logical ones. Horizons are checked against `now_ms`, if at all.
     """
 
     log_start_offset: int
-    segments: Sequence[tuple[int, int]]
+    segments: Sequence[SegmentStart]
     now_ms: int = NO_TIMESTAMP
 
 
@@ -51,7 +52,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
-        """Those of one physical segment; of the logical ones only those that it lies in."""
+        """Return one physical segment's headers, and only the logical segments that it lies in."""
         bases = headers.column("base_offset")
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
         is_notable = _is_notable(headers, outline, touched)
@@ -59,7 +60,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Iterable[LogHeaders], outline: LogOutline) -> LogHeaders:
-        """A log's physical segments, in offset order, as one."""
+        """Return a log's physical segments, in offset order, as one."""
         sums: dict[int, Segment] = {}
         tables = []
         for part in parts:
@@ -73,7 +74,7 @@ class LogHeaders(NamedTuple):
         )
 
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
-        """The last stable offset: what lies below it is decided."""
+        """Return the last stable offset: what lies below it is decided."""
         return stable_offset(self.notable, log_start_offset, log_end_offset)
 
     @property
@@ -83,26 +84,20 @@ class LogHeaders(NamedTuple):
         return max([of_notable, *(segment.max_event_time_ms for segment in self.segments)])
 
 
-def _touched(
-    segments: Sequence[tuple[int, int]], first: int, last: int
-) -> Sequence[tuple[int, int]]:
-    """The logical segments that hold the offsets from `first` to `last`."""
-    start = max(bisect_right(segments, first, key=_base) - 1, 0)
-    return segments[start : bisect_right(segments, last, key=_base)]
-
-
-def _base(segment: tuple[int, int]) -> int:
-    return segment[0]
+def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequence[SegmentStart]:
+    """Return the logical segments that hold the offsets from `first` to `last`."""
+    start = max(bisect_right(segments, first, key=attrgetter("base_offset")) - 1, 0)
+    return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 
 
 def _is_notable(
-    headers: BatchHeaders, outline: LogOutline, touched: Sequence[tuple[int, int]]
+    headers: BatchHeaders, outline: LogOutline, touched: Sequence[SegmentStart]
 ) -> Bools:
     bases, lasts = headers.column("base_offset"), headers.column("last_offset")
     is_notable = headers.is_in_transaction | (headers.column("record_count") == 0)
     is_notable |= headers.is_astride(outline.log_start_offset)
     is_notable |= headers.may_be_last_records | headers.newest_data()
-    is_notable |= bases < outline.segments[0][0]
+    is_notable |= bases < outline.segments[0].base_offset
     is_due = headers.column("base_timestamp_ms") <= outline.now_ms
     is_notable |= headers.has_bit(DELETE_HORIZON) & is_due
     ends = np.searchsorted(bases, [base for base, _ in touched]) - 1

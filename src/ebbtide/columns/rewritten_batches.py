@@ -1,7 +1,7 @@
-"""The batches of one segment after a round that has judged their records.
+"""Rewrite the batches of one segment after a round has judged their records.
 
-`ebbtide.log.compaction.rewrite` says what becomes of one batch. It is asked for the few that are
-special; for ordinary ones the same is worked out here, all at once.
+`ebbtide.log.compaction.rewrite` rewrites one batch. It is called for the few special batches.
+Ordinary batches are rewritten here, all at once, to the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import CHANGES, changes_of
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
@@ -39,7 +39,7 @@ ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
 
 class Left(NamedTuple):
-    """What stays of some batches' records, a row each; times in ms since the epoch."""
+    """The surviving records of some batches, a row a batch; times in ms since the epoch."""
 
     survivors: Int64s
     hidden: Int64s  # below the log start offset, where the table holds no record any more
@@ -52,7 +52,7 @@ class Left(NamedTuple):
 
     @classmethod
     def of(cls, records: Records, headers: BatchHeaders, stays: Bools) -> Left:
-        """What stays of the batches of these records, where `stays` is true."""
+        """Count what stays of the batches of these records, where `stays` is true."""
         numbers = np.arange(len(stays))
         firsts = np.minimum.reduceat(np.where(stays, numbers, len(stays) - 1), records.starts)
         lasts = np.maximum.reduceat(np.where(stays, numbers, 0), records.starts)
@@ -68,11 +68,11 @@ class Left(NamedTuple):
         )
 
     def at(self, rows: Int64s) -> Left:
-        """Those at these row numbers."""
+        """Return the rows at these row numbers."""
         return Left(*(column[rows] for column in self))
 
     def as_values(self, headers: Sequence[Batch], this_round: Round) -> list[Survivors]:
-        """What stays of each of these batches, but for its bytes."""
+        """Return what stays of each of these batches, except its bytes."""
         columns = (
             self.survivors,
             self.tombstones > 0,
@@ -95,7 +95,7 @@ class Left(NamedTuple):
 
 
 class Rewriting(NamedTuple):
-    """What a round does to the rows of some batches."""
+    """A round's changes to the rows of some batches."""
 
     changes: pa.Table  # CHANGES, in offset order
     records_removed: int
@@ -109,7 +109,7 @@ class Rewriting(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Sequence[Rewriting]) -> Rewriting:
-        """The parts, in offset order, as one."""
+        """Return the parts, in offset order, as one."""
         waits = [part.next_horizon_ms for part in parts if part.next_horizon_ms is not None]
         return cls(
             pa.concat_tables(part.changes for part in parts),
@@ -126,7 +126,7 @@ def rewrite_batches(
     stays: Bools,
     this_round: Round,
 ) -> Rewriting:
-    """The batches of these records, of which those stay that `stays` names.
+    """Rewrite the batches of these records; those marked in `stays` survive.
 
     `headers` are in the order of `records.bases`; `verdicts` are those that are not ORDINARY.
     """
@@ -167,7 +167,7 @@ def rewrite_batches(
 
 
 def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str, Any]:
-    """What `rewrite` makes of ordinary batches that a round touches, but for their sizes."""
+    """Rewrite the ordinary batches that a round touches, except their sizes."""
     has_horizon, max_ms = headers.has_bit(DELETE_HORIZON), headers.column("max_timestamp_ms")
     sets_horizon = (left.tombstones > 0) & ~has_horizon
     bases_ms = np.where(has_horizon, headers.column("base_timestamp_ms"), left.first_timestamps_ms)
@@ -192,7 +192,7 @@ def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str,
 
 
 def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
-    """The sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
+    """Return the sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
     sizes = HEADER_BYTES + new_bytes
     rows = np.flatnonzero(headers.has_bit(COMPRESSION_MASK))
     of_each = (headers.column("size_bytes") - HEADER_BYTES, old_bytes, new_bytes)
@@ -204,7 +204,7 @@ def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64
 def _special(
     headers: BatchHeaders, left: Left, verdicts: Mapping[int, Verdict], this_round: Round
 ) -> list[tuple[Batch, Survivors, Batch | None]]:
-    """Batches one by one: before, what stays of each but for its bytes, and after."""
+    """Rewrite batches one by one: return each before, its survivors without bytes, and after."""
     batches = headers.batches()
     return [
         (
@@ -222,7 +222,7 @@ def _special_changes(
     new_bytes: Int64s,
     old_bytes: Int64s,
 ) -> pa.Table:
-    """The changes of those that change, with their sizes by what records take and took."""
+    """Return the rows of changed batches, with sizes by their records' bytes before and after."""
     changes = []
     columns = (newest_ms.tolist(), new_bytes.tolist(), old_bytes.tolist())
     for (before, survivors, after), event_ms, new, old in zip(one_by_one, *columns, strict=True):
@@ -235,7 +235,7 @@ def _special_changes(
 
 
 def _removed(headers: BatchHeaders, changes: pa.Table, name: str) -> int:
-    """By how much the sum of a column goes down."""
+    """Return by how much the changes reduce the sum of a column."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
     left = changes[name].to_numpy()[~changes["is_removed"].to_numpy()]
     return int(headers.column(name)[rows].sum() - left.sum())

@@ -1,4 +1,4 @@
-"""What a round changes of batch rows, as columns."""
+"""Changes that a round makes to batch rows, as columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ebbtide.log.batch_header import Batch
 
-# Of a row that is removed, the columns after `is_removed` say nothing.
+# In a removed row, the columns after `is_removed` have no meaning.
 CHANGES = pa.schema(
     [
         ("base_offset", pa.int64()),
@@ -32,7 +32,7 @@ _SEGMENT = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
 
 
 def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
-    """CHANGES of batches as values: (before, after or None, max event time in ms)."""
+    """Return batches' changes, (before, after or None, max event time in ms), as CHANGES."""
     left = [after or before for before, after, _ in changes]
     return pa.table(
         {
@@ -46,19 +46,19 @@ def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
 
 
 def in_segment(partition: int, segment: int, changes: pa.Table) -> pa.Table:
-    """The changes with the `partition` and `segment` of their rows."""
+    """Return the changes with the `partition` and `segment` of their rows."""
     places = [partition] * changes.num_rows, [segment] * changes.num_rows
     columns = [pa.array(of, field.type) for of, field in zip(places, _SEGMENT, strict=True)]
     return pa.table([*columns, *changes.columns], names=[*_SEGMENT.names, *CHANGES.names])
 
 
 def no_changes() -> pa.Table:
-    """Changes of no segment."""
+    """Return an empty table of changes."""
     return in_segment(0, 0, CHANGES.empty_table())
 
 
 def after_changes(batch: Batch, changes: pa.Table) -> Batch:
-    """The batch with what `changes` says of it; one that they remove stays as it was."""
+    """Return the batch after `changes`; a batch that they remove is returned unchanged."""
     is_of = (pc.field("base_offset") == batch.base_offset) & ~pc.field("is_removed")
     return batch._replace(
         **{name: row[name] for row in changes.filter(is_of).to_pylist() for name in CHANGED}

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ebbtide.records.arrays import Bools, Int64s, to_ms
 
-# What a round reads of a record: never its value.
+# The columns that a round reads of a record: never its value.
 COLUMNS = (
     *("offset", "batch", "timestamp", "event_time", "append_time"),
     *("key", "is_tombstone", "size_bytes"),
@@ -36,7 +36,7 @@ class Records(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, future_limit_ms: int) -> Records:
-        """The records of a table's rows; an event time too far in the future is its append time."""
+        """Group a table's rows as records; a too far future event time becomes the append time."""
         batches = rows["batch"].to_numpy()
         is_first = np.ones(len(batches), np.bool_)
         is_first[1:] = batches[1:] != batches[:-1]
@@ -61,16 +61,16 @@ class Records(NamedTuple):
         return np.diff(self.starts, append=len(self.offsets))
 
     def sums(self, of_records: npt.NDArray[np.generic]) -> Int64s:
-        """The sum over each batch's records."""
+        """Return the sum over each batch's records."""
         return np.add.reduceat(of_records.astype(np.int64), self.starts)
 
     def largest(self, of_records: Int64s) -> Int64s:
-        """The largest over each batch's records."""
+        """Return the largest over each batch's records."""
         return np.maximum.reduceat(of_records, self.starts)
 
 
 def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
-    """Bytes of each v2 record: attributes, deltas, key, value, headers, and its length before."""
+    """Return the bytes of each v2 record, its length field included."""
     return v2_record_bytes(
         records.timestamps_ms - bases_ms[records.batch_of],
         records.offsets - bases[records.batch_of],
@@ -81,13 +81,13 @@ def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
 def v2_record_bytes(
     timestamp_deltas_ms: Int64s, offset_deltas: Int64s, size_bytes: Int64s
 ) -> Int64s:
-    """Bytes of v2 records whose key, value and headers take `size_bytes`."""
+    """Return bytes of v2 records whose key, value and headers take `size_bytes`."""
     body = 1 + varint_bytes(timestamp_deltas_ms) + varint_bytes(offset_deltas) + size_bytes
     return body + varint_bytes(body)
 
 
 def varint_bytes(values: Int64s) -> Int64s:
-    """Lengths of zigzag varints."""
+    """Return the lengths of zigzag varints, in bytes."""
     magnitudes = np.maximum(values, -values - 1)
     largest = int(magnitudes.max(initial=0))
     lengths = np.ones(len(values), np.int64)

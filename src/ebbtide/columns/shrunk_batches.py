@@ -1,4 +1,4 @@
-"""Batches whose headers tell of more records than are left, as of the records that are left."""
+"""Batches whose headers count more records than are left, rebuilt from the records left."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import Left
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import Retention, Round, Survivors, Verdict, rewrite
 
-# Whether an empty batch may go is for the next round to judge.
+# The next round judges whether an empty batch may go.
 _KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)
 
 
 def fewer_than_told(
     rows: pa.Table | None, headers: BatchHeaders, this_round: Round, future_limit_ms: int
 ) -> Iterator[tuple[Batch, Batch | None, int]]:
-    """(before, after, max event time in ms) of each batch that lost records.
+    """Yield (before, after, max event time in ms) of each batch that lost records.
 
     `rows` are all records of these data batches, in offset order; None where none is left.
     """
@@ -42,7 +42,7 @@ def fewer_than_told(
 
 
 def _survivors(records: Records, headers: BatchHeaders) -> dict[int, tuple[Survivors, int]]:
-    """What is left of each batch, and its newest event, by base offset."""
+    """Return what is left of each batch, and its newest event time in ms, by base offset."""
     left = Left.of(records, headers, np.ones(len(records.offsets), np.bool_))
     bases_ms = headers.column("base_timestamp_ms")
     sizes = records.sums(record_bytes(records, headers.written_bases, bases_ms))

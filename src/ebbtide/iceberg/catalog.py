@@ -1,4 +1,4 @@
-"""A catalog's tables, asked of Iceberg: Spark would analyse a statement for them."""
+"""Get a catalog's tables from Iceberg directly: Spark would analyse a statement for them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ _PART = re.compile(r"`((?:[^`]|``)*)`")
 
 
 def java_table(spark: SparkSession, table: str) -> Any:
-    """Iceberg's own table object, freshly loaded."""
+    """Load Iceberg's own table object, freshly."""
     return _util(spark).loadIcebergTable(spark._jsparkSession, table)
 
 
 def table_exists(spark: SparkSession, table: str) -> bool:
-    """Whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
     catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
     return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
 
 
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:
-    """Iceberg's catalog behind one of Spark's."""
+    """Return Iceberg's catalog behind one of Spark's."""
     return _util(spark).loadIcebergCatalog(spark._jsparkSession, name)
 
 
 def identifier(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Iceberg's identifier of a table: namespaces and name, which may hold any character."""
+    """Return Iceberg's identifier of a table; namespaces and name may hold any character."""
     return iceberg_class(spark, "catalog.TableIdentifier").of(java_array(spark, names))
 
 
 def _util(spark: SparkSession) -> Any:
-    """Iceberg's way into Spark's catalogs: those of the thread's session, whichever it is given."""
+    """Return Iceberg's helper for Spark's catalogs, with the active session set to this one.
+
+    The helper uses the thread's active session, whichever session it is given.
+    """
     sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     sessions.setActiveSession(spark._jsparkSession)
     return iceberg_class(spark, "spark.Spark3Util")

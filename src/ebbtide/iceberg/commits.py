@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -18,7 +21,9 @@ log = logging.getLogger(__name__)
 
 # In the summary of every snapshot that ebbtide commits to a topic's data tables.
 OWN = "ebbtide.own"
-# Iceberg retries the second itself; both mean: read the table again and decide anew.
+# In the summary of snapshots that remove records, also the job that committed them.
+JOB = "ebbtide.job"
+# Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",
@@ -92,8 +97,30 @@ class Step(StrEnum):
     RUN_ROW = "run_row"
 
 
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The ids of the snapshots that a job commits while it works on a topic, in order."""
+
+    job: str
+    snapshots: list[int] = field(default_factory=list)
+
+
+_commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
+
+
+@contextmanager
+def commits_of(job: str) -> Iterator[Commits]:
+    """Gather the snapshots that this thread commits, whatever becomes of the work."""
+    commits = Commits(job)
+    token = _commits.set(commits)
+    try:
+        yield commits
+    finally:
+        _commits.reset(token)
+
+
 def before_commit(step: Step) -> None:
-    """Called before each commit; tests replace it to stop a job there."""
+    """Do nothing; called before each commit, so that tests can replace it to stop a job there."""
 
 
 def commit(step: Step, action: Callable[[], T]) -> T:
@@ -112,18 +139,22 @@ def commit(step: Step, action: Callable[[], T]) -> T:
                 f"{conflict}; run the job again"
             ) from error
         raise
-    snapshot = f", snapshot {done}" if isinstance(done, int) else ""
+    snapshot = ""
+    if isinstance(done, int):
+        snapshot = f", snapshot {done}"
+        if (commits := _commits.get()) is not None:
+            commits.snapshots.append(done)
     log.info("committed %s%s in %.1f s", step, snapshot, time.monotonic() - started)
     return done
 
 
 def conflict_of(error: BaseException) -> str | None:
-    """The message of the lost race behind a Java error; None for any other error."""
+    """Return the message of the lost race behind a Java error; None for any other error."""
     return _message_of(error, _CONFLICTS)
 
 
 def refusal_of(error: BaseException) -> str | None:
-    """What a catalog or a file system said that lets this user not; None for any other error."""
+    """Return the message by which a catalog or file system denied access; None for other errors."""
     return _message_of(error, _REFUSALS)
 
 
@@ -139,5 +170,7 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
 
 
 def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
-    """What the summary of one of ebbtide's snapshots says, `properties` included."""
-    return {OWN: "true", **properties}
+    """Return the summary of one of ebbtide's snapshots, `properties` included."""
+    commits = _commits.get()
+    job = {} if commits is None else {JOB: commits.job}
+    return {OWN: "true", **job, **properties}

@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
 
 
 class KeyRow(NamedTuple):
-    """What is known of a key in a partition; no partition where no table holds the key."""
+    """A key's row for a partition; without a partition where no table holds the key."""
 
     key_sha256: str
     partition: int | None = None
@@ -54,7 +54,7 @@ class KeyRow(NamedTuple):
 
 
 def hash_of(key: bytes) -> str:
-    """How a key is called where it must not be kept itself."""
+    """Hash a key: the hash stands for a key that must not be kept itself."""
     return hashlib.sha256(key).hexdigest()
 
 
@@ -80,7 +80,7 @@ def append_erasures(
 def logged_before(
     spark: SparkSession, name: TopicName, run_id: str
 ) -> dict[tuple[int, str], KeyRow]:
-    """What an earlier try of the run brought into the log, by partition and hash."""
+    """Return the rows that an earlier try of the run has logged, by partition and hash."""
     if not table_exists(spark, ERASURES_TABLE):
         return {}
     is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))

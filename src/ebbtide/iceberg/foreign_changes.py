@@ -1,8 +1,9 @@
-"""Whether somebody else changed a topic's rows since ebbtide's own last commit.
+"""Detect whether somebody else changed a topic's rows since ebbtide's own last commit.
 
-The state tells the last snapshot of each data table and its live rows by segment. Each job looks
-first: commits of ebbtide's own are counted, those that only rewrite files are let be, and any other
-stops the topic. Where others have expired the snapshots in between, the rows are counted instead.
+The state records the last snapshot of each data table and its live rows by segment. Each job first
+looks at the commits since: ebbtide's own are counted, those that only rewrite files are ignored,
+and any other stops the topic. Where others have expired the snapshots in between, the rows are
+counted instead.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments, read_segment
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
 from ebbtide.iceberg.files.field_ids import columns_of
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.history import Committed, Since, history_since, live_rows, rows_changed
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.settings.names import TopicName, quoted_list
 from ebbtide.log.state.row_counts import (
     NOTHING_SEEN,
-    Rows,
+    RowsBySegment,
     Seen,
     added,
     differences,
@@ -50,7 +52,7 @@ class Counted(NamedTuple):
 
     @classmethod
     def of(cls, name: TopicName) -> tuple[Counted, Counted]:
-        """Both of a topic."""
+        """Return both of a topic's data tables."""
         return (
             cls("records", name.records_table, "offset", RECORD_NAMES),
             cls("batches", name.batches_table, "base_offset", BATCH_NAMES),
@@ -58,9 +60,9 @@ class Counted(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A data table: the snapshot it was counted at, what is to be told anew, what others did.
+    """One look at a data table: its counts to record anew, and what others did to it.
 
-    `is_rolled_back` says that commits which ebbtide has made are not in the table any more.
+    `is_rolled_back` is true where commits of ebbtide's are no longer in the table.
     """
 
     table: Counted
@@ -71,41 +73,46 @@ class Look(NamedTuple):
 
 
 def look_at(topic: Topic) -> list[Look]:
-    """A look at each of the topic's data tables."""
+    """Return a look at each of the topic's data tables."""
     return [_look_at(topic, table) for table in Counted.of(topic.name)]
 
 
 def check_unchanged(topic: Topic) -> None:
-    """ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
+    """Raise ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
     _counted(topic)
 
 
 def count_own(topic: Topic) -> Topic:
-    """Count what ebbtide has committed since the last look; ForeignChangeError likewise."""
+    """Count what ebbtide has committed since the last look.
+
+    Raise ForeignChangeError where somebody else changed rows.
+    """
     counted = _counted(topic)
     if not counted:
         return topic
 
-    def as_counted(current: Topic) -> Changes:
+    def as_counted(current: Topic) -> PropertyChanges:
         return counted if current.properties == topic.properties else _counted(current)
 
     return compare_and_set(topic, Step.ROWS_COUNTED, as_counted)
 
 
 def announce_removal(topic: Topic) -> None:
-    """Write down that rows are about to be removed, for whoever counts them after a kill."""
+    """Record that rows are about to be removed, so that a count after a kill can explain it."""
     if REMOVING not in topic.properties:
         compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
 
 
-def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
-    """`compare_and_set`, and by the same commit count the rows that work has added or removed.
+def set_counted(
+    topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
+) -> Topic:
+    """Change the state by `compare_and_set`, and count the rows of new commits in the same commit.
 
-    ForeignChangeError where the work's commits were rolled back meanwhile: the state must not say
-    that they are there. Whatever else others did to the rows is left for the next look.
+    Raise ForeignChangeError where the job's commits were rolled back meanwhile: the state must
+    not say that they are there. Other foreign changes to the rows are left for the next look.
     """
 
-    def counting(current: Topic) -> Changes | None:
+    def counting(current: Topic) -> PropertyChanges | None:
         changes = change(current)
         if not changes:
             return changes
@@ -119,7 +126,7 @@ def set_counted(topic: Topic, step: Step, change: Callable[[Topic], Changes | No
     return compare_and_set(topic, step, counting)
 
 
-def _counted(topic: Topic) -> Changes:
+def _counted(topic: Topic) -> PropertyChanges:
     looks = look_at(topic)
     if any(look.foreign for look in looks):
         raise foreign_change(topic.name, looks)
@@ -127,7 +134,7 @@ def _counted(topic: Topic) -> Changes:
 
 
 def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]:
-    """The properties that tell what the looks have counted."""
+    """Return the properties that record what the looks have counted."""
     counted = {name: text for look in looks for name, text in look.counted.items()}
     if REMOVING in topic.properties:
         counted[REMOVING] = None
@@ -135,7 +142,7 @@ def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]
 
 
 def counted_anew(topic: Topic) -> dict[str, str]:
-    """The properties that tell the rows as they are, whoever made them so."""
+    """Return the properties that record the current row counts, whoever changed the rows."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         loaded = java_table(topic.spark, table.table)
@@ -143,7 +150,7 @@ def counted_anew(topic: Topic) -> dict[str, str]:
     return {name: text for name, text in counted.items() if text is not None}
 
 
-def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
+def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> RowsBySegment:
     current = loaded.currentSnapshot()
     if current is None:
         return {}
@@ -152,13 +159,13 @@ def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> Rows:
 
 
 def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
-    """What stops the topic, since when, and the way out."""
-    found = "; ".join(
+    """Return the error that names the changes that stop the topic, and the way out."""
+    changes = "; ".join(
         f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
     )
     return ForeignChangeError(
         f"expected the rows of {name} as ebbtide left them, found that somebody else changed them: "
-        f"{found}. The topic stands still until that is settled; to see the way out: "
+        f"{changes}. The topic stands still until that is settled; to see the way out: "
         f'airflow dags trigger repair_state --conf \'{{"topic": "{name}"}}\''
     )
 
@@ -177,20 +184,22 @@ def _look_at(topic: Topic, table: Counted) -> Look:
     if since.is_reached:
         if not since.commits:
             return Look(table, seen, {}, [])
-        own = [commit.id for commit in since.commits if commit.is_own]
-        changed = rows_changed(spark, loaded, own)
+        own_commits = [commit.id for commit in since.commits if commit.is_own]
+        changed = rows_changed(spark, loaded, own_commits)
         before = told_rows(topic.properties, table.what, partitions_of(changed))
         return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
-    found, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
+    held_rows, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
     if not foreign:
-        own = [commit.id for commit in _own_after(spark, loaded, seen)]
-        expected = added(told, rows_changed(spark, loaded, own))
-        foreign = _unexplained(topic, table, expected, found)
-    return Look(table, seen, _told(table, loaded, found, told), foreign)
+        own_commits = [commit.id for commit in _own_after(spark, loaded, seen)]
+        expected = added(told, rows_changed(spark, loaded, own_commits))
+        foreign = _unexplained(topic, table, expected, held_rows)
+    return Look(table, seen, _told(table, loaded, held_rows, told), foreign)
 
 
-def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, str | None]:
-    """The properties that tell these rows, also of partitions that had some before."""
+def _told(
+    table: Counted, loaded: Any, rows: RowsBySegment, before: RowsBySegment
+) -> dict[str, str | None]:
+    """Return the properties that tell these rows, also of partitions that had some before."""
     current = loaded.currentSnapshot()
     seen = NOTHING_SEEN
     if current is not None:
@@ -200,11 +209,11 @@ def _told(table: Counted, loaded: Any, rows: Rows, before: Rows) -> dict[str, st
 
 
 def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
-    """ConfigurationError where somebody renamed or dropped one; others may be added."""
-    found = [column.name for column in columns_of(spark, loaded)]
-    missing = [name for name in table.columns if name not in found]
+    """Raise ConfigurationError where somebody renamed or dropped one; others may be added."""
+    columns = [column.name for column in columns_of(spark, loaded)]
+    missing = [name for name in table.columns if name not in columns]
     if missing:
-        others = [name for name in found if name not in table.columns]
+        others = [name for name in columns if name not in table.columns]
         raise ConfigurationError(
             f"expected the columns {quoted_list(missing)} in {table.table}, found it without, and "
             f"{quoted_list(others) or 'none'} that are not ebbtide's: somebody renamed or dropped "
@@ -213,8 +222,8 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
 
 
 def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> list[str]:
-    """How the table was rolled back since it was seen, a line each; none where it was not."""
-    # Every commit gets a larger number than all before it, so an older one was brought back.
+    """Describe how the table was rolled back since it was seen; empty if it was not."""
+    # Each commit's sequence number is larger than all earlier ones, so a lower one is a rollback.
     is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
     if is_older or not (since.is_reached or since.is_cut):
         newest = f"snapshot {since.commits[0].id}" if since.commits else "none"
@@ -233,12 +242,12 @@ def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> 
 
 
 def _last_sequence_number(loaded: Any) -> int:
-    """The number of the newest commit of any branch."""
+    """Return the sequence number of the newest commit on any branch."""
     return int(loaded.operations().current().lastSequenceNumber())
 
 
 def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
-    """Commits of ebbtide's own that are not counted yet and that others have not expired."""
+    """Return ebbtide's own commits that are not counted yet and that others have not expired."""
     later = (
         Committed.of(spark, snapshot)
         for snapshot in items(loaded.snapshots())
@@ -247,9 +256,11 @@ def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
     return [commit for commit in later if commit.is_own]
 
 
-def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> list[str]:
-    """Differences that neither an append without its state nor an announced removal explains."""
-    off = differences(expected, found)
+def _unexplained(
+    topic: Topic, table: Counted, expected: RowsBySegment, held_rows: RowsBySegment
+) -> list[str]:
+    """Describe differences that neither an unfinished append nor an announced removal explains."""
+    off = differences(expected, held_rows)
     more = {place: count for place, count in off.items() if count > 0}
     appended = _appended(topic, table, more) if more else {}
     lines = []
@@ -263,8 +274,8 @@ def _unexplained(topic: Topic, table: Counted, expected: Rows, found: Rows) -> l
     return lines
 
 
-def _appended(topic: Topic, table: Counted, places: Rows) -> dict[tuple[int, int], int]:
-    """How many rows of these places lie at or beyond their partition's log end offset."""
+def _appended(topic: Topic, table: Counted, places: RowsBySegment) -> dict[tuple[int, int], int]:
+    """Count the rows of these places at or beyond their partition's log end offset."""
     loaded = java_table(topic.spark, table.table)
     ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)
     units = plan_segments(topic.spark, table.table, loaded.currentSnapshot().snapshotId(), ends)

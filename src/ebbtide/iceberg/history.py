@@ -1,4 +1,4 @@
-"""A data table's snapshots since one of them: whose they are, and the rows each has changed.
+"""Read a data table's snapshots since one of them: who made each, and the rows it changed.
 
 Every commit of ebbtide on a data table says so in its summary. A commit that only moves rows to
 other files has the operation `replace` (Iceberg table spec, snapshots).
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.commits import OWN
-from ebbtide.log.state.row_counts import Rows
+from ebbtide.iceberg.commits import JOB, OWN
+from ebbtide.log.state.row_counts import RowsBySegment
 from ebbtide.spark.jvm import as_dict, iceberg_class, items
 
 _PLACE = re.compile(r"partition=(\d+)/segment=(\d+)(?:/|\Z)")
@@ -36,7 +36,7 @@ class Committed(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, snapshot: Any) -> Committed:
-        """What is to know of one of Iceberg's snapshots."""
+        """Read one of Iceberg's snapshots."""
         parent = snapshot.parentId()
         return cls(
             int(snapshot.snapshotId()),
@@ -51,6 +51,18 @@ class Committed(NamedTuple):
     def is_own(self) -> bool:
         """Whether a job of ebbtide made it."""
         return OWN in self.summary
+
+    @property
+    def job(self) -> str | None:
+        """The job that made the commit; None for a foreign commit or one of an older version."""
+        return self.summary.get(JOB)
+
+    @property
+    def may_remove_rows(self) -> bool:
+        """Whether rows may have left by it: files did, or rows of files."""
+        return self.operation != "replace" and any(
+            self.summary.get(name, "0") != "0" for name in _REMOVED
+        )
 
     @property
     def is_foreign(self) -> bool:
@@ -73,10 +85,10 @@ class Committed(NamedTuple):
 
 
 class Since(NamedTuple):
-    """What is on the main branch since a snapshot, newest first.
+    """The commits on the main branch since a snapshot, newest first.
 
-    `is_reached` says whether that snapshot is below them, `is_cut` whether some that were below
-    are expired.
+    `is_reached` tells whether that snapshot is below them, `is_cut` whether some below them are
+    expired.
     """
 
     commits: list[Committed]
@@ -85,26 +97,26 @@ class Since(NamedTuple):
 
 
 def history_since(spark: SparkSession, table: Any, snapshot: int | None) -> Since:
-    """The table's history from now back to `snapshot`; back to its first for None."""
-    found: list[Committed] = []
+    """Return the table's history from now back to `snapshot`; back to its first for None."""
+    commits: list[Committed] = []
     at = table.currentSnapshot()
     while at is not None:
         if int(at.snapshotId()) == snapshot:
-            return Since(found, True, False)
-        found.append(Committed.of(spark, at))
-        parent = found[-1].parent
+            return Since(commits, True, False)
+        commits.append(Committed.of(spark, at))
+        parent = commits[-1].parent
         if parent is None:
             break
         at = table.snapshot(parent)
         if at is None:
-            return Since(found, False, True)
-    return Since(found, snapshot is None, False)
+            return Since(commits, False, True)
+    return Since(commits, snapshot is None, False)
 
 
 def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
-    """The newest snapshot since `told` that nobody else has changed rows before; else why none is.
+    """Return the newest snapshot since `told` without a foreign change before it, or why none is.
 
-    There is none to go back to either where ebbtide has worked on the table since.
+    None is either where ebbtide itself has committed to the table since that change.
     """
     made = [Committed.of(spark, snapshot) for snapshot in items(table.snapshots())]
     by_id = {commit.id: commit for commit in made}
@@ -119,7 +131,7 @@ def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
 
 
 def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed]) -> bool:
-    """Whether nothing but ebbtide's commits and moved files lies between."""
+    """Return whether nothing but ebbtide's commits and moved files lies between."""
     while commit is not None and commit.id != told:
         if commit.is_foreign or commit.parent is None:
             return False
@@ -127,8 +139,8 @@ def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed
     return commit is not None
 
 
-def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> Rows:
-    """How many live rows these snapshots have added by place; fewer are negative."""
+def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> RowsBySegment:
+    """Count the live rows that these snapshots added, by place; negative for removed rows."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
         builder = iceberg_class(spark, "SnapshotChanges").builderFor(table)
@@ -155,9 +167,9 @@ def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
 
 
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
-    """`partition, segment, rows` of each physical segment as of a snapshot, from manifests alone.
+    """Return `partition, segment, rows` of each physical segment as of a snapshot.
 
-    `more` are further aggregates over the columns of `data_files`.
+    Only manifests are read. `more` are further aggregates over the columns of `data_files`.
     """
     return spark.sql(
         f"""

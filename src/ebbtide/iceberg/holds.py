@@ -1,8 +1,9 @@
-"""Tags that hold a table's snapshots for as long as work in flight needs them.
+"""Hold a table's snapshots by tags for as long as work in flight needs them.
 
-Another tool may expire a snapshot at any moment. One that a killed round or merge must recognise as
-its own, or reads again, is tagged by the commit that makes it. The tag has an age of its own, since
-`history.expire.max-ref-age-ms` of the table would let another tool drop it.
+Another tool may expire a snapshot at any moment. A killed round or merge must recognise its own
+snapshots and read others again, so the commit that makes such a snapshot also tags it. The tag has
+its own maximum age, since the table's `history.expire.max-ref-age-ms` would let another tool drop
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LONGEST_MS = 2**63 - 1
 
 
 class Hold(NamedTuple):
-    """What work of this kind and id holds of a table: its own snapshot, and the one it has read."""
+    """The snapshots of a table held by work of this kind and id: its own, and the one it read."""
 
     kind: str
     id: str
@@ -50,14 +51,14 @@ class HeldSnapshots(NamedTuple):
 
 
 def held_by(spark: SparkSession, table: str, hold: Hold) -> HeldSnapshots:
-    """What the work holds of the table."""
+    """Return the snapshots that the work holds of the table."""
     refs = java_table(spark, table).refs()
-    found = (refs.get(name) for name in (hold.own, hold.before))
-    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in found))
+    references = (refs.get(name) for name in (hold.own, hold.before))
+    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in references))
 
 
 def holding(table: Any, hold: Hold, before: int) -> tuple[Any, Callable[[Any], None]]:
-    """A transaction to begin an update in, and what commits both the update and the tags."""
+    """Return a transaction to begin an update in, and what commits both the update and the tags."""
     transaction = table.newTransaction()
     return transaction, partial(_commit_held, table, transaction, hold, before)
 
@@ -66,8 +67,8 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
     try:
         update.commit()
         tags = transaction.manageSnapshots()
-        own = transaction.table().currentSnapshot().snapshotId()
-        for name, snapshot in ((hold.own, own), (hold.before, before)):
+        snapshot_id = transaction.table().currentSnapshot().snapshotId()
+        for name, snapshot in ((hold.own, snapshot_id), (hold.before, before)):
             tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
         tags.commit()
         transaction.commitTransaction()
@@ -83,7 +84,7 @@ def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: 
 
 
 def release(spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]) -> None:
-    """Let go of what no open work holds, as `is_open` says of a work's id; killed jobs' too."""
+    """Remove the tags of work that is no longer open by `is_open`, killed jobs' included."""
     for table in tables:
         names = _unneeded(spark, java_table(spark, table), is_open)
         while names:
@@ -95,7 +96,7 @@ def _unneeded(spark: SparkSession, table: Any, is_open: Callable[[str], bool]) -
 
 
 def _remove_tags(spark: SparkSession, table: Any, names: Sequence[str]) -> list[str]:
-    """Those of the tags that are left, where another job was faster to remove one of them."""
+    """Remove the tags; return those that are left where another job removed one meanwhile."""
     try:
         tags = table.manageSnapshots()
         for name in names:

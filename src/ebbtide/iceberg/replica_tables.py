@@ -12,7 +12,7 @@ from ebbtide.log.state.topic_state import REPLICA_OF, PartitionState
 
 
 def replica_names(topic: Topic) -> list[TopicName]:
-    """The names of the replicas; ConfigurationError for one that Spark cannot know."""
+    """Return the names of the replicas; ConfigurationError for one that Spark cannot know."""
     names = [replica.of(topic.name) for replica in topic.config.table_replicas]
     for name in names:
         setting = f"spark.sql.catalog.{name.catalog}"
@@ -29,7 +29,7 @@ def replica_names(topic: Topic) -> list[TopicName]:
 
 
 def check_is_no_replica(topic: Topic, what_to_do: str) -> None:
-    """RequestError where the topic gets its log from a primary, and from nowhere else."""
+    """Raise RequestError where the topic gets its log from a primary, and from nowhere else."""
     if REPLICA_OF in topic.properties:
         raise RequestError(
             f"expected a topic that is no replica, found that {topic.name} is one; {what_to_do} "
@@ -38,9 +38,9 @@ def check_is_no_replica(topic: Topic, what_to_do: str) -> None:
 
 
 def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
-    """The replica as it is now; None where it has no tables yet.
+    """Return the current replica; None where it has no tables yet.
 
-    UnavailableError where its catalog does not answer.
+    Raise UnavailableError where its catalog does not answer.
     """
     try:
         return load(spark, name) if exists(spark, name) else None
@@ -48,15 +48,16 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
         raise
     except Exception as error:  # every catalog has its own words for this
         raise UnavailableError(
-            f"expected the catalog of the replica {name} to answer, found {_said(error)}; "
+            f"expected the catalog of the replica {name} to answer, found {_first_line(error)}; "
             "run again once it can be reached"
         ) from error
 
 
 def held_back_from(topic: Topic) -> dict[int, int]:
-    """Up to which offset every replica holds each partition; nothing without replicas.
+    """Return the offset up to which every replica holds each partition; empty without replicas.
 
-    0 where one is out of reach, or has no such partition yet: nobody knows what it lacks.
+    The offset is 0 where a replica cannot be reached or lacks the partition: its end is
+    unknown.
     """
     ends: dict[int, int] = {}
     for name in replica_names(topic):
@@ -69,13 +70,13 @@ def held_back_from(topic: Topic) -> dict[int, int]:
 
 def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
     try:
-        found = find_replica(spark, name)
+        replica = find_replica(spark, name)
     except UnavailableError:
         return {}
-    return {} if found is None else found.partitions
+    return {} if replica is None else replica.partitions
 
 
-def _said(error: Exception) -> str:
-    """The first line of what Java or Python say."""
-    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
-    return next((line.strip() for line in str(said).splitlines() if line.strip()), "no message")
+def _first_line(error: Exception) -> str:
+    """Return the first line of a Java or Python error's message."""
+    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return next((line.strip() for line in str(message).splitlines() if line.strip()), "no message")

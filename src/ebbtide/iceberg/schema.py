@@ -26,7 +26,7 @@ ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 
 
 def _names(columns: str) -> list[str]:
-    """The names of the columns of a table's definition."""
+    """Return the names of the columns of a table's definition."""
     return re.findall(r"^ {4}`?(\w+)`? [A-Z]", columns, re.MULTILINE)
 
 
@@ -112,7 +112,7 @@ ERASURE_COLUMNS = """
         COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
 """
 
-# A file a day for ten years makes a manifest of 300 KB, which each reader of one run would parse.
+# A file a day for ten years makes a 300 KB manifest, which reading a single run would parse.
 MAX_RUN_MANIFEST_BYTES = 32 * 1024
 
 # Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.

@@ -1,8 +1,9 @@
-"""A topic's state: the properties of an Iceberg table without rows, changed exclusively.
+"""Keep a topic's state in the properties of an Iceberg table without rows, changed exclusively.
 
-A change is properties and an empty snapshot on the main branch, in one commit of metadata. Every
-catalog refuses such a commit from a base that is not the newest, since it asserts the branch's
-head; a commit of properties alone asserts only the table's id on a REST catalog (docs/adr/0006).
+A change sets properties and appends an empty snapshot on the main branch, in one metadata commit.
+Every catalog refuses such a commit when its base is not the newest, since the commit asserts the
+branch's head. A commit of properties alone asserts only the table's id on a REST catalog
+(docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _SETTINGS = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "5",
 }
-# A catalog of which a commit from a stale base was seen to be refused has this table.
+# This table exists once a catalog was seen to refuse a commit from a stale base.
 _PROBED = "exclusive_commits"
 _ANY_STATE = f"{PREFIX}0.probe"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A topic's state as it was read, to be changed only while it is still so."""
+    """A topic's state as it was read, to be changed only while it is still the same."""
 
     spark: SparkSession
     table: Any
@@ -55,9 +56,9 @@ class HeldState:
         try:
             self._commit(properties)
         except Py4JJavaError as error:
-            # Whoever was faster has also removed the list of manifests that this change builds on.
-            found = self.table.operations().refresh().metadataFileLocation()
-            if found == self.base.metadataFileLocation():
+            # The faster writer has also removed the manifest list that this change builds on.
+            metadata_file = self.table.operations().refresh().metadataFileLocation()
+            if metadata_file == self.base.metadataFileLocation():
                 raise
             raise CommitConflictError(
                 f"expected the state of {self.table.name()} as it was read, found that another "
@@ -88,7 +89,10 @@ class HeldState:
 
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
-    """The topic's state as it is now; None where it has no state table, StateError for an edit."""
+    """Read the topic's current state; None where it has no state table.
+
+    Raise StateError where somebody edited the state.
+    """
     held = _held_unchecked(spark, name)
     if held is None:
         return None
@@ -146,7 +150,7 @@ def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str])
 
 
 def _probe(spark: SparkSession, catalog: str) -> None:
-    """ConfigurationError where the catalog takes a commit from a base that is not the newest."""
+    """Raise ConfigurationError where the catalog accepts a commit from an outdated base."""
     marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
     if read_state(spark, marker) is not None:
         return
@@ -173,9 +177,9 @@ def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
 
 
 def _held(spark: SparkSession, name: TopicName) -> HeldState:
-    found = read_state(spark, name)
-    assert found is not None
-    return found
+    state = read_state(spark, name)
+    assert state is not None
+    return state
 
 
 def _is_refused(action: Callable[[], None]) -> bool:

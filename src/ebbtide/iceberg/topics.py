@@ -20,7 +20,7 @@ from ebbtide.errors import (
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import (
@@ -35,13 +35,13 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.spark.jvm import as_dict, items
 
 # A property set to None is removed.
-Changes = Mapping[str, str | None]
+PropertyChanges = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as its tables' properties stood when they were read; each is parsed once.
+    """A topic's properties at the moment they were read from its tables; each is parsed once.
 
     Settings are properties of the records table, the state is those of the state table.
     """
@@ -58,10 +58,10 @@ class Topic:
     @cached_property
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
-        return parse_states(self.properties)
+        return parse_states(self.properties, str(self.name))
 
     def offsets_of(self, partition: int) -> dict[str, Any]:
-        """What a job that moves none of them says of a partition."""
+        """Return a partition's offsets, for the result of a job that moves none of them."""
         state = self.partitions[partition]
         return {
             "log_start_offset": state.log_start_offset,
@@ -70,18 +70,18 @@ class Topic:
         }
 
     def low_watermark(self, log_start_offset: int) -> int:
-        """A partition's low watermark by its own log start: unknown where there are replicas."""
+        """Return a partition's low watermark by its log start; unknown if it has replicas."""
         return INVALID_LOW_WATERMARK if self.config.replicas else log_start_offset
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
-    """Whether the topic has its tables; ForeignChangeError where one of them was dropped."""
+    """Return whether the topic has its tables; ForeignChangeError where one of them was dropped."""
     tables = (name.records_table, name.batches_table)
-    found = {table: table_exists(spark, table) for table in tables}
-    if len(set(found.values())) == 1:
-        return all(found.values())
+    exist = {table: table_exists(spark, table) for table in tables}
+    if len(set(exist.values())) == 1:
+        return all(exist.values())
     held = read_state(spark, name)
-    for table, is_there in found.items():
+    for table, is_there in exist.items():
         if not is_there and held is not None and parse_states(held.properties):
             raise ForeignChangeError(
                 f"expected {table}, as the state of {name} says, found that somebody dropped it; "
@@ -92,7 +92,7 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
-    """The topic as it is now; UnknownTopicError where it has no tables."""
+    """Load the topic's current state; UnknownTopicError where it has no tables."""
     if not exists(spark, name):
         raise UnknownTopicError(
             f"expected the table {name.records_table}, found none; ingest the topic first"
@@ -111,21 +111,21 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
 
 
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
-    """The topic with its settings alone, where its state is lost or cannot be trusted."""
+    """Return the topic with its settings alone, where its state is lost or cannot be trusted."""
     return Topic(spark, name, settings_of(_records_properties(spark, name)))
 
 
-def _check_tables(name: TopicName, known: str, found: str) -> None:
-    if known != found:
+def _check_tables(name: TopicName, known: str, current: str) -> None:
+    if known != current:
         raise ForeignChangeError(
-            f"expected the tables of {name} that its state tells of, {known}, found {found}: "
+            f"expected the tables of {name} that its state tells of, {known}, found {current}: "
             "somebody dropped one and created it anew; put the old one back by registering its "
             "last metadata file, or drop both to begin the topic anew"
         )
 
 
 def table_ids(spark: SparkSession, name: TopicName) -> str:
-    """What the state tells of the data tables, so that one made anew is noticed."""
+    """Return the ids of the data tables; the state keeps them, so that a new table is noticed."""
     tables = (name.records_table, name.batches_table)
     return _ids_of(*(java_table(spark, table) for table in tables))
 
@@ -135,7 +135,7 @@ def _ids_of(records: Any, batches: Any) -> str:
 
 
 def read_again(topic: Topic) -> Topic:
-    """The topic as it is by now."""
+    """Load the topic's current state again."""
     return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
 
 
@@ -144,11 +144,11 @@ def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic
 
 
 def _with_state(
-    spark: SparkSession, name: TopicName, found: Mapping[str, str], held: HeldState | None
+    spark: SparkSession, name: TopicName, properties: Mapping[str, str], held: HeldState | None
 ) -> Topic:
-    """The topic with this state; in tables of an older version it is on the records table."""
-    state = state_of(found) if held is None else held.properties
-    return Topic(spark, name, {**settings_of(found), **state})
+    """Return the topic with this state; an older version keeps it on the records table."""
+    state = state_of(properties) if held is None else held.properties
+    return Topic(spark, name, {**settings_of(properties), **state})
 
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
 
 
 def own_spec(table: Any) -> Any:
-    """The partition spec by partition and segment alone, which the table was created with.
+    """Return the partition spec by partition and segment alone, which the table was created with.
 
     Files may go on being written by it, whatever somebody partitions the table by later.
     """
@@ -172,16 +172,17 @@ def own_spec(table: Any) -> Any:
 
 
 def own_spec_id(spark: SparkSession, table: str) -> str:
-    """Its id, as the option `output-spec-id` of Spark's writers takes it."""
+    """Return the id of ebbtide's partition spec, as Spark's writer option `output-spec-id`."""
     return str(own_spec(java_table(spark, table)).specId())
 
 
-def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes | None]) -> Topic:
-    """Apply `change` to the properties as the state is at the moment of the commit.
+def compare_and_set(
+    topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
+) -> Topic:
+    """Commit `change` on the newest properties; try again when another writer was faster.
 
-    `change` sees the newest properties and checks its rule on them; it is asked again when
-    another writer was faster, and returns None when nothing is left to do. Settings among the
-    changes are set before the state.
+    `change` gets the newest properties each time, checks its rule on them, and returns None when
+    nothing is left to do. Settings among the changes are set before the state.
     """
     spark, name = topic.spark, topic.name
     for _ in range(CAS_ATTEMPTS):
@@ -212,7 +213,7 @@ def compare_and_set(topic: Topic, step: Step, change: Callable[[Topic], Changes 
 
 
 def _state_to_change(topic: Topic) -> HeldState:
-    """The topic's state; that of an older version moves to a table of its own first."""
+    """Return the topic's state; that of an older version moves to a table of its own first."""
     spark, name = topic.spark, topic.name
     held = read_state(spark, name)
     old = state_of(_records_properties(spark, name))
@@ -221,24 +222,24 @@ def _state_to_change(topic: Topic) -> HeldState:
         held = read_state(spark, name)
         assert held is not None
     if old:  # it counts no more, as soon as there is a state table
-        removed: Changes = dict.fromkeys(old)
+        removed: PropertyChanges = dict.fromkeys(old)
         commit(Step.STATE_MOVED, partial(_set, spark, name.records_table, removed))
     return held
 
 
-def _set(spark: SparkSession, table: str, changes: Changes) -> None:
+def _set(spark: SparkSession, table: str, changes: PropertyChanges) -> None:
     update = java_table(spark, table).updateProperties()
     for name, value in changes.items():
         update = update.remove(name) if value is None else update.set(name, value)
     update.commit()
 
 
-def _merged(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
+def _merged(properties: Mapping[str, str], changes: PropertyChanges) -> dict[str, str]:
     return {name: value for name, value in {**properties, **changes}.items() if value is not None}
 
 
 def current_snapshot(spark: SparkSession, table: str) -> int | None:
-    """Id of the table's current snapshot; None for a table without data."""
+    """Return the id of the table's current snapshot; None for a table without data."""
     snapshot = java_table(spark, table).currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
 
@@ -250,7 +251,7 @@ def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object])
 
 
 def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
-    """The newest snapshot in the table's history whose summary holds `name` = `value`."""
+    """Return the newest snapshot in the table's history whose summary holds `name` = `value`."""
     loaded = java_table(spark, table)
     snapshot = loaded.currentSnapshot()
     while snapshot is not None:

@@ -1,4 +1,4 @@
-"""What the lake says, read through pyiceberg: seconds instead of a Spark session, and no writing.
+"""Read the lake through pyiceberg: in seconds, without a Spark session, and never writing.
 
 The catalog is the one Spark uses.
 """
@@ -19,7 +19,12 @@ from ebbtide.errors import (
     UnknownTopicError,
     UnreadableTableError,
 )
-from ebbtide.lake.catalogs import catalog_settings, defaults_path, open_catalog, read_defaults
+from ebbtide.lake.catalog_settings import (
+    catalog_settings,
+    defaults_path,
+    open_catalog,
+    read_defaults,
+)
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
@@ -64,7 +69,7 @@ class LakeTopic:
     @property
     def partitions(self) -> dict[int, PartitionState]:
         """The state of each partition."""
-        return parse_states(self.properties)
+        return parse_states(self.properties, self.name)
 
     @property
     def has_replicas(self) -> bool:
@@ -101,14 +106,14 @@ class Run:
 
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
-        """What the job says about each partition."""
-        return {int(p): said for p, said in self.result.get("partitions", {}).items()}
+        """The job's numbers for each partition."""
+        return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
 
     @property
     def topic_result(self) -> Mapping[str, Any]:
-        """What the job says about the topic as a whole."""
-        said: Mapping[str, Any] = self.result.get("topic", {})
-        return said
+        """The job's numbers for the topic as a whole."""
+        numbers: Mapping[str, Any] = self.result.get("topic", {})
+        return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Lake:
     catalog: Catalog | None
 
     def topic_names(self) -> list[str]:
-        """`<cluster>.<topic>` of every table that is a topic, or cannot be read, sorted."""
+        """List every `<cluster>.<topic>` whose table is a topic or cannot be read, sorted."""
         if self.catalog is None:
             return []
         names = []
@@ -129,7 +134,7 @@ class Lake:
         return sorted(names)
 
     def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
-        """Its topics; only a table without a state table has to be opened to be told."""
+        """List a cluster's topics; only a table without a state table has to be opened."""
         assert self.catalog is not None
         listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
         with_state = {topic for _, topic in listed}
@@ -139,12 +144,12 @@ class Lake:
         return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
 
     def topic(self, name: str) -> LakeTopic:
-        """Settings and state of one topic; StateError where the state was edited by hand."""
-        found = self.records(name).properties
+        """Read one topic's settings and state; StateError where the state was edited by hand."""
+        properties = self.records(name).properties
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
-            return LakeTopic(name, found)
-        return LakeTopic(name, {**settings_of(found), **unsealed(name, state)})
+            return LakeTopic(name, properties)
+        return LakeTopic(name, {**settings_of(properties), **unsealed(name, state)})
 
     def _state(self, name: str) -> dict[str, str] | None:
         try:
@@ -153,15 +158,15 @@ class Lake:
             return None
 
     def records(self, name: str) -> Table:
-        """The records table of a topic."""
+        """Return the records table of a topic."""
         return self._table(name, "")
 
     def batches(self, name: str) -> Table:
-        """The batches table of a topic."""
+        """Return the batches table of a topic."""
         return self._table(name, BATCHES_SUFFIX)
 
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
-        """Rows of `runs` whose columns equal what is given (any of several), oldest first.
+        """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
 
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
@@ -179,24 +184,27 @@ class Lake:
         return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
-        """The snapshots of each of a topic's tables, as `tidied` notes them."""
+        """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
         tables = {"records": self.records(name), "batches": self.batches(name)}
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def file_bytes(self, name: str) -> dict[int, int]:
-        """Bytes of each partition's data files, records and batches, from manifests alone."""
+        """Sum each partition's bytes in data files of both tables, from manifests alone."""
         totals: dict[int, int] = {}
         for table in (self.records(name), self.batches(name)):
-            for file in _files_of(table):
-                partition = file.partition[0]
-                totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
+            with _reading_manifests(name):
+                for file in _files_of(table):
+                    partition = file.partition[0]
+                    totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
         return totals
 
     def live_rows(self, name: str) -> dict[int, int]:
-        """Exact live rows of the records table by partition, from manifests alone."""
-        return live_rows(self.records(name))
+        """Count the live rows of the records table by partition, from manifests alone."""
+        table = self.records(name)
+        with _reading_manifests(name):
+            return live_rows(table)
 
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -214,10 +222,9 @@ class Lake:
         except (AccessDeniedError, UnavailableError):
             raise
         except Exception as error:  # of a catalog, a file system or the metadata's parser
-            first = next(iter(str(error).splitlines()), "")
             raise UnreadableTableError(
-                f"expected the table of topic {name}{suffix} to open, found "
-                f"{type(error).__name__}: {first}; restore its metadata file, or drop the table"
+                f"expected the table of topic {name}{suffix} to open, found {_in_a_line(error)}; "
+                "restore its metadata file, or drop the table"
             ) from error
 
     def _unknown(self, name: str) -> UnknownTopicError:
@@ -228,36 +235,54 @@ class Lake:
 
 
 def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
-    """The last attempt of each (topic, task), given attempts oldest first."""
+    """Return the last attempt of each (topic, task), given attempts oldest first."""
     return {(run.topic, run.task): run for run in runs}
 
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
-    """The topic's replicas, if all are tables that can be read from here; None where not."""
-    found = []
+    """Return the topic's replicas, if all are tables that can be read from here; None where not."""
+    replicas = []
     for replica in topic.config.replicas:
         if not isinstance(replica, TableReplica):
             return None
         name = replica.of(TopicName.parse(topic.name))
         try:
             with open_lake(catalog=name.catalog) as lake:
-                found.append(lake.topic(str(name._replace(catalog=CATALOG))))
+                replicas.append(lake.topic(str(name._replace(catalog=CATALOG))))
         except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
             return None
-    return found
+    return replicas
 
 
 @contextmanager
 def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
-    """The lake that Spark's `defaults` file configures, $SPARK_CONF_DIR's if none is given."""
+    """Open the lake that Spark's `defaults` file configures; $SPARK_CONF_DIR's if none is given."""
     settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
     with open_catalog(settings, catalog) as opened:
         yield Lake(opened)
 
 
 @contextmanager
+def _reading_manifests(name: str) -> Iterator[None]:
+    """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
+    try:
+        yield
+    except (AccessDeniedError, UnavailableError):
+        raise
+    except Exception as error:  # of a file system or the manifest's parser
+        raise UnreadableTableError(
+            f"expected the manifests of topic {name} to open, found {_in_a_line(error)}; restore "
+            "the file, or roll the table back to a snapshot that has all of its files"
+        ) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+@contextmanager
 def _of_a_store(table: str) -> Iterator[None]:
-    """Reading of a table's files, whose store may refuse or not answer: then an error of ours."""
+    """Raise an error of ours where the store of a table's files refuses or does not answer."""
     from ebbtide.stores.store import failing_clearly  # imports pyarrow
 
     with failing_clearly(table):
@@ -275,7 +300,7 @@ def _is_topic(table: Table) -> bool:
 
 
 def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
-    """Whether a table without a state table is a topic's.
+    """Return whether a table without a state table is a topic's.
 
     One that cannot be read may be one. It is named, so that it fails by itself and no other does.
     """
@@ -289,12 +314,14 @@ def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
-    found: BooleanExpression = expressions.AlwaysTrue()
+    condition: BooleanExpression = expressions.AlwaysTrue()
     if since is not None:
-        found = is_from("started", since.isoformat())
+        condition = is_from("started", since.isoformat())
     for column, value in equals.items():
-        found = expressions.And(found, is_in(column, [value] if isinstance(value, str) else value))
-    return found
+        condition = expressions.And(
+            condition, is_in(column, [value] if isinstance(value, str) else value)
+        )
+    return condition
 
 
 def _run(row: dict[str, Any]) -> Run:
@@ -308,7 +335,7 @@ def _run(row: dict[str, Any]) -> Run:
 
 
 def live_rows(table: Table) -> dict[int, int]:
-    """Rows of each partition that a scan would return, counted from manifests.
+    """Return rows of each partition that a scan would return, counted from manifests.
 
     Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
     only for the file it names, which needs manifests read with the v3 schema.
@@ -329,7 +356,7 @@ def live_rows(table: Table) -> dict[int, int]:
 
 
 def _files_of(table: Table) -> Iterator[Any]:
-    """The data and delete files of the table's current snapshot."""
+    """Yield the data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()
     with _of_a_store(".".join(table.name())):
         for manifest in snapshot.manifests(table.io) if snapshot else ():
@@ -351,6 +378,6 @@ def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
 
 
 def _referenced_data_file(vector: Any) -> str:
-    """pyiceberg 0.12 reads the v3 fields but has no names for them; this one is third from last."""
+    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
     path: str = vector._data[-3]
     return path

@@ -1,7 +1,7 @@
-"""What `make run` does: the sample log, two nights of the real DAG, and the reports.
+"""Run the demonstration of `make run`: the sample log, two nights of the real DAG, and the reports.
 
-The nights follow from the log's own last append and not from today, so their clock may run ahead
-of the real one, and nothing guards them. So the demonstration has a cluster of its own, and its
+The nights follow from the log's own last append and not from today, so their clock may run ahead of
+the real one, and no guard applies to them. So the demonstration has a cluster of its own, and its
 nights name its topics: no other topic of the lake is touched, however often it runs.
 """
 
@@ -28,7 +28,7 @@ from ebbtide.orchestration.report import failed, find_run, render_run
 from ebbtide.text import aligned, seconds, size
 
 CLUSTER = "demo"
-# For topics that can be made again: what a night removes may be any share, and leaves the disk.
+# For topics that can be recreated: a night may remove any share, and at once from the disk.
 GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
@@ -50,7 +50,7 @@ class Progress:
     taken: list[tuple[str, float]] = field(default_factory=list)
 
     def ended(self, step: str, started: float, note: str = "") -> None:
-        """One line for a step that began at `started` on the monotonic clock."""
+        """Print one line for a step that began at `started` on the monotonic clock."""
         took = time.monotonic() - started
         self.taken.append((step, took))
         print(f"  {step:<42}{took:>7.1f} s   {note}".rstrip(), flush=True)
@@ -93,23 +93,23 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
 
 
 def lake_size(where: Paths) -> str:
-    """Bytes of all files below the warehouse, old snapshots and metadata included."""
+    """Return bytes of all files below the warehouse, old snapshots and metadata included."""
     files = (where.home / "lake" / "warehouse").rglob("*")
     return size(sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def last_append_of(manifest: Path) -> datetime:
-    """When the broker that wrote the log last appended to it."""
+    """Return when the broker that wrote the log last appended to it."""
     return datetime.fromtimestamp(_read(manifest)["last_append_ms"] / 1000, UTC)
 
 
 def topics_of(manifest: Path) -> list[str]:
-    """The topics of the sample, as the lake names them; no night touches any other."""
+    """Return the topics of the sample, as the lake names them; no night touches any other."""
     return sorted(f"{CLUSTER}.{topic}" for topic in _read(manifest)["topics"])
 
 
 def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -> str:
-    """What is different here from a night on topics that matter."""
+    """Describe what is different here from a night on topics that matter."""
     ahead = "its clock is the sample's"
     if last_night > wall_clock:
         ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
@@ -122,7 +122,7 @@ def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -
 
 
 def next_steps() -> str:
-    """What to do after the demonstration."""
+    """Describe what to do after the demonstration."""
     return (
         "== what next ==\n"
         "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
@@ -135,12 +135,12 @@ def next_steps() -> str:
 def _read(manifest: Path) -> dict[str, Any]:
     if not manifest.exists():
         raise StepError(f"expected the sample's {manifest.name}, found none in {manifest.parent}")
-    found: dict[str, Any] = json.loads(manifest.read_text())
-    return found
+    content: dict[str, Any] = json.loads(manifest.read_text())
+    return content
 
 
 def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
-    """The first 01:00 UTC at or after the last append, and the one a day later."""
+    """Return the first 01:00 UTC at or after the last append, and the one a day later."""
     first = last_append.replace(hour=HOUR_OF_NIGHT, minute=0, second=0, microsecond=0)
     if first < last_append:
         first += timedelta(days=1)
@@ -168,7 +168,7 @@ def ingest(
 def run_night(
     where: Paths, number: int, topics: Sequence[str], now: datetime, progress: Progress
 ) -> str:
-    """One run of the DAG on these topics as `airflow dags test` runs it; its run id."""
+    """Return one run of the DAG on these topics as `airflow dags test` runs it; its run id."""
     conf = {
         "topics": list(topics),
         "now": now.isoformat(),
@@ -197,21 +197,21 @@ class Watch:
 
     def see(self, line: str) -> None:
         """Take in one line of output."""
-        if not self.run_id and (found := RUN_ID.search(line)):
-            self.run_id = found[1]
+        if not self.run_id and (match := RUN_ID.search(line)):
+            self.run_id = match[1]
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
             self.notes.append("of which most is Airflow's in-process API, once")
-        elif found := STARTED.search(line):
-            self.notes.append(f"Spark for {found[1]}")
+        elif match := STARTED.search(line):
+            self.notes.append(f"Spark for {match[1]}")
         elif NO_SPARK.search(line):
             self.notes.append("nothing to do, Spark is not started")
-        elif found := ENDING.search(line):
-            self._lap(found[1])
+        elif match := ENDING.search(line):
+            self._lap(match[1])
 
     def finish(self) -> None:
-        """The time between the last task and the process's end."""
+        """Record the time between the last task and the process's end."""
         self._lap("Airflow, end")
 
     def _lap(self, what: str) -> None:
@@ -236,7 +236,7 @@ def lines_of(
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """The command with both outputs in one."""
+    """Return the command with both outputs in one."""
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -247,25 +247,25 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def failures_of(run_id: str) -> str:
-    """A line for each topic that failed in the run, as `runs` has it; empty where none did."""
+    """List each topic that failed in the run with its cause, a line each; empty if none did."""
     with open_lake() as lake:
         runs = find_run(lake, run_id)
     return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
 
 
 def last_lines(text: str) -> str:
-    """The end of an output."""
+    """Return the end of an output."""
     return "\n".join(text.splitlines()[-LAST_LINES:])
 
 
 def report_of(run_id: str) -> str:
-    """The report of the newest run."""
+    """Return the report of the newest run."""
     with open_lake() as lake:
         return render_run(lake, run_id, find_run(lake, run_id))
 
 
 def print_times(progress: Progress, total: float) -> None:
-    """Where the time went, longest first."""
+    """Print where the time went, longest first."""
     longest = sorted(progress.taken, key=lambda step: -step[1])
     rows = [[step, seconds(took), f"{100 * took / total:.0f} %"] for step, took in longest[:8]]
     rows.append(["all of it", seconds(total), ""])

@@ -1,4 +1,4 @@
-"""Airflow on loopback: four components as children of one process that also ends them.
+"""Run Airflow on loopback: four components as children of one process that also ends them.
 
 `airflow standalone` is not used: it listens on every address with its log servers, and leaves
 its children behind when it is told to end.
@@ -61,11 +61,11 @@ class Children:
                 )
 
     def ended(self) -> str | None:
-        """The name of a component that is no longer there."""
+        """Return the name of a component that is no longer there."""
         return next((n for n, child in self.running.items() if child.poll() is not None), None)
 
     def ask_to_end(self, *_: int | FrameType | None) -> None:
-        """Signal handler: the loops that watch see it."""
+        """Note a signal; the loops that watch see it."""
         self.is_ending = True
 
     def end(self) -> None:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def watch(children: Children, port: int) -> int:
-    """Say where Airflow is once it answers, then wait for a signal or for a child to end."""
+    """Print where Airflow is once it answers, then wait for a signal or for a child to end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     is_announced = False
     while not children.is_ending:
@@ -123,7 +123,7 @@ def watch(children: Children, port: int) -> int:
 
 
 def environment(port: int) -> dict[str, str]:
-    """The environment of the components; one secret, so that they believe each other's tokens."""
+    """Return the components' environment; one secret makes them accept each other's tokens."""
     url = f"http://{LOOPBACK}:{port}"
     return {
         **os.environ,
@@ -137,7 +137,7 @@ def environment(port: int) -> dict[str, str]:
 
 
 def announce(port: int) -> None:
-    """Address and login."""
+    """Print address and login."""
     file = Path(os.environ["AIRFLOW_HOME"]) / PASSWORDS
     logins = json.loads(file.read_text()) if file.exists() else {}
     for user, password in logins.items():
@@ -146,13 +146,13 @@ def announce(port: int) -> None:
 
 
 def is_busy(port: int) -> bool:
-    """Whether something listens there already."""
+    """Return whether something listens there already."""
     with socket.socket() as probe:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def answers(port: int) -> bool:
-    """Whether the api-server says that it is well."""
+    """Return whether the api-server says that it is well."""
     try:
         url = f"http://{LOOPBACK}:{port}/api/v2/version"
         with urllib.request.urlopen(url, timeout=2) as response:
@@ -169,22 +169,23 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what the components leave behind, so that it can be ended too (Linux).
+    """Become the parent of processes that components leave behind, to end them too (Linux).
 
-    Airflow runs each task in a session of its own, which no signal to the scheduler's group meets.
+    Airflow runs each task in a session of its own, which no signal to the scheduler's group
+    reaches.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children_left() -> list[int]:
-    """Pids of the children, also of adopted ones; each that ends may leave us another."""
+    """Return the pids of all children, adopted ones included; one that ends may add others."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
 def has_children() -> bool:
-    """Whether any child is left, after taking note of those that ended."""
+    """Return whether any child is left, after taking note of those that ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

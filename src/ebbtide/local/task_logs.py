@@ -1,6 +1,6 @@
-"""The logs of a run of `airflow dags test`, where Airflow's UI looks for them.
+"""Write the logs of a run of `airflow dags test` where Airflow's UI looks for them.
 
-Such a run prints what its tasks say and writes no file, so the UI would show nothing of it.
+Such a run prints its tasks' output and writes no file, so the UI would show none of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TaskLogs:
             self.current = None
 
     def _start(self, run_id: str, task: str, map_index: int) -> None:
-        """Airflow's default log_filename_template."""
+        """Begin a task's log under Airflow's default log_filename_template."""
         where = self.folder / f"dag_id={self.dag}" / f"run_id={run_id}" / f"task_id={task}"
         if map_index >= 0:
             where /= f"map_index={map_index}"
@@ -44,7 +44,7 @@ class TaskLogs:
 
 
 def log_folder() -> Path:
-    """Airflow's base_log_folder."""
+    """Return Airflow's base_log_folder."""
     home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
     given = os.environ.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER")
     return Path(given or f"{home}/logs").expanduser()

@@ -1,4 +1,4 @@
-"""A record batch as the cleaner and retention see it: its header, nothing of its records."""
+"""A record batch as the cleaner and retention see it: its header, without its records."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
     @property
     def was_emptied_at_source(self) -> bool:
-        """Whether this is a marker of which Kafka too reads no more than its header."""
+        """Whether this is a marker emptied at the source: Kafka too reads only its header."""
         return self.is_control and self.record_count == 0 and self.control_type is None
 
     @property
@@ -93,5 +93,5 @@ class Batch(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the tombstones or the marker in this batch may go; None where not yet set."""
+        """The time at which the batch's tombstones or marker may go; None where not yet set."""
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON else None

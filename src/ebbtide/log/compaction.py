@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
-from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.producers import LastRecord
+from ebbtide.log.results import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
@@ -21,7 +22,7 @@ from ebbtide.records.attributes import (
     NO_TIMESTAMP,
 )
 
-# What a codec adds at most to the few records that it cannot shrink.
+# The most that a codec adds to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
 MAX_OFFSET = 2**63 - 1
 # A message of magic 0 or 1 around its key and value.
@@ -29,7 +30,7 @@ LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
 
 class Retention(Enum):
-    """What becomes of a batch none of whose records survive."""
+    """The fate of a batch whose records have all been removed."""
 
     RETAIN_EMPTY = "retain_empty"
     DELETE_EMPTY = "delete_empty"
@@ -37,7 +38,7 @@ class Retention(Enum):
 
 
 class Verdict(NamedTuple):
-    """What a round says of a batch before it looks at its records."""
+    """A round's verdict on a batch, before its records are read."""
 
     discards_records: bool  # all of them: aborted data, or a marker past its horizon
     is_marker_of_empty_transaction: bool
@@ -45,10 +46,10 @@ class Verdict(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """What a round leaves of one batch's records; sizes as v2 encodes records, uncompressed.
+    """The records of one batch that a round leaves; sizes as v2 encodes records, uncompressed.
 
-    `hidden` counts those of a batch astride the log start offset that lie below it: nobody can
-    read them any more, so they count as kept. The offsets matter to a batch of an old format.
+    `hidden` counts records below the log start offset in a batch that ends above it: they can no
+    longer be read, so they count as kept. The offsets matter only for a batch of an old format.
     """
 
     records: int
@@ -65,9 +66,9 @@ class Survivors(NamedTuple):
 class Round(NamedTuple):
     """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
 
-    The logical segments, as (base offset, modified ms), and the first dirty offset decide how long
-    tombstones of old formats stay. A replica that ends at `held_back_from` still needs the
-    tombstones and markers from there on, since it may hold what they delete or decide.
+    The logical segments and the first dirty offset decide how long tombstones of old formats stay.
+    A replica that ends at `held_back_from` still needs the tombstones and markers from there on,
+    since it may hold what they delete or decide.
     """
 
     now_ms: int
@@ -75,26 +76,26 @@ class Round(NamedTuple):
     first_uncleanable_offset: int
     log_start_offset: int = 0
     first_dirty_offset: int = 0
-    segments: Sequence[tuple[int, int]] = ()
+    segments: Sequence[SegmentStart] = ()
     held_back_from: int = MAX_OFFSET
 
     def is_held_back(self, batch: Batch) -> bool:
-        """Whether the batch's tombstones or marker may not go yet, whatever their horizon."""
+        """Return whether the batch's tombstones or marker must stay, whatever their horizon."""
         return batch.last_offset >= self.held_back_from
 
     def is_hidden(self, batch: Batch) -> bool:
-        """Whether all of the batch lies below the log start offset."""
+        """Return whether all of the batch lies below the log start offset."""
         return batch.next_offset <= self.log_start_offset
 
     def is_astride(self, batch: Batch) -> bool:
-        """Whether the log start offset lies inside the batch."""
+        """Return whether the log start offset lies inside the batch."""
         return batch.written_base_offset < self.log_start_offset < batch.next_offset
 
 
 def judge(
     batches: Iterable[Batch], this_round: Round, last_records: Mapping[int, LastRecord]
 ) -> Iterator[tuple[Batch, Verdict]]:
-    """Each batch below the bound with its verdict; `batches` is the whole log in offset order."""
+    """Yield each batch below the bound with its verdict; `batches` is the log in offset order."""
     log = list(batches)
     transactions = TransactionReader(aborted_transactions(log, this_round.log_start_offset))
     for batch in log:
@@ -129,17 +130,17 @@ def _verdict(
 
 
 def is_past_horizon(batch: Batch, now_ms: int) -> bool:
-    """Whether the batch's tombstones or marker may go: from its horizon on (KIP-534)."""
+    """Return whether the batch's tombstones or marker may go: from its horizon on (KIP-534)."""
     return batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= now_ms
 
 
 def drops_tombstones(batch: Batch, this_round: Round) -> bool:
-    """Whether the round removes the batch's tombstones."""
+    """Return whether the round removes the batch's tombstones."""
     return are_tombstones_due(batch, this_round) and not this_round.is_held_back(batch)
 
 
 def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
-    """Whether the batch's tombstones may go: by its horizon, or its segment's age before magic 2.
+    """Return whether the batch's tombstones may go: by horizon, or before magic 2 by segment age.
 
     Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
     """
@@ -155,12 +156,12 @@ def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
 def is_retained(
     *, has_key: bool, is_latest: bool, is_tombstone: bool, is_past_batch_horizon: bool
 ) -> bool:
-    """Whether a record of a batch that is not discarded survives."""
+    """Return whether a record of a batch that is not discarded survives."""
     return has_key and is_latest and not (is_tombstone and is_past_batch_horizon)
 
 
 def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
-    """Whether this round starts the clock of the batch's tombstones or marker."""
+    """Return whether this round starts the clock of the batch's tombstones or marker."""
     waits = survivors.has_tombstone or verdict.is_marker_of_empty_transaction
     return survivors.records > 0 and waits and batch.delete_horizon_ms is None
 
@@ -168,9 +169,9 @@ def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
 def rewrite(
     batch: Batch, verdict: Verdict, survivors: Survivors, this_round: Round
 ) -> Batch | None:
-    """The batch's header after the round; None where the batch goes.
+    """Return the batch's header after the round; None where the batch goes.
 
-    One below the log start offset stays as it is until its segment goes.
+    A batch below the log start offset stays unchanged until its segment goes.
     """
     if this_round.is_hidden(batch):
         return batch
@@ -195,7 +196,7 @@ def rewrite(
 
 
 def _converted(survivors: Survivors) -> dict[str, int]:
-    """A batch of an old format in magic 2, which then begins and ends with its records."""
+    """Return a batch of an old format in magic 2, which then begins and ends with its records."""
     if survivors.hidden or survivors.first_offset is None or survivors.last_offset is None:
         return {"magic": 2}
     offsets = {"header_base_offset": survivors.first_offset, "last_offset": survivors.last_offset}
@@ -203,7 +204,7 @@ def _converted(survivors: Survivors) -> dict[str, int]:
 
 
 def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
-    """The largest timestamp may go down; that of a producer's append is remembered."""
+    """Return the largest timestamp may go down; that of a producer's append is remembered."""
     newest_ms = survivors.max_timestamp_ms
     if batch.is_log_append_time or survivors.hidden or newest_ms == batch.max_timestamp_ms:
         return {}
@@ -213,7 +214,7 @@ def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
 
 
 def _emptied(batch: Batch) -> Batch:
-    """A header alone: no compression, no horizon, all that fences the producer."""
+    """Return a header alone: no compression, no horizon, all that fences the producer."""
     if batch.is_legacy:
         raise NotCoveredError(
             f"expected a record to survive in the batch at offset {batch.base_offset}, the last "
@@ -229,7 +230,7 @@ def _emptied(batch: Batch) -> Batch:
 
 
 def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
-    """The size of the batch once it is written anew with these records.
+    """Return the size of the batch once it is written anew with these records.
 
     Exact for an uncompressed batch; for a compressed one an estimate.
     """
@@ -243,7 +244,7 @@ def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
 
 
 def compressed_bytes(compressed: int, before: int, after: int) -> int:
-    """An estimate of what `after` bytes of records take, of `before` that took `compressed`.
+    """Return an estimate of what `after` bytes of records take, of `before` that took `compressed`.
 
     The fewer records, the less a codec finds to share between them, and the more so the better it
     did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
@@ -255,10 +256,10 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
 
 def idle_reason(
     verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
-) -> str | None:
-    """Why a log that Kafka would leave alone gets a round all the same; None where it does not.
+) -> Reason | None:
+    """Return why a log that Kafka would leave alone gets a round; None where it gets none.
 
-    `with_tombstone` holds the base offsets of the batches that hold one.
+    `with_tombstone` holds the base offsets of the batches that contain a tombstone.
     """
     for batch, verdict in verdicts:
         if this_round.is_hidden(batch):
@@ -267,8 +268,8 @@ def idle_reason(
         may_wait = is_marker or batch.base_offset in with_tombstone
         is_due = is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
         if may_wait and is_due:
-            return "a delete horizon is reached"
+            return Reason.HORIZON_REACHED
         has_outlived = is_marker and verdict.is_marker_of_empty_transaction
         if has_outlived and batch.delete_horizon_ms is None:
-            return "a transaction marker has outlived its data"
+            return Reason.MARKER_OUTLIVED
     return None

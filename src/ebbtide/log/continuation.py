@@ -1,6 +1,6 @@
-"""Whether a source continues the log that a table holds, and how far it may be taken.
+"""Check whether a source continues the log that a table holds, and how far it may be taken.
 
-All checks are on batch headers; offsets ascend always, and a gap needs a reason.
+All checks are on batch headers. Offsets must always ascend, and a gap needs a reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ebbtide.records.attributes import DELETE_HORIZON, NO_LEADER_EPOCH
 
 
 class SourceBatch(NamedTuple):
-    """What tells one record batch from another."""
+    """The header fields that tell one record batch from another."""
 
     base_offset: int
     last_offset: int
@@ -24,7 +24,7 @@ class SourceBatch(NamedTuple):
 
 
 class TableEnd(NamedTuple):
-    """Where the table's copy of a partition ends; no batch where all of them have gone."""
+    """The end of the table's copy of a partition; without a batch where none is left."""
 
     log_end_offset: int
     last_batch: SourceBatch | None
@@ -39,7 +39,7 @@ def check_continuation(
     is_compacted: bool,
     source_end: int | None = None,
 ) -> None:
-    """ForeignLogError unless `source` is the log whose first part the table holds.
+    """Raise ForeignLogError unless `source` is the log whose first part the table holds.
 
     `source` needs to hold only the batches that overlap the last one held, if `source_end` is
     given; a log may end after its last batch, where cleaning removed those that followed.
@@ -60,16 +60,16 @@ def check_continuation(
     if other is None and is_compacted:
         return  # the source's own cleaner may have removed it
     if other is None or not _is_same(last, other, is_compacted=is_compacted):
-        found = "none there" if other is None else _described(other)
+        source_batch = "none there" if other is None else _described(other)
         raise ForeignLogError(
             f"expected {where} to hold the batch {_described(last)}, the last that the table "
-            f"holds, found {found}: the source was truncated and written anew, or is another log; "
-            "ingest it under another cluster name, or drop the table to begin anew"
+            f"holds, found {source_batch}: the source was truncated and written anew, or is "
+            "another log; ingest it under another cluster name, or drop the table to begin anew"
         )
 
 
 def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[str, Any]]) -> None:
-    """ForeignLogError where a batch of the source lies astride the end of what is held."""
+    """Raise ForeignLogError where a batch of the source lies on both sides of the held end."""
     for batch in astride:
         raise ForeignLogError(
             f"expected a batch of {where} to begin at offset {log_end_offset}, where the table "
@@ -79,7 +79,7 @@ def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[st
 
 
 def check_not_appended(where: str, first_appended_offset: int, source_end: int) -> None:
-    """ForeignLogError where a source has offsets that records were given to directly."""
+    """Raise ForeignLogError where a source has offsets that records were given to directly."""
     if source_end > first_appended_offset:
         raise ForeignLogError(
             f"expected {where} to end at or before offset {first_appended_offset}, from which on "
@@ -89,7 +89,7 @@ def check_not_appended(where: str, first_appended_offset: int, source_end: int) 
 
 
 def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: bool) -> None:
-    """OffsetGapError where the source removed offsets that were not ingested yet."""
+    """Raise OffsetGapError where the source removed offsets that were not ingested yet."""
     if start > log_end_offset and not is_accepted:
         raise OffsetGapError(
             f"expected {where} to hold offset {log_end_offset}, where the table ends, found that "
@@ -98,26 +98,26 @@ def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: 
         )
 
 
-def _is_astride(held: SourceBatch, found: SourceBatch) -> bool:
-    """Whether they share offsets, which cleaning cannot explain: it keeps a v2 batch's bounds."""
-    is_v2 = found.leader_epoch != NO_LEADER_EPOCH
-    is_apart = found.last_offset < held.base_offset or held.last_offset < found.base_offset
+def _is_astride(held: SourceBatch, source: SourceBatch) -> bool:
+    """Return whether both share offsets. Cleaning cannot cause it: it keeps a v2 batch's bounds."""
+    is_v2 = source.leader_epoch != NO_LEADER_EPOCH
+    is_apart = source.last_offset < held.base_offset or held.last_offset < source.base_offset
     return is_v2 and not is_apart
 
 
-def _is_same(held: SourceBatch, found: SourceBatch, *, is_compacted: bool) -> bool:
-    if held.crc is None and found.leader_epoch == held.leader_epoch == NO_LEADER_EPOCH:
+def _is_same(held: SourceBatch, source: SourceBatch, *, is_compacted: bool) -> bool:
+    if held.crc is None and source.leader_epoch == held.leader_epoch == NO_LEADER_EPOCH:
         # A round that converts magic 0 or 1 ends the batch with its last record.
-        found = found._replace(last_offset=held.last_offset)
+        source = source._replace(last_offset=held.last_offset)
     bounds = (held.base_offset, held.last_offset, held.leader_epoch)
-    if bounds != (found.base_offset, found.last_offset, found.leader_epoch):
+    if bounds != (source.base_offset, source.last_offset, source.leader_epoch):
         return False
     has_changed = (
-        found.record_count != held.record_count
-        or (found.attributes ^ held.attributes) & DELETE_HORIZON
+        source.record_count != held.record_count
+        or (source.attributes ^ held.attributes) & DELETE_HORIZON
     )
     is_rewritten = held.crc is None or (is_compacted and has_changed)
-    return bool(is_rewritten) or held.crc == found.crc
+    return bool(is_rewritten) or held.crc == source.crc
 
 
 def _described(batch: SourceBatch) -> str:
@@ -126,7 +126,7 @@ def _described(batch: SourceBatch) -> str:
 
 
 def check_no_gap(where: str, expected_offset: int, found_offset: int, *, is_allowed: bool) -> None:
-    """OffsetGapError where offsets are missing and neither the policy nor the user explains it."""
+    """Raise OffsetGapError for missing offsets that neither the policy nor the user explains."""
     if found_offset > expected_offset and not is_allowed:
         raise OffsetGapError(
             f"expected offset {expected_offset} in {where}, found {found_offset}: "

@@ -1,4 +1,4 @@
-"""How much of a live topic is taken: offsets of the broker against offsets of the table."""
+"""Decide how much of a live topic is taken, by the broker's offsets and the table's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebbtide.log.continuation import check_not_appended, check_not_lost
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import NEVER, SLICE, PartitionState
 
-# Offsets of a slice: some 50 bytes each pass through the driver.
+# Offsets in a slice: about 50 bytes for each pass through the driver.
 MAX_OFFSETS = 1_000_000
 
 
@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """How many offsets there are; some may have no record."""
+        """The number of offsets; some may have no record."""
         return self.end - self.start
 
 
@@ -49,62 +49,62 @@ Ranges = Mapping[int, Range]
 
 
 def range_to_take(
-    where: str, state: PartitionState | None, found: BrokerOffsets, *, accepts_gap: bool
+    where: str, state: PartitionState | None, offered: BrokerOffsets, *, accepts_gap: bool
 ) -> Range:
-    """The offsets that the table lacks.
+    """Return the offsets that the table lacks.
 
-    ForeignLogError where the broker's log ends before the table's, OffsetGapError where it begins
-    after it and nobody has accepted that.
+    Raise ForeignLogError where the broker's log ends before the table's, and OffsetGapError where
+    it begins after the table's end and the request does not accept that.
     """
     if state is None:
-        return Range(found.log_start_offset, max(found.log_start_offset, found.readable_end))
+        return Range(offered.log_start_offset, max(offered.log_start_offset, offered.readable_end))
     held = state.log_end_offset
     if state.first_appended_offset != NEVER:
-        check_not_appended(where, state.first_appended_offset, found.high_watermark)
+        check_not_appended(where, state.first_appended_offset, offered.high_watermark)
         return Range(held, held)
-    if found.high_watermark < held:
+    if offered.high_watermark < held:
         raise ForeignLogError(
             f"expected {where} to reach offset {held}, which the table holds, found its end at "
-            f"{found.high_watermark}: the log was truncated, or is another one; ingest it under "
+            f"{offered.high_watermark}: the log was truncated, or is another one; ingest it under "
             "another cluster name, or drop the table to begin anew"
         )
-    check_not_lost(where, held, found.log_start_offset, is_accepted=accepts_gap)
-    start = max(held, found.log_start_offset)
-    return Range(start, max(start, found.readable_end))
+    check_not_lost(where, held, offered.log_start_offset, is_accepted=accepts_gap)
+    start = max(held, offered.log_start_offset)
+    return Range(start, max(start, offered.readable_end))
 
 
 def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Range]:
-    """The next part of each partition that ends above what is held, some `most` offsets in all.
+    """Return each partition's next range above the offsets held, about `most` offsets in all.
 
-    It may be empty: a partition that has no record yet, or has lost all there were, is held too.
+    A range may be empty: it records a partition that has no record yet, or has lost all it had.
     """
-    waiting = {p: found for p, found in left.items() if held.get(p, -1) < found.end}
+    waiting = {p: offsets for p, offsets in left.items() if held.get(p, -1) < offsets.end}
     share = max(1, most // max(1, len(waiting)))
     return {p: Range(start, min(end, start + share)) for p, (start, end) in waiting.items()}
 
 
 def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
-    """What is left after a slice."""
+    """Return what is left after a slice."""
     return {
-        partition: Range(taken[partition].end, found.end) if partition in taken else found
-        for partition, found in left.items()
+        partition: Range(taken[partition].end, offsets.end) if partition in taken else offsets
+        for partition, offsets in left.items()
     }
 
 
 class Slice(NamedTuple):
-    """What is taken in one go."""
+    """A slice of a live topic: the offsets taken together."""
 
     ranges: dict[int, Range]
     now: datetime
 
     def to_property(self) -> str:
-        """As the table keeps it while it is being taken."""
-        ranges = {str(partition): list(found) for partition, found in self.ranges.items()}
+        """Format the slice as the property that the table has while the slice is taken."""
+        ranges = {str(partition): list(offsets) for partition, offsets in self.ranges.items()}
         return json.dumps({"now": self.now.isoformat(), "ranges": ranges}, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The slice of a property; ConfigurationError where somebody changed it."""
+        """Return the slice of a property; ConfigurationError where somebody changed it."""
         return parse_property(SLICE, text, "a slice's clock and ranges", cls._built)
 
     @classmethod
@@ -116,9 +116,9 @@ class Slice(NamedTuple):
         return cls(ranges, datetime.fromisoformat(values["now"]))
 
     def continues(self, states: Mapping[int, PartitionState]) -> bool:
-        """Whether it begins where the table ends; else another ingest has gone on since."""
+        """Return whether it begins where the table ends; else another ingest has gone on since."""
         return all(
-            states[partition].log_end_offset <= found.start
-            for partition, found in self.ranges.items()
+            states[partition].log_end_offset <= offsets.start
+            for partition, offsets in self.ranges.items()
             if partition in states
         )

@@ -14,6 +14,13 @@ from ebbtide.log.settings.config import TopicConfig
 MAX_INT = 2**31 - 1
 
 
+class SegmentStart(NamedTuple):
+    """A logical segment as the state keeps it; Kafka takes the time from the segment's file."""
+
+    base_offset: int
+    modified_ms: int  # since the epoch
+
+
 class Segment(NamedTuple):
     """A logical segment and what its batches add up to; times in ms since the epoch."""
 
@@ -26,8 +33,13 @@ class Segment(NamedTuple):
     max_append_time_ms: int = -1
     record_count: int = 0  # of data
 
+    @property
+    def start(self) -> SegmentStart:
+        """The segment's base offset and time, as the state keeps them."""
+        return SegmentStart(self.base_offset, self.modified_ms)
+
     def with_more(self, later: Segment) -> Segment:
-        """The sums of this and of `later` batches of the same segment."""
+        """Return the sums of this and of `later` batches of the same segment."""
         first_ms = self.first_batch_timestamp_ms
         return self._replace(
             size_bytes=self.size_bytes + later.size_bytes,
@@ -47,12 +59,12 @@ class Segment(NamedTuple):
 
 
 def segment_of(base_offsets: Sequence[int], offset: int) -> int:
-    """Base offset of the last segment that starts at or below `offset`, else the first."""
+    """Return base offset of the last segment that starts at or below `offset`, else the first."""
     return base_offsets[max(bisect_right(base_offsets, offset) - 1, 0)]
 
 
 def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segment]:
-    """Segments of [start, end), with the one that contains `start` (LogSegments.values)."""
+    """Return the segments of [start, end), with that which holds `start` (LogSegments.values)."""
     if start == end:
         return ()
     first = max(bisect_right([s.base_offset for s in segments], start) - 1, 0)
@@ -60,7 +72,7 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
 
 
 class Cleanable(NamedTuple):
-    """What a log offers to the cleaner; `first_uncleanable_offset` starts a segment."""
+    """The part of a log that may be cleaned; `first_uncleanable_offset` starts a segment."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -75,7 +87,7 @@ class Cleanable(NamedTuple):
         return self.cleanable_bytes / total if total else 0.0
 
     def is_picked(self, min_cleanable_dirty_ratio: float) -> bool:
-        """Whether Kafka's cleaner would clean this log now."""
+        """Return whether Kafka's cleaner would clean this log now."""
         is_due = self.is_overdue and self.cleanable_bytes > 0
         return is_due or self.ratio > min_cleanable_dirty_ratio
 
@@ -93,7 +105,7 @@ class Bounds(NamedTuple):
 def cleanable(
     segments: Sequence[Segment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> Cleanable:
-    """What the cleaner may clean now; the last of `segments` is active and never cleaned."""
+    """Return what the cleaner may clean now; the last of `segments` is active and stays."""
     active = segments[-1].base_offset
     first_dirty = bounds.first_dirty_offset
     if not bounds.log_start_offset <= first_dirty <= bounds.log_end_offset:
@@ -126,7 +138,7 @@ def _is_overdue(dirty: Sequence[Segment], clean_until_ms: int) -> bool:
 def merged(
     segments: Sequence[Segment], first_uncleanable_offset: int, segment_bytes: int
 ) -> list[Segment]:
-    """The segments after a round: neighbours below the bound merged as Kafka groups them.
+    """Return the segments after a round: neighbours below the bound merged as Kafka groups them.
 
     Grouping goes by sizes before the round. A group keeps its first member's base offset and its
     last member's time; its sums are not added up.
@@ -146,7 +158,7 @@ def merged(
 
 
 def _is_near(head: Segment, segment: Segment, next_base: int) -> bool:
-    """Whether the offsets of the group still fit into an index of 32 bits."""
+    """Return whether the offsets of the group still fit into an index of 32 bits."""
     # Kafka prepends to the group as it grows, so the base it measures from is the first one's.
     return segment.size_bytes == 0 or next_base - 1 - head.base_offset <= MAX_INT
 
@@ -157,7 +169,7 @@ def neighbours_to_merge(
     target_bytes: int,
     at_least: int,
 ) -> list[list[int]]:
-    """Base offsets of physical segments, (base offset, bytes), that may be written as one.
+    """Return base offsets of physical segments, (base offset, bytes), that may be written as one.
 
     They lie in one closed logical segment, given by its base offset, and hold at most
     `target_bytes`. The last group still grows and waits for `at_least`, so that a row is seldom

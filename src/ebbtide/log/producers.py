@@ -1,4 +1,4 @@
-"""What a log still has to keep so that its producers are not forgotten.
+"""The batch rows that a log must keep so that its producers are not forgotten.
 
 Kafka: ProducerStateEntry, ProducerAppendInfo, UnifiedLog.lastRecordsOfActiveProducers.
 """
@@ -23,7 +23,7 @@ class LastRecord(NamedTuple):
     last_offset: int = -1  # of its last append, data or marker
 
     def is_in(self, batch: Batch) -> bool:
-        """Whether this is what `batch` preserves."""
+        """Return whether this is what `batch` preserves."""
         if self.last_data_offset is not None:
             return batch.last_offset == self.last_data_offset
         return batch.is_control and batch.producer_epoch == self.producer_epoch
@@ -32,7 +32,7 @@ class LastRecord(NamedTuple):
 def last_records(
     batches: Iterable[Batch], *, now_ms: int, expiration_ms: int
 ) -> dict[int, LastRecord]:
-    """The last record of each producer that has not expired; batches in offset order."""
+    """Return the last record of each producer that has not expired; batches in offset order."""
     producers: dict[int, LastRecord] = {}
     for batch in batches:
         if batch.producer_id != NO_PRODUCER_ID and not batch.was_emptied_at_source:
@@ -45,7 +45,7 @@ def last_records(
 
 
 def _after(batch: Batch, last: LastRecord | None) -> LastRecord:
-    """A new epoch forgets the data of the one before, also when a marker brings it."""
+    """Return a new epoch forgets the data of the one before, also when a marker brings it."""
     data_offset: int | None = batch.last_offset
     if batch.is_control:
         is_same_epoch = last is not None and last.producer_epoch == batch.producer_epoch
@@ -60,7 +60,7 @@ def _after(batch: Batch, last: LastRecord | None) -> LastRecord:
 
 
 def remembered(batches: Iterable[Batch], last: Mapping[int, LastRecord]) -> set[int]:
-    """Base offsets of what Kafka still knows once the segments of these batches have gone.
+    """Return base offsets of what Kafka still knows once the segments of these batches have gone.
 
     The newest data of each unexpired producer, the end of its transaction, its last append; and
     where an open transaction begins.
@@ -88,7 +88,7 @@ def carried(
     last: Mapping[int, LastRecord],
     first_segment_offset: int,
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Rows that must go on saying what rows removed by a round said, before and after.
+    """Yield rows, before and after, that take over producers' facts from rows that a round removes.
 
     `removed` are base offsets. The time of a producer's last append moves to the newest row left of
     it, also to make sure that an expired producer does not come back. Data of which only the row

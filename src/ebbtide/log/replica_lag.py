@@ -1,4 +1,4 @@
-"""What a replica lacks of its primary, and its state before and after it is given that.
+"""Find what a replica lacks of its primary, and its state before and after it is copied.
 
 Kafka: AbstractFetcherThread (fetchOffsetAndTruncate, truncateFullyAndStartAt),
 UnifiedLog.maybeIncrementLogStartOffset on a follower.
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ebbtide.json_text import whole
-from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.log.state.properties import checked_fields, parse_property
 from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
 
-# What a replica decides for itself; every other setting follows the primary's.
+# Settings that a replica decides itself; all others follow the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
 
 States = Mapping[int, PartitionState]
@@ -26,13 +26,13 @@ States = Mapping[int, PartitionState]
 def settings_to_follow(
     primary: Mapping[str, str], replica: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """What to change of a replica's properties so that its settings are the primary's.
+    """Return the property changes that give a replica its primary's settings.
 
-    None stands for a removal. Its state, and what it decides for itself, stay as they are.
+    None stands for a removal. The replica's state and its own choices stay as they are.
     """
-    wanted, found = _settings(primary), _settings(replica)
-    removed: dict[str, str | None] = {name: None for name in found if name not in wanted}
-    return removed | {name: v for name, v in wanted.items() if found.get(name) != v}
+    wanted, current = _settings(primary), _settings(replica)
+    removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
+    return removed | {name: v for name, v in wanted.items() if current.get(name) != v}
 
 
 def _settings(properties: Mapping[str, str]) -> dict[str, str]:
@@ -44,14 +44,14 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
-    """Whether a replica lacks something of its primary, by the properties of both."""
+    """Return whether a replica lacks something of its primary, by the properties of both."""
     if REPLICATION in replica or settings_to_follow(primary, replica):
         return True
     return not is_up_to_date(parse_states(replica), parse_states(primary))
 
 
 def is_up_to_date(replica: States, primary: States) -> bool:
-    """Whether the replica lacks nothing that the primary's partitions have."""
+    """Return whether the replica lacks nothing that the primary's partitions have."""
     return all(
         (state := replica.get(partition)) is not None
         and state_before(state, leader) == state
@@ -61,12 +61,12 @@ def is_up_to_date(replica: States, primary: States) -> bool:
 
 
 def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
-    """Whether the primary starts after the replica's end: what the replica holds is of no use."""
+    """Return whether the primary starts after the replica's end, so that its rows are useless."""
     return replica.log_end_offset < primary.log_start_offset
 
 
 def state_before(replica: PartitionState | None, primary: PartitionState) -> PartitionState:
-    """The replica's state before anything is appended: it starts no lower than the primary.
+    """Return the replica's state before anything is appended: it starts no lower than the primary.
 
     One that is outrun, or not there yet, is empty at the primary's start.
     """
@@ -79,7 +79,7 @@ def state_before(replica: PartitionState | None, primary: PartitionState) -> Par
         log_end_offset=start,
         first_dirty_offset=start,
         first_unmarked_offset=start,
-        segments=((base, dict(primary.segments)[base]),),
+        segments=(SegmentStart(base, dict(primary.segments)[base]),),
     )
     if replica is None:
         return empty
@@ -95,7 +95,7 @@ def state_before(replica: PartitionState | None, primary: PartitionState) -> Par
 
 
 def state_after(replica: PartitionState, primary: PartitionState) -> PartitionState:
-    """The replica's state once it holds all up to the primary's end; it cleans by itself.
+    """Return the replica's state once it holds all up to the primary's end; it cleans by itself.
 
     Marks come with the records, so the first unmarked offset follows the primary's where nothing
     before was left to be marked. What the primary had lost by then, the replica never gets.
@@ -106,7 +106,7 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
         expired_end = max(expired_end, primary.expired_end_offset)
         holding = segment_of([base for base, _ in primary.segments], base)
         modified_ms = max(modified_ms, dict(primary.segments)[holding])
-    begun = [segment for segment in primary.segments if segment[0] >= end and segment[0] > base]
+    begun = [segment for segment in primary.segments if segment.base_offset >= max(end, base + 1)]
     first_unmarked = replica.first_unmarked_offset
     if first_unmarked >= end:
         first_unmarked = max(first_unmarked, primary.first_unmarked_offset)
@@ -114,7 +114,7 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
     return replica.moved(
         log_end_offset=primary.log_end_offset,
         first_unmarked_offset=first_unmarked,
-        segments=(*replica.segments[:-1], (base, modified_ms), *begun),
+        segments=(*replica.segments[:-1], SegmentStart(base, modified_ms), *begun),
         expired_end_offset=expired_end,
         max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
     )
@@ -122,10 +122,10 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A replication in flight, written down on the replica: the last to begin one goes on alone.
+    """A replication in flight, recorded on the replica: the last one to begin goes on alone.
 
-    `emptied` are the partitions of which nothing may stay that lay there before; `taken_over` says
-    that another one had begun and may have left something.
+    `emptied` are the partitions whose earlier rows must all go. `taken_over` is true where another
+    replication had begun before and may have left rows.
     """
 
     id: str
@@ -133,12 +133,12 @@ class Replication:
     taken_over: bool
 
     def to_json(self) -> str:
-        """The value of the property `ebbtide.replication`."""
+        """Return the value of the property `ebbtide.replication`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Replication | None:
-        """The one in flight, if any."""
+        """Return the one in flight, if any."""
         text = properties.get(REPLICATION)
         expected = "the id of a replication and what it empties"
         return None if text is None else parse_property(REPLICATION, text, expected, cls._built)

@@ -1,21 +1,45 @@
-"""What each job says of a run: `result` of lake.ebbtide.runs, a type a job, written and read by it.
+"""The result of each job's run, as `lake.ebbtide.runs` keeps it: one type a job.
 
 Times are milliseconds since the epoch, -1 where Kafka has none; sizes are bytes. A field with a
-default may be missing: its job had nothing to say.
+default may be missing if the job had nothing to report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
-# Rises when a field goes or means something else.
-VERSION = 1
+# Rises when a field goes or means something else. Since 2, off_disk_from_ms takes into account the
+# files that wait to be rewritten, and the row's bytes_removed and files_removed are not of files in
+# delete_records and expire_snapshots.
+VERSION = 2
+
+
+class Reason(StrEnum):
+    """The fixed reasons why there is work or none, as results and logs show them.
+
+    A reason with numbers is text, built where the numbers are known.
+    """
+
+    NOT_COMPACTED = "cleanup.policy has no compact"
+    NOT_DELETED = "cleanup.policy has no delete"
+    DISABLED = "ebbtide.enabled is false"
+    CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
+    ALL_MARKED = "every record up to the log end offset is judged already"
+    NO_LIMIT = "no retention limit is set"
+    RETAINED = "no segment has reached its limit since the last time"
+    TIDY = "nothing was written since the last time, and no snapshot is past its age"
+    NO_TABLE_REPLICA = "ebbtide.replicas names no table"
+    NO_REPLICA = "ebbtide.replicas names no other copy"
+    REPLICATED = "every replica holds all of it"
+    HORIZON_REACHED = "a delete horizon is reached"
+    MARKER_OUTLIVED = "a transaction marker has outlived its data"
 
 
 class OfPartition(TypedDict):
-    """What every job says of a partition."""
+    """The fields that every job reports for a partition."""
 
     log_start_offset: Annotated[int, "the log's first offset after the job"]
     low_watermark: Annotated[int, "the least log start offset of all replicas; -1 is not known"]
@@ -24,7 +48,7 @@ class OfPartition(TypedDict):
 
 
 class OfTopic(TypedDict):
-    """What every job says of a topic."""
+    """The fields that every job reports for a topic."""
 
     seconds: NotRequired[Annotated[float, "what the job took, its start apart"]]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
@@ -132,6 +156,10 @@ class DeletedTopic(OfTopic):
 
     error_code: NotRequired[Annotated[int, "where every partition has the same error"]]
     error_name: NotRequired[Annotated[str, "its name"]]
+    file_bytes_removed: NotRequired[
+        Annotated[int, "data files that left the table, on the disk until their snapshots expire"]
+    ]
+    replicas: NotRequired[Annotated[dict[str, Any], "rows that left each replica that is a table"]]
 
 
 class ReplicatedPartition(OfPartition):
@@ -143,7 +171,9 @@ class ReplicatedPartition(OfPartition):
 class ReplicatedTopic(OfTopic):
     """replicate_log, of a topic."""
 
-    replicas: Annotated[dict[str, Any], "rows appended to each replica that was behind"]
+    replicas: Annotated[
+        dict[str, Any], "rows appended to, and removed from, each replica that was behind"
+    ]
 
 
 class SnapshotsTopic(OfTopic):
@@ -154,12 +184,28 @@ class SnapshotsTopic(OfTopic):
     files: NotRequired[Annotated[int, "files of the tables, in a plan"]]
     bytes: NotRequired[Annotated[int, "their size, in a plan"]]
     bytes_written: NotRequired[Annotated[int, "files that were rewritten or merged"]]
-    bytes_freed: NotRequired[Annotated[int, "what left the disk"]]
-    bytes_kept: NotRequired[Annotated[int, "what stays on it"]]
-    files_removed: NotRequired[Annotated[int, "files that left the disk"]]
+    bytes_freed: NotRequired[Annotated[int, "files that left the disk"]]
+    bytes_kept: NotRequired[Annotated[int, "files that stay on it"]]
+    files_freed: NotRequired[Annotated[int, "how many files left the disk"]]
     files_rewritten: NotRequired[Annotated[int, "files rewritten without their deleted rows"]]
     segments_merged: NotRequired[Annotated[int, "physical segments fewer than before"]]
-    deleted_rows_in_files: NotRequired[Annotated[int, "rows deleted and in a file still"]]
+    deleted_rows_in_files: NotRequired[
+        Annotated[int, "deleted rows that a file of the records table holds still, the sum of:"]
+    ]
+    deleted_rows_below_share: NotRequired[
+        Annotated[int, "those in files of which too few rows are deleted to rewrite them"]
+    ]
+    deleted_rows_in_active_segments: NotRequired[Annotated[int, "those in active segments"]]
+    deleted_rows_due: NotRequired[Annotated[int, "those in files that the next run rewrites"]]
+    oldest_snapshot_ms: NotRequired[
+        Annotated[int | None, "the oldest snapshot of the records table that may expire"]
+    ]
+    old_files_ms: NotRequired[
+        Annotated[int | None, "the newest that needs a file which the current one does not"]
+    ]
+    old_files_refs: NotRequired[
+        Annotated[dict[str, str], "tags and branches that need one, each with its kind"]
+    ]
 
 
 class ErasedPartition(OfPartition):
@@ -172,7 +218,12 @@ class ErasedPartition(OfPartition):
     left: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
-    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+    off_disk_from_ms: NotRequired[
+        Annotated[
+            int | None,
+            "from when on an expire_snapshots takes all off the disk; null without such a date",
+        ]
+    ]
 
 
 class ErasedTopic(OfTopic):
@@ -187,7 +238,12 @@ class ErasedTopic(OfTopic):
     left: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
-    off_disk_from_ms: NotRequired[Annotated[int | None, "when all are off the disk"]]
+    off_disk_from_ms: NotRequired[
+        Annotated[
+            int | None,
+            "from when on an expire_snapshots takes all off the disk; null without such a date",
+        ]
+    ]
 
 
 class ExportedPartition(OfPartition):
@@ -251,7 +307,7 @@ class Result(TypedDict):
     topic: Mapping[str, Any]
 
 
-# What a job says of a partition and of a topic.
+# Each job's result types for a partition and for a topic.
 BY_JOB: Mapping[str, tuple[type, type]] = {
     "ingest_segments": (IngestedPartition, IngestedTopic),
     "ingest_topic": (IngestedPartition, IngestedTopic),
@@ -269,7 +325,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
 
 
 def problems(job: str, result: Result) -> Iterator[str]:
-    """Where a result is not what its job's types say: a field missing, unknown, of another type."""
+    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
     if job not in BY_JOB:
         yield f"nobody says what {job} says"
         return

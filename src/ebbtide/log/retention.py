@@ -1,4 +1,4 @@
-"""What retention removes, by which rule, and where the log then starts.
+"""Decide what retention removes, by which rule, and where the log then starts.
 
 Kafka: UnifiedLog.deleteOldSegments and deletableSegments; event time: KIP-870.
 """
@@ -22,7 +22,7 @@ _LIMITS = (
 
 
 class Rule(StrEnum):
-    """Why a segment goes, in the order in which the rules are asked."""
+    """The rules by which segments go, in the order in which they apply."""
 
     LOG_START_OFFSET = "log_start_offset"
     SIZE = "size"
@@ -50,8 +50,8 @@ class Expiry(NamedTuple):
         return sum(segment.size_bytes for segment in self.kept)
 
 
-class Offsets(NamedTuple):
-    """Where a log starts and ends, and what may be removed from it."""
+class LogOffsets(NamedTuple):
+    """The start and end of a log, and what may be removed from it."""
 
     log_start_offset: int
     log_end_offset: int
@@ -68,19 +68,19 @@ class RecordLimit(NamedTuple):
     append_time_ms: int | None = None
 
 
-# Asked with a segment and its successor's base offset (None for the active one).
+# Called with a segment and its successor's base offset (None for the active one).
 Condition = Callable[[Segment, int | None], bool]
 
 
 def expire(
     segments: Sequence[Segment],
-    offsets: Offsets,
+    offsets: LogOffsets,
     config: TopicConfig,
     *,
     now_ms: int,
     max_event_time_ms: int,
 ) -> Expiry:
-    """What retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
+    """Return what retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
 
     A rule whose setting is absent removes nothing. If the active segment goes too, an empty one
     takes its place at the log end offset, modified `now_ms`, as Kafka rolls one.
@@ -98,10 +98,10 @@ def expire(
 
 
 def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
-    """When retention may remove something if neither log nor settings change, ms since the epoch.
+    """Return when retention may next remove something if neither log nor settings change.
 
-    `kept` are the segments that it keeps now. NEVER where time removes nothing, 0 where that is not
-    known.
+    The time is in ms since the epoch. `kept` are the segments that retention keeps now. NEVER
+    means that time removes nothing, 0 that the moment is not known.
     """
     limit_ms, first = _limit(config.retention_ms), kept[0]
     is_empty = len(kept) == 1 and not first.size_bytes
@@ -117,24 +117,27 @@ def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
 
 
 def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
-    """A number that is another one when a partition's log or its topic's settings have changed.
+    """Return a number that changes when a partition's log or its topic's settings change.
 
-    A cleaner round may take the newest record of a segment, which then expires sooner.
+    A cleaner round counts as a change too: it may remove the newest record of a segment, which
+    then expires sooner.
     """
-    of_log = (state.log_start_offset, state.log_end_offset, state.segments, state.cleaned_at_ms)
+    # Plain tuples: the number is kept in tables, so it must not depend on the name of a type.
+    segments = tuple(tuple(segment) for segment in state.segments)
+    of_log = (state.log_start_offset, state.log_end_offset, segments, state.cleaned_at_ms)
     limits = [getattr(config, name) for name in _LIMITS]
     told = repr((of_log, state.max_event_time_ms, state.expired_end_offset, limits))
     return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
 
 
 def is_retained_at(state: PartitionState, config: TopicConfig, now_ms: int) -> bool:
-    """Whether retention at `now_ms` would find nothing to remove, as its last run has noted."""
+    """Return whether retention at `now_ms` would remove nothing, by what its last run noted."""
     is_same = state.expiry_basis == expiry_basis(state, config)
     return is_same and (state.next_expiry_ms == NEVER or now_ms < state.next_expiry_ms)
 
 
 def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) -> RecordLimit | None:
-    """Which single records retention removes beside segments; None where it removes none."""
+    """Return which single records retention removes besides segments; None where none."""
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if not (config.is_deleted and config.expires_records) or event_limit_ms is None:
         return None
@@ -163,12 +166,12 @@ def _time_conditions(
 
 
 def _limit(setting: int | None) -> int | None:
-    """A limit as it is set; below 0 is none, as in Kafka."""
+    """Return a limit as set; a value below 0 means none, as in Kafka."""
     return None if setting is None or setting < 0 else setting
 
 
 def _apply(
-    expiry: Expiry, rule: Rule, condition: Condition, offsets: Offsets, now_ms: int
+    expiry: Expiry, rule: Rule, condition: Condition, offsets: LogOffsets, now_ms: int
 ) -> Expiry:
     kept = expiry.kept
     gone = 0
@@ -213,7 +216,7 @@ def _is_over_size(expiry: Expiry, limit_bytes: int) -> Condition:
 
 
 def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
-    """Strictly older than the limit; with event time set, by when the log received it."""
+    """Match segments strictly older than the limit; with event time set, by append time."""
 
     def condition(segment: Segment, _following: int | None) -> bool:
         newest_ms = segment.max_append_time_ms if by_append_time else segment.largest_timestamp_ms
@@ -223,9 +226,9 @@ def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
 
 
 def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
-    """Strictly further behind the partition's max event time than the limit (KIP-870).
+    """Match segments that lag the partition's max event time by more than the limit (KIP-870).
 
-    A segment without a data record is behind too, so that empty batches and markers, which have
+    A segment without a data record matches too, so that empty batches and markers, which have
     no event time, keep no segment after them.
     """
 

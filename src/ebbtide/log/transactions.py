@@ -1,4 +1,4 @@
-"""Which data is aborted and which markers have outlived their data.
+"""Decide which data is aborted and which markers have outlived their data.
 
 Kafka: CleanedTransactionMetadata, TransactionIndex, ProducerStateManager (last stable offset).
 """
@@ -22,9 +22,9 @@ class AbortedTransaction(NamedTuple):
 def aborted_transactions(
     batches: Iterable[Batch], log_start_offset: int = 0
 ) -> list[AbortedTransaction]:
-    """The aborted transactions that have data, by first offset; read the log to its end.
+    """Return the aborted transactions that have data, by first offset; read the log to its end.
 
-    A marker below the log start offset says nothing any more (LocalLog.collectAbortedTransactions),
+    A marker below the log start offset no longer counts (LocalLog.collectAbortedTransactions),
     nor does one that a round has emptied: its data went before it.
     """
     return sorted(
@@ -49,7 +49,7 @@ class TransactionReader:
         self._committing: set[int] = set()
 
     def read_data(self, batch: Batch) -> bool:
-        """Whether the data batch belongs to an aborted transaction."""
+        """Return whether the data batch belongs to an aborted transaction."""
         self._start_until(batch.last_offset)
         if not batch.is_transactional:
             return False
@@ -60,7 +60,7 @@ class TransactionReader:
         return False
 
     def read_marker(self, batch: Batch) -> bool:
-        """Whether no batch of the control batch's transaction was met, so that it may go."""
+        """Return whether no batch of the control batch's transaction was met, so that it may go."""
         self._start_until(batch.last_offset)
         if batch.record_count == 0:  # emptied by an earlier round
             return True
@@ -94,7 +94,7 @@ class OpenTransactions:
         return None
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The offset below which every transaction is decided."""
+        """Return the offset below which every transaction is decided."""
         return min(self.first_offsets.values(), default=high_watermark)
 
 
@@ -105,7 +105,7 @@ def visible_stable_offset(
     log_end_offset: int,
     first_batch_offset: int | None,
 ) -> int:
-    """The last stable offset where it may lie below the log start offset.
+    """Return the last stable offset where it may lie below the log start offset.
 
     It is then where the batch begins that contains the log start offset or follows it
     (`first_batch_offset`), or the log's end (UnifiedLog.maybeIncrementFirstUnstableOffset).

@@ -2,79 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import cast
+from datetime import UTC, datetime, timedelta
 
 from ebbtide.lake.reader import LakeTopic, Run
-from ebbtide.log.results import SnapshotsTopic
+from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
+from ebbtide.orchestration.outcome import cause_of
 
 JOB = "expire_snapshots"
+NIGHTLY = "nightly_retention"
 # How far back the report and the page look.
 HISTORY = timedelta(days=35)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionDates:
     """The newest deletion of a topic, by the clock of the machines that commit.
 
-    `due` is when the last snapshot that shows it passes its age; `waiting_rows` are out of the
-    table and still in its files, until these are rewritten; `off_disk` is None until both are over.
-    `is_past_due` says that an expire_snapshots has run since `due`, and left those rows.
+    `off_disk` is when an expire_snapshots had freed the last file that may hold its rows, None
+    until then. `due` is from when on one does that, None while there is no such date; `wait` is
+    then the one thing that it waits for.
     """
 
     rows: int
     out_of_table: datetime
-    due: datetime
-    waiting_rows: int
-    off_disk: datetime | None
-    is_past_due: bool
-    deleted_share: float
+    off_disk: datetime | None = None
+    due: datetime | None = None
+    wait: str | None = None
 
     def in_words(self) -> str:
-        """Both dates as sentences."""
-        out = f"{self.rows:,} records left the table on {_minute(self.out_of_table)}"
+        """Format both dates, or what the second one waits for, as a sentence."""
+        out = f"{self.rows:,} records left the table on {self.out_of_table:%Y-%m-%d %H:%M} UTC"
         if self.off_disk:
-            return f"{out} and the disk by {_minute(self.off_disk)}."
-        wait = (
-            f"{self.waiting_rows:,} deleted rows wait in files that are rewritten once "
-            f"{self.deleted_share:.0%} of their rows are deleted (ebbtide.rewrite.deleted.share; 0 "
-            "means at the first), and in active segments, once these are closed"
+            return f"{out} and the disk by {_full_minute(self.off_disk)}."
+        if self.wait:
+            return f"{out}; {self.wait}."
+        assert self.due is not None
+        return (
+            f"{out}; they leave the disk with the first expire_snapshots after "
+            f"{_full_minute(self.due)}."
         )
-        if self.is_past_due:
-            return f"{out}; no snapshot shows them any more, but {wait}."
-        due = (
-            f"{out}; they leave the disk with the first expire_snapshots after {_minute(self.due)}"
-        )
-        return f"{due}, except that {wait}." if self.waiting_rows else f"{due}."
 
 
-def newest_deletion(topic: LakeTopic, runs: Sequence[Run]) -> DeletionDates | None:
-    """The newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a deletion has come by the reports of expire_snapshots since then.
+
+    `last` is the newest report. Of the first that has a date, `old_files_ms` is the newest
+    snapshot that needs an old file: one that is dropped later never held the deletion's rows.
+    """
+
+    last: LeftOnDisk | None = None
+    last_at: datetime | None = None
+    has_date: bool = False
+    old_files_ms: int | None = None
+    off_disk: datetime | None = None
+
+    def after(self, run: Run, left: LeftOnDisk) -> _Progress:
+        """Return the progress once `run` has reported."""
+        has_date, old_files_ms = self.has_date, self.old_files_ms
+        if left.old_files_refs:
+            has_date = False  # from a branch, later snapshots may take old files over
+        elif not has_date and left.has_date:
+            has_date, old_files_ms = True, left.old_files_ms
+        is_off = has_date and left.has_expired(old_files_ms)
+        return _Progress(left, run.ended, has_date, old_files_ms, run.ended if is_off else None)
+
+
+def newest_deletion(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> DeletionDates | None:
+    """Return the newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
     removals = [run for run in runs if run.rows_removed and run.job != JOB]
     if not removals:
         return None
     removal = removals[-1]
-    max_age_ms = max_snapshot_age_ms(topic.properties)
-    due = removal.ended + timedelta(milliseconds=max_age_ms)
-    expired = [run for run in runs if run.job == JOB and run.succeeded]
-    freed = [run.ended for run in expired if run.started >= due and not _waiting_rows(run)]
-    return DeletionDates(
-        rows=removal.rows_removed,
-        out_of_table=removal.ended,
-        due=due,
-        waiting_rows=_waiting_rows(expired[-1]) if expired else 0,
-        off_disk=freed[0] if freed else None,
-        is_past_due=bool(expired) and expired[-1].started >= due,
-        deleted_share=topic.config.rewrite_deleted_share,
+    rows, out = removal.rows_removed, removal.ended
+    progress = _progress(runs, out)
+    if progress.off_disk:
+        return DeletionDates(rows, out, off_disk=progress.off_disk)
+    due = None
+    if progress.has_date and progress.old_files_ms is not None:
+        age_ms = max_snapshot_age_ms(topic.properties)
+        due = datetime.fromtimestamp((progress.old_files_ms + age_ms) / 1000, UTC)
+        if due > clock:
+            return DeletionDates(rows, out, due=due)
+    wait = _hindrance(topic, runs, progress.last_at or out) or _wait(topic, progress, due)
+    return DeletionDates(rows, out, due=due, wait=wait)
+
+
+def _progress(runs: Sequence[Run], removed: datetime) -> _Progress:
+    progress = _Progress()
+    for run, left in _reports(runs):
+        if run.started >= removed and progress.off_disk is None:
+            progress = progress.after(run, left)
+    return progress
+
+
+def _reports(runs: Sequence[Run]) -> Iterator[tuple[Run, LeftOnDisk]]:
+    """Yield each expire_snapshots run with its report; runs without a report are left out."""
+    for run in runs:
+        left = LeftOnDisk.of_result(run.topic_result) if run.job == JOB else None
+        if left is not None:
+            yield run, left
+
+
+def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
+    """Describe what the topic waits for where nothing hinders the next expire_snapshots."""
+    if progress.last is None:
+        return "the next expire_snapshots tells when they leave the disk"
+    if due is not None:
+        return f"they leave the disk with the next expire_snapshots, due since {_full_minute(due)}"
+    return progress.last.wait_in_words(topic.config.rewrite_deleted_share)
+
+
+def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:
+    """Return why no expire_snapshots has succeeded since then, as far as runs tell."""
+    if not topic.config.is_enabled:
+        return "no night takes the topic, since ebbtide.enabled is false"
+    of_night = [run for run in runs if run.job == JOB or run.dag == NIGHTLY]
+    newest_of_job = {run.job: run for run in of_night}
+    failed = [run for run in newest_of_job.values() if not run.succeeded and run.ended >= since]
+    if not failed:
+        return None
+    newest = max(failed, key=lambda run: run.ended)
+    first = _first_failure([run for run in of_night if run.job == newest.job])
+    return (
+        f"no expire_snapshots gets to their files: {newest.job} has failed since "
+        f"{first.started:%Y-%m-%d %H:%M} UTC ({cause_of(newest)})"
     )
 
 
-def _waiting_rows(run: Run) -> int:
-    return cast("SnapshotsTopic", run.topic_result).get("deleted_rows_in_files", 0)
+def _first_failure(runs: Sequence[Run]) -> Run:
+    """Return the first of the consecutive failures that end a job's attempts."""
+    first = runs[-1]
+    for run in reversed(runs):
+        if run.succeeded:
+            break
+        first = run
+    return first
 
 
-def _minute(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M} UTC"
+def _full_minute(when: datetime) -> str:
+    """Format the first full minute at or after a time, so that no date is promised too early."""
+    rest = timedelta(seconds=when.second, microseconds=when.microsecond)
+    return f"{when + (_MINUTE - rest if rest else rest):%Y-%m-%d %H:%M} UTC"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
@@ -19,6 +21,9 @@ from ebbtide.orchestration.night import LowWatermark, grouped
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.orchestration.run_note import FAILURES
+
+log = logging.getLogger(__name__)
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"
@@ -26,7 +31,7 @@ FAILED = {"failed"}
 
 
 def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
-    """The stage `job` as mapped tasks, one a group, run also when another group failed before."""
+    """Run the stage `job` as mapped tasks, one a group, even when another group failed before."""
     rule = TriggerRule.ALL_DONE if "after" in kwargs else TriggerRule.ALL_SUCCESS
     return EbbtideJobOperator.partial(
         task_id=job,
@@ -40,19 +45,20 @@ def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
 
 @task(task_id=GROUP_TOPICS)
 def group_topics() -> list[list[str]]:
-    """The topics of the Param, else all that are enabled, in groups of topics_per_application."""
+    """Group the enabled topics, or those of the Param, by topics_per_application."""
     context = get_current_context()
     params = context["params"]
     with explained(context):
         attempt_of(context)  # a clock that cannot be fails here once, not in every stage
         with open_lake() as lake:
             names = chosen_topics(lake, params.get("topics"))
-    print(f"ebbtide: {len(names)} topics: {', '.join(names) or 'nothing was ingested yet'}")
+    listed = ", ".join(names) or "nothing was ingested yet"
+    log.info("ebbtide: %d topics: %s", len(names), listed)
     return grouped(names, params["topics_per_application"])
 
 
 def chosen_topics(lake: Lake, asked: Sequence[str] | None) -> list[str]:
-    """The topics to work on: those asked for must exist; disabled and empty ones are left out."""
+    """Return the enabled, non-empty topics to work on; topics asked for must exist."""
     known = lake.topic_names()
     unknown = sorted(set(asked or ()) - set(known))
     if unknown:
@@ -70,9 +76,9 @@ def _takes_part(lake: Lake, name: str) -> bool:
     except EbbtideError:
         return True  # the jobs meet the same error and write it down
     if not is_enabled:
-        print(f"ebbtide: {name}: left out, ebbtide.enabled is false")
+        log.info("ebbtide: %s: left out, %s", name, Reason.DISABLED)
     elif not has_partitions:
-        print(f"ebbtide: {name}: left out, it has no partition yet")
+        log.info("ebbtide: %s: left out, it has no partition yet", name)
     return is_enabled and has_partitions
 
 
@@ -82,10 +88,10 @@ def publish_low_watermarks(
 ) -> None:
     """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
 
-    They are those of the stage `said_by`, which has asked the replicas, if it is another one. After
-    an ingest the asset INGESTED gets an event too, which a night may wait for.
+    They come from the stage `said_by` instead if given, which has asked the replicas. After an
+    ingest the asset INGESTED gets an event too, which may trigger a night.
 
-    A task of its own, because Airflow drops the events of a task that fails, as verdict may.
+    This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
     context = get_current_context()
     handed_on = {answer["topic"] for answer in _answers(context, last_stage)}
@@ -96,27 +102,28 @@ def publish_low_watermarks(
             continue
         events = context["outlet_events"][TOPICS]
         events.add(topic_asset(topic), extra={"low_watermarks": {**watermarks}})
-        print(f"ebbtide: {topic}: low watermarks {watermarks}")
+        log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
 def verdict(stages: Sequence[str], groups: str | None = None) -> None:
-    """Name topic, stage and cause of whatever failed, then print the run's report or its plan."""
+    """Name topic, stage and cause of whatever failed, then log the run's report or its plan."""
     from ebbtide.orchestration.report import render_run
 
     context = get_current_context()
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
     causes = causes_of(context)
-    with open_lake() as lake:
-        found = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
-        runs = [run for run in found if run.task in stages]
-        lines = _failed_topics(context, stages, groups, runs, causes)
-        lines = lines or _failed_tasks(context, causes)
-        for line in lines:
-            print(f"FAILED {line}")
-        print("\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
-    if lines:
-        raise AirflowFailException("\n".join(lines))
+    with explained(context), open_lake() as lake:
+        of_dag = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
+        runs = [run for run in of_dag if run.task in stages]
+        failures = _failed_topics(context, stages, groups, runs, causes)
+        failures = failures or _failed_tasks(context, causes)
+        for failure in failures:
+            log.error("FAILED %s", failure)
+        log.info("%s", "\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
+    if failures:
+        context["ti"].xcom_push(key=FAILURES, value=failures)
+        raise AirflowFailException("; ".join(failures))
 
 
 def _failed_topics(
@@ -126,7 +133,7 @@ def _failed_topics(
     runs: Sequence[Run],
     causes: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """A line for each topic that some stage did not hand on."""
+    """Return a line for each topic that some stage did not hand on."""
     handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
     topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
     failures = first_failures(topics, handed_on, newest(runs))
@@ -139,31 +146,35 @@ def _failed_topics(
 
 
 def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
-    """Low watermarks by topic and partition; partitions as text, as JSON has them."""
-    found: dict[str, dict[str, int]] = {}
+    """Return low watermarks by topic and partition; partitions are text, as in JSON."""
+    watermarks: dict[str, dict[str, int]] = {}
     for answer in answers:
-        found.setdefault(answer["topic"], {})[str(answer["partition"])] = answer["low_watermark"]
-    return found
+        watermarks.setdefault(answer["topic"], {})[str(answer["partition"])] = answer[
+            "low_watermark"
+        ]
+    return watermarks
 
 
 def topic_asset(name: str) -> Asset:
-    """The asset of a topic, ebbtide://lake/<cluster>/<topic>."""
+    """Return the asset of a topic, ebbtide://lake/<cluster>/<topic>."""
     cluster, topic, _ = TopicName.parse(name)
     return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
 
 
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tasks that failed themselves before they knew of any topic, each with its cause."""
+    """Describe the tasks that failed before they knew of any topic, each with its cause."""
     ti = context["ti"]
-    tasks = sorted(context["task"].get_flat_relative_ids(upstream=True))
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=tasks, run_ids=[ti.run_id])
-    failed = [name for name, state in sorted(states.get(ti.run_id, {}).items()) if state in FAILED]
-    known = [task for task in causes if any(name.startswith(task) for name in failed)]
-    silent = [name for name in failed if not any(name.startswith(task) for task in known)]
-    return [
-        *(f"{task} failed: {cause}" for task in known for cause in causes[task]),
-        *(f"{name} failed without a word of ours; its log has all of it" for name in silent),
-    ]
+    lines = []
+    for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+        of_task = states.get(ti.run_id, {})  # of a mapped task, one by index
+        failed = [name for name, state in sorted(of_task.items()) if state in FAILED]
+        if failed and task_id in causes:
+            lines += [f"{task_id} failed: {cause}" for cause in causes[task_id]]
+        else:
+            silently = "failed without a word of ours; its log has all of it"
+            lines += [f"{name} {silently}" for name in failed]
+    return lines
 
 
 def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
@@ -171,18 +182,18 @@ def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
 
 
 def _plans(context: Any, stages: Sequence[str]) -> list[str]:
-    """The plans of a run that only plans."""
+    """Return the plans of a run that only plans."""
     pulled = context["ti"].xcom_pull(task_ids=list(stages), key=PLAN) or []
     return [plan for plan in pulled if plan]
 
 
 def _grouped_topics(context: Any, groups: str) -> list[str]:
-    """The topics of all groups; none where the task that makes them failed."""
-    found = context["ti"].xcom_pull(task_ids=groups)
-    return [name for group in found or () for name in group]
+    """Return the topics of all groups; none where the task that makes them failed."""
+    topic_groups = context["ti"].xcom_pull(task_ids=groups)
+    return [name for group in topic_groups or () for name in group]
 
 
 def _answers(context: Any, stage: str) -> list[LowWatermark]:
-    """What a stage handed on, over all its mapped tasks."""
+    """Return what a stage handed on, over all its mapped tasks."""
     pulled = context["ti"].xcom_pull(task_ids=[stage])
     return [answer for answers in pulled for answer in answers or ()]

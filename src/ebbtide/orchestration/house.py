@@ -1,4 +1,4 @@
-"""What the DAGs have in common: how they run, and the Params that several forms show."""
+"""Defaults shared by the DAGs: how they run, and the Params that several forms show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOPIC_PATTERN = r"^[^.]+\..+$"
 # An ingest of any topic tells this asset.
 INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
-# Arguments of @dag. A run at a time: two would only wait for each other's commits.
+# Arguments of @dag. One run at a time: two would only wait for each other's commits.
 HOUSE: dict[str, Any] = {
     "start_date": datetime(2025, 1, 1),
     "catchup": False,
@@ -26,20 +26,20 @@ HOUSE: dict[str, Any] = {
 
 
 def schedule(variable: str) -> NextTickTimetable | None:
-    """The cron expression of an environment variable, in UTC; unset or empty: no schedule."""
+    """Return the cron schedule of an environment variable, in UTC; None if unset or empty."""
     cron = os.environ.get(variable)
     return NextTickTimetable(cron, timezone="UTC") if cron else None
 
 
 def night_schedule() -> NextTickTimetable | list[Asset]:
-    """EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested` for after each ingest."""
+    """Return EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested` for after each ingest."""
     if os.environ.get("EBBTIDE_NIGHTLY_SCHEDULE") == "ingested":
         return [INGESTED]
     return schedule("EBBTIDE_NIGHTLY_SCHEDULE") or NextTickTimetable("0 2 * * *", timezone="UTC")
 
 
 def cluster(variable: str) -> Param:
-    """The namespace that an ingest fills; an environment variable may say another default."""
+    """Return a Param for the namespace to ingest into; an environment variable sets its default."""
     return Param(
         os.environ.get(variable, "log"),
         type="string",
@@ -50,7 +50,7 @@ def cluster(variable: str) -> Param:
 
 
 def topic() -> Param:
-    """One topic, which has to be given."""
+    """Return one topic, which has to be given."""
     return Param(
         "demo.flights",
         type="string",
@@ -61,17 +61,17 @@ def topic() -> Param:
 
 
 def required(title: str, description: str) -> Param:
-    """A line of text, which has to be given."""
+    """Return a line of text, which has to be given."""
     return Param("", type="string", minLength=1, title=title, description=description)
 
 
 def optional(kind: str, title: str, description: str, **schema: Any) -> Param:
-    """A Param that may stay empty."""
+    """Return a Param that may stay empty."""
     return Param(None, type=["null", kind], title=title, description=description, **schema)
 
 
 def topics(empty: str, **schema: Any) -> Param:
-    """Any number of topics; `empty` says what none means."""
+    """Return a Param of any number of topics; `empty` tells what none means."""
     return Param(
         None,
         type=["null", "array"],
@@ -84,7 +84,7 @@ def topics(empty: str, **schema: Any) -> Param:
 
 
 def topics_per_application(**schema: Any) -> Param:
-    """The size of a group that one Spark application serves."""
+    """Return the size of a group that one Spark application serves."""
     return Param(
         50,
         type="integer",
@@ -97,7 +97,7 @@ def topics_per_application(**schema: Any) -> Param:
 
 
 def now(clock_of: str, **schema: Any) -> Param:
-    """The run's clock; `clock_of` says what it is for."""
+    """Return the run's clock; `clock_of` says what it is for."""
     return Param(
         None,
         type=["null", "string"],

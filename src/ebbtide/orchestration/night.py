@@ -1,7 +1,7 @@
-"""Which stages a topic needs tonight, decided from its state alone.
+"""Decide which stages a topic needs tonight, from its state alone.
 
-Starting Spark costs over ten seconds, so a stage whose state shows nothing to do, with that of the
-replicas, is answered here. Whatever is not certain counts as work: a job that finds nothing is
+Starting Spark costs over ten seconds, so a stage is answered here if the topic's state and its
+replicas' show nothing to do. Whatever is not certain counts as work: a job that finds nothing is
 only slow.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
+from ebbtide.log.results import Reason
 from ebbtide.log.retention import is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
 from ebbtide.log.state.topic_state import REMOVING, ROUND, PartitionState
@@ -30,10 +31,12 @@ class LowWatermark(TypedDict):
     low_watermark: int
 
 
-def nothing_to_do(job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = None) -> str | None:
-    """Why `job` has no work on the topic at `now_ms`; None when it has or may have.
+def nothing_to_do(
+    job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = None
+) -> Reason | None:
+    """Return why `job` has no work on the topic at `now_ms`; None when it has or may have.
 
-    What tells of snapshots is in the lake, not in the topic's state.
+    Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
@@ -51,9 +54,9 @@ def nothing_to_do(job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = N
 
 
 def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
-    """What a stage without work answers; the low watermark is the least log start over replicas.
+    """Return the answer of a stage without work: the least log start over all replicas.
 
-    It is -1 where one of them cannot be read from here.
+    The low watermark is -1 where a replica cannot be read from here.
     """
     replicas = find_replicas(topic)
     return [
@@ -68,83 +71,85 @@ def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
 
 
 def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
-    """What a job's row in `runs` answers."""
+    """Return the low watermarks of a job's row in `runs`."""
     return [
         LowWatermark(
             topic=run.topic,
             partition=partition,
-            log_start_offset=said["log_start_offset"],
-            low_watermark=said["low_watermark"],
+            log_start_offset=numbers["log_start_offset"],
+            low_watermark=numbers["low_watermark"],
         )
-        for partition, said in sorted(run.partitions.items())
+        for partition, numbers in sorted(run.partitions.items())
     ]
 
 
 def grouped(names: Sequence[str], size: int) -> list[list[str]]:
-    """The names in groups of at most `size`: one Spark application serves a group."""
+    """Return the names in groups of at most `size`: one Spark application serves a group."""
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
-def _nothing_to_mark(topic: LakeTopic) -> str | None:
+def _nothing_to_mark(topic: LakeTopic) -> Reason | None:
     states = topic.partitions.values()
     if any(state.first_unmarked_offset < state.log_end_offset for state in states):
         return None
-    return "every record up to the log end offset is judged already"
+    return Reason.ALL_MARKED
 
 
-def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> str | None:
+def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> Reason | None:
     if not topic.config.is_compacted:
-        return "cleanup.policy has no compact"
+        return Reason.NOT_COMPACTED
     if not topic.config.is_enabled:
-        return "ebbtide.enabled is false"
+        return Reason.DISABLED
     if ROUND in topic.properties:
         return None  # a killed run left it to be finished
     if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
-        return "cleaned up to the log end offset, and no delete horizon is due"
+        return Reason.CLEAN
     return None
 
 
-def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> str | None:
+def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
     config, states = topic.config, topic.partitions.values()
     if REMOVING in topic.properties:
         return None  # a killed run left it to be finished
     if all(is_retained_at(state, config, now_ms) for state in states):
-        return "no segment has reached its limit since the last time"
+        return Reason.RETAINED
     limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
     if any(limit is not None and limit >= 0 for limit in limits):
         return None
-    if any(s.log_start_offset > s.segments[0][0] for s in states):
+    if any(s.log_start_offset > s.first_segment for s in states):
         return None
-    return "no retention limit is set"
+    return Reason.NO_LIMIT
 
 
-def _nothing_to_free(topic: LakeTopic, lake: Lake) -> str | None:
+def _nothing_to_free(topic: LakeTopic, lake: Lake) -> Reason | None:
     # Snapshots are aged on the clock of the machines that commit them, not on the run's.
     clock_ms = int(time.time() * 1000)
     if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):
-        return "nothing was written since the last time, and no snapshot is past its age"
+        return Reason.TIDY
     return None
 
 
-def _least_start(partition: int, own: PartitionState, replicas: Sequence[LakeTopic] | None) -> int:
+def _least_start(
+    partition: int, primary: PartitionState, replicas: Sequence[LakeTopic] | None
+) -> int:
     states = [replica.partitions.get(partition) for replica in replicas or ()]
     if replicas is None or None in states:
         return INVALID_LOW_WATERMARK
-    return min(state.log_start_offset for state in [own, *states] if state is not None)
+    return min(state.log_start_offset for state in [primary, *states] if state is not None)
 
 
-def _nothing_to_replicate(topic: LakeTopic) -> str | None:
+def _nothing_to_replicate(topic: LakeTopic) -> Reason | None:
     if not topic.config.table_replicas:
-        return "ebbtide.replicas names no table"
+        return Reason.NO_TABLE_REPLICA
     replicas = find_replicas(topic)
     if replicas is None or any(is_behind(topic.properties, r.properties) for r in replicas):
         return None
-    return "every replica holds all of it"
+    return Reason.REPLICATED
 
 
-def _nothing_to_truncate(topic: LakeTopic) -> str | None:
+def _nothing_to_truncate(topic: LakeTopic) -> Reason | None:
     if not topic.config.is_deleted:
-        return "cleanup.policy has no delete"
+        return Reason.NOT_DELETED
     if not topic.has_replicas:
-        return "ebbtide.replicas names no other copy"
+        return Reason.NO_REPLICA
     return None

@@ -1,4 +1,4 @@
-"""The operator that runs one of our jobs by spark-submit and answers from `runs`."""
+"""Run one of ebbtide's jobs by spark-submit and answer from `runs`: an Airflow operator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLAN = "plan"  # the key of the XCom
 
 
 class Problem(NamedTuple):
-    """What spark-submit said last before it failed, and whether its exit code asks for a retry."""
+    """The last message of a failed spark-submit, and whether its exit code asks for a retry."""
 
     message: str
     can_retry: bool
@@ -103,7 +103,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return ", ".join(names[:LABELLED_TOPICS]) + (f" and {rest} more" if rest > 0 else "")
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
-        """Run what is left to do of this task in this DAG run, and answer for all of it."""
+        """Run the topics that this task has not yet done in this DAG run; answer for all."""
         with explained(context):
             return self._execute(context, attempt_of(context))
 
@@ -122,8 +122,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if context["params"].get("plan_only"):
             return self._settle_plan(problem)
         with open_lake() as lake:
-            said = None if problem is None else problem.message
-            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), said)
+            message = None if problem is None else problem.message
+            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), message)
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
@@ -134,7 +134,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
             check_request(lake, self.request)
 
     def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
-        """The topics that the stage before handed on; None when the job chooses itself."""
+        """Return the topics that the stage before handed on; None when the job chooses itself."""
         if self.topics is None or self.after is None:
             return None if self.topics is None else list(self.topics)
         ti = context["ti"]
@@ -160,7 +160,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _answer_from_state(
         self, lake: Lake, topics: Sequence[str], attempt: TaskAttempt
     ) -> list[LowWatermark]:
-        """Answers for the topics whose state shows nothing to do, so that no Spark is started."""
+        """Answer for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
         is_certain = self.request is None and not self.needs_spark
         for name in topics if is_certain else ():
@@ -203,7 +203,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return None
 
     def _exit_code(self) -> int | None:
-        """What spark-submit ended with; None where it was not started."""
+        """Return spark-submit's exit code; None where it was not started."""
         process = getattr(self._hook, "_submit_sp", None)
         return None if process is None else process.returncode
 
@@ -248,16 +248,16 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
-        """What the stage `request_from` handed on; from state where its task died before that."""
+        """Return what the stage `request_from` handed on; the state's offsets if it died before."""
         ti = context["ti"]
-        found: list[LowWatermark] = (
+        answers: list[LowWatermark] = (
             ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
         )
-        missing = set(topics) - {answer["topic"] for answer in found}
+        missing = set(topics) - {answer["topic"] for answer in answers}
         with open_lake() as lake:
             for name in sorted(missing):
-                found += low_watermarks_of_state(lake.topic(name))
-        return found
+                answers += low_watermarks_of_state(lake.topic(name))
+        return answers
 
     def _require_spark_connection(self) -> None:
         """Refuse a connection that Airflow would silently turn into YARN."""
@@ -274,15 +274,15 @@ class EbbtideJobOperator(SparkSubmitOperator):
             )
 
     def _settle(self, context: Context, outcome: TaskOutcome) -> list[LowWatermark]:
-        """Hand on what is healthy; raise for the rest, terminally only when no retry can help."""
+        """Hand on the healthy topics; raise for others, terminally only if no retry can help."""
         if not outcome.failures:
             return outcome.answers
         context["ti"].xcom_push(key="return_value", value=outcome.answers)
-        message = f"{self.job}: " + "\n".join(outcome.failures)
+        message = f"{self.job}: " + "; ".join(outcome.failures)
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
 
     def _settle_plan(self, problem: Problem | None) -> list[LowWatermark]:
-        """A plan writes no row: the exit code says whether it could be made."""
+        """Return a plan writes no row: the exit code says whether it could be made."""
         if problem is None:
             return []
         raise (AirflowException if problem.can_retry else AirflowFailException)(problem.message)
@@ -290,11 +290,11 @@ class EbbtideJobOperator(SparkSubmitOperator):
     def _show_plan(self, context: Context, plan: str) -> None:
         """Hand the plan on to verdict; spark-submit's output has it among much else."""
         if plan:
-            print(plan, flush=True)
+            self.log.info("%s", plan)
             context["ti"].xcom_push(key=PLAN, value=plan)
 
 
 def attempts(lake: Lake, attempt: TaskAttempt) -> dict[str, Run]:
-    """The newest attempt by topic of this task in this DAG run."""
+    """Return the newest attempt by topic of this task in this DAG run."""
     runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
     return {run.topic: run for run in runs}

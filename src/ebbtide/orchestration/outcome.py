@@ -1,4 +1,4 @@
-"""What became of each topic of a task, and of each stage of a run; plain Python on `runs`."""
+"""Judge what became of a task's topics and a run's stages, by the rows in `runs`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import RequestError, class_named
 from ebbtide.lake.reader import Run
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
+from ebbtide.text import one_line
 
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
-LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What a task hands on, one line for each topic that failed, and whether a retry can help."""
+    """A task's answers, a line for each failed topic, and whether a retry can help."""
 
     answers: list[LowWatermark]
     failures: list[str]
@@ -59,22 +59,24 @@ class Failure(NamedTuple):
 
 
 def cause_of(run: Run | None) -> str:
-    """Why an attempt failed, in one line."""
+    """Return why an attempt failed, in one line; an error of ours keeps its whole message."""
     if run is None or run.succeeded:
         return "spark-submit ended before the job wrote a row in runs; its task's log says more"
-    return f"{run.error_class or 'error'}: {first_line(run.error or 'no message')}"
+    message = run.error or "no message"
+    is_ours = class_named(run.error_class) is not None
+    line = one_line(message) if is_ours else before_trace(message)
+    return f"{run.error_class or 'error'}: {line}"
 
 
-def first_line(message: str) -> str:
-    """What a message says before its stack trace; py4j puts Java's own words on the second line."""
+def before_trace(message: str) -> str:
+    """Return a message's line before its stack trace; py4j has Java's on the second line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     is_from_java = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
-    line = lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
-    return line if len(line) <= LONGEST_CAUSE else line[: LONGEST_CAUSE - 1] + "…"
+    return lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
 
 
 def unfinished(topics: Iterable[str], runs: Mapping[str, Run], is_retry: bool) -> list[str]:
-    """The topics this try must run: not those that succeeded in this DAG run already.
+    """Return the topics this try must run: those that have not yet succeeded in this DAG run.
 
     Airflow's own retry also leaves out terminal failures; a task cleared by hand tries them again.
     """
@@ -92,7 +94,7 @@ def first_failures(
     handed_on: Mapping[str, set[str]],
     runs: Mapping[tuple[str, str | None], Run],
 ) -> list[Failure]:
-    """For each topic that some stage did not hand on, the first such stage; stages in order."""
+    """Return for each topic the first stage that did not hand it on; stages are in order."""
     failures = []
     for topic in topics:
         for stage, healthy in handed_on.items():
@@ -103,7 +105,7 @@ def first_failures(
 
 
 def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[str, Any]:
-    """A DeleteRecords request up to the log start offsets in `answers`, for `topics` only."""
+    """Return a DeleteRecords request for `topics` up to their log start offsets in `answers`."""
     wanted: dict[str, list[dict[str, int]]] = {topic: [] for topic in topics}
     for answer in answers:
         if answer["topic"] in wanted:
@@ -117,7 +119,7 @@ def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[s
 
 
 def delete_request(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The DeleteRecords request of a form, checked: by offsets, by time or by consumer groups."""
+    """Return a form's DeleteRecords request, checked: by offsets, by time or by consumer groups."""
     filled = {name: params[name] for name in SELECTORS if params.get(name)}
     if len(filled) != 1:
         raise RequestError(

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic, Run, newest, open_lake
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
-from ebbtide.orchestration.deletions import HISTORY, newest_deletion
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.orchestration.deletions import HISTORY, NIGHTLY, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
 
-NIGHTLY = "nightly_retention"
 TOPICS_A_PAGE = 25
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application, built when first asked.
+    """Answer a request with the application, which is built at the first one.
 
     Every task of every DAG loads the plugins, and what the application imports costs seconds.
     """
@@ -32,7 +31,7 @@ async def serve(scope: Scope, receive: Receive, send: Send) -> None:
 
 @cache
 def build_app() -> FastAPI:
-    """The application; Airflow authenticates nobody for a plugin, so this one asks itself."""
+    """Build the application, which checks access itself: Airflow checks none for a plugin."""
     from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
     from airflow.api_fastapi.core_api.security import requires_access_view
     from fastapi import Depends, FastAPI
@@ -56,23 +55,26 @@ def build_app() -> FastAPI:
 
 
 def describe(lake: Lake, offset: int = 0, limit: int = TOPICS_A_PAGE) -> dict[str, Any]:
-    """Some of the topics as the page shows them; one that cannot be read says why instead."""
+    """Describe some of the topics for the page; one that cannot be read shows why instead."""
     names = lake.topic_names()
     shown = names[offset : offset + limit]
-    runs = lake.runs(datetime.now(UTC) - HISTORY, topic=shown) if shown else []
+    clock = datetime.now(UTC)
+    runs = lake.runs(clock - HISTORY, topic=shown) if shown else []
     described = []
     for name in shown:
         of_topic = [run for run in runs if run.topic == name]
         try:
-            described.append(describe_topic(lake, lake.topic(name), of_topic))
+            described.append(describe_topic(lake, lake.topic(name), of_topic, clock))
         except EbbtideError as error:
             described.append({"name": name, "problem": str(error)})
     return {"topics": described, "total": len(names)}
 
 
-def describe_topic(lake: Lake, topic: LakeTopic, runs: Sequence[Run]) -> dict[str, Any]:
-    """One topic; `runs` are its own, oldest first."""
-    deletion = newest_deletion(topic, runs)
+def describe_topic(
+    lake: Lake, topic: LakeTopic, runs: Sequence[Run], clock: datetime
+) -> dict[str, Any]:
+    """Return one topic; `runs` are its own, oldest first."""
+    deletion = newest_deletion(topic, runs, clock)
     sizes = lake.file_bytes(topic.name)
     watermarks = low_watermarks(runs)
     night = last_night(runs)
@@ -104,29 +106,29 @@ def describe_topic(lake: Lake, topic: LakeTopic, runs: Sequence[Run]) -> dict[st
 
 
 def last_night(runs: Sequence[Run]) -> list[Run]:
-    """The newest attempt of each stage of the newest run of nightly_retention."""
+    """Return the newest attempt of each stage of the newest run of nightly_retention."""
     nights = [run for run in runs if run.dag == NIGHTLY]
     return list(newest(run for run in nights if run.run_id == nights[-1].run_id).values())
 
 
 def failures(runs: Sequence[Run]) -> list[Run]:
-    """Jobs whose newest attempt failed, whatever other jobs have done since."""
+    """Return each job's newest attempt if it failed, whatever other jobs have done since."""
     newest_of_job = {(run.dag, run.job): run for run in runs}
     return [run for run in newest_of_job.values() if not run.succeeded]
 
 
 def low_watermarks(runs: Sequence[Run]) -> dict[int, int]:
-    """The newest low watermark of each partition that a job reported."""
+    """Return the newest low watermark of each partition that a job reported."""
     return {
-        partition: said["low_watermark"]
+        partition: numbers["low_watermark"]
         for run in runs
-        for partition, said in run.partitions.items()
-        if said.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
+        for partition, numbers in run.partitions.items()
+        if numbers.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
     }
 
 
 def describe_night(night: Sequence[Run]) -> dict[str, Any]:
-    """A night of one topic: failed if any of its stages did."""
+    """Return a night of one topic: failed if any of its stages did."""
     failed = [run for run in night if not run.succeeded]
     return {
         "run_id": night[-1].run_id,
@@ -139,7 +141,7 @@ def describe_night(night: Sequence[Run]) -> dict[str, Any]:
 
 
 def describe_failure(run: Run) -> dict[str, Any]:
-    """A failed attempt outside the last night."""
+    """Return a failed attempt outside the last night."""
     return {
         "run_id": run.run_id,
         "dag": run.dag,

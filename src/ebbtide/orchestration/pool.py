@@ -41,7 +41,7 @@ def make_pool() -> int:
 
 
 def slots() -> int:
-    """EBBTIDE_SPARK_SLOTS, a number of at least 1."""
+    """Return EBBTIDE_SPARK_SLOTS, a number of at least 1."""
     text = os.environ.get(SLOTS) or str(DEFAULT_SLOTS)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigurationError(f"expected a number of at least 1 in {SLOTS}, found {text!r}")
@@ -53,9 +53,9 @@ class PoolListener:
 
     @hookimpl
     def on_starting(self, component: Any) -> None:
-        """Airflow calls this for each component, before `component` knows which one it is.
+        """Create the pool; Airflow calls this before `component` knows which component it is.
 
-        It calls it in the process of each task too, which may not use the database.
+        Airflow calls it in the process of each task too, which may not use the database.
         """
         from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
         from sqlalchemy.exc import IntegrityError

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, open_lake
-from ebbtide.log.delete_records import INVALID_LOW_WATERMARK
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
     ConfiguredTopic,
@@ -58,7 +58,7 @@ NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """What a topic holds at this moment, and its newest deletion."""
+    """A topic's current contents and its newest deletion."""
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
-    """The rows of a run, of the newest without an id; looks a week back, then further and all."""
+    """Return the rows of a run, of the newest without an id; look a week back, then further."""
     chosen: dict[str, str] = {} if run_id is None else {"run_id": run_id}
     for days in (7, 60, 400, None):
         since = None if days is None else datetime.now(UTC) - timedelta(days=days)
@@ -89,76 +89,77 @@ def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
 
 
 def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
-    """The report of one run from its rows, and from the lake where no row says a number."""
+    """Return the report of one run from its rows, and from the lake where no row says a number."""
     if not runs:
         return f"run {run_id or '(none)'}: nothing to do, no job was started"
-    found = topics_now(lake, run_id, runs)
+    topics = topics_now(lake, run_id, runs)
     return "\n".join(
         [
             f"run {run_id}  now {runs[0].now:%Y-%m-%d %H:%M:%S} UTC",
             *([] if any(map(changed, runs)) else [NOTHING_CHANGED]),
             "",
-            partition_table(runs, {now.topic: now.horizons_ms for now in found}),
+            partition_table(runs, {now.topic: now.horizons_ms for now in topics}),
             "",
             topic_table(runs),
             "",
             *(f"{run.topic}: {line}" for run in runs for line in changes_in_words(_changes(run))),
-            *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in found if n.deletion),
-            *(fill(line, WIDTH) for line in promises(found)),
+            *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in topics if n.deletion),
+            *(fill(line, WIDTH) for line in promises(topics)),
             *(fill(line, WIDTH) for line in notes(runs)),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
     ).rstrip()
 
 
-def promises(found: Iterable[TopicNow]) -> list[str]:
-    """What waits for a horizon, and the run that removes it; Kafka itself waits for new data."""
+def promises(topics: Iterable[TopicNow]) -> list[str]:
+    """List what waits for a horizon, and the run that removes it; Kafka would wait for new data."""
     return [
         f"{now.topic}: the first run at or after {moment(min(dues))} UTC removes the tombstones "
         "and markers whose horizon is then reached, also when nothing new arrives."
-        for now in found
+        for now in topics
         if now.cleans_idle
         and (dues := [horizon_ms for horizon_ms in now.horizons_ms.values() if horizon_ms])
     ]
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """What a run has to say beside its numbers."""
+    """List the notes of a run besides its numbers."""
     return [
-        f"{where}: {said['note']}."
+        f"{where}: {numbers['note']}."
         for run in runs
-        for where, said in [
+        for where, numbers in [
             (run.topic, run.topic_result),
-            *((f"{run.topic} partition {p}", said) for p, said in run.partitions.items()),
+            *((f"{run.topic} partition {p}", numbers) for p, numbers in run.partitions.items()),
         ]
-        if "note" in said
+        if "note" in numbers
     ]
 
 
 def changed(run: Run) -> bool:
-    """Whether an attempt committed, set or removed anything."""
+    """Return whether an attempt committed, set or removed anything."""
     return bool(
         run.snapshot_ids
         or run.rows_removed
         or run.files_removed
         or run.bytes_removed
+        or run.topic_result.get("bytes_freed")
         or any(before != after for before, after in _changes(run).values())
     )
 
 
 def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
-    """The settings that a run changed, as (before, after); rows of before hold the latter only."""
+    """Return the settings that a run changed, as (before, after); older rows lack the pair."""
     changes = cast("ConfiguredTopic", run.topic_result).get("changes", {})
     return {name: of for name, of in changes.items() if isinstance(of, list)}
 
 
 def failed(runs: Iterable[Run]) -> list[Run]:
-    """The newest attempt of each topic and task that did not succeed in the end."""
+    """Return the newest attempt of each topic and task that did not succeed in the end."""
     return [run for run in {(r.topic, r.task): r for r in runs}.values() if not run.succeeded]
 
 
 def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
-    """What the topics of a run hold now, from the rows of the month before it and since."""
+    """Return what a run's topics hold now, by the rows of the month before it and since."""
     topics = sorted({run.topic for run in runs})
     history = lake.runs(runs[0].started - HISTORY, topic=topics)
     return [
@@ -168,14 +169,14 @@ def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
 
 
 def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> TopicNow:
-    """What the topic holds now; nothing when a later run has touched it or it cannot be read."""
+    """Return what the topic holds now; empty if a later run touched it or it cannot be read."""
     if history and history[-1].run_id != run_id:
         return TopicNow(topic)
     try:
         described = lake.topic(topic)
         horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
         cleans_idle = described.config.cleans_idle
-        deletion = newest_deletion(described, history)
+        deletion = newest_deletion(described, history, datetime.now(UTC))
     except EbbtideError:
         return TopicNow(topic)
     return TopicNow(topic, horizons, deletion, cleans_idle)
@@ -184,20 +185,24 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
 def partition_table(
     runs: Sequence[Run], horizons_ms: Mapping[str, Mapping[int, int | None]]
 ) -> str:
-    """One line for each topic and partition; every number was counted by a job of the run."""
+    """Format one line for each topic and partition; a job of the run counted every number."""
     rows = []
     for topic in sorted({run.topic for run in runs}):
-        own = [run for run in runs if run.topic == topic and run.succeeded]
-        partitions = sorted({partition for run in own for partition in run.partitions})
+        topic_runs = [run for run in runs if run.topic == topic and run.succeeded]
+        partitions = sorted({partition for run in topic_runs for partition in run.partitions})
         for partition in partitions:
-            by_job = {run.job: _said(run, partition) for run in own if partition in run.partitions}
+            by_job = {
+                run.job: _numbers_of_partition(run, partition)
+                for run in topic_runs
+                if partition in run.partitions
+            }
             cells = _partition_cells(by_job, horizons_ms.get(topic, {}).get(partition))
             rows.append([topic, str(partition), *cells])
     return aligned(*without_empty(PARTITION_HEADER, rows))
 
 
 def topic_table(runs: Sequence[Run]) -> str:
-    """One line a topic: bytes written and freed on disk, and the seconds of each stage."""
+    """Return one line a topic: bytes written and freed on disk, and the seconds of each stage."""
     tasks = list(dict.fromkeys(run.task or run.job for run in runs))
     header = (
         "topic",
@@ -208,17 +213,19 @@ def topic_table(runs: Sequence[Run]) -> str:
     )
     rows = []
     for topic in sorted({run.topic for run in runs}):
-        own = {run.task or run.job: run for run in runs if run.topic == topic}
-        disk = {k: v for run in own.values() for k, v in run.topic_result.items() if k in ON_DISK}
+        topic_runs = {run.task or run.job: run for run in runs if run.topic == topic}
+        disk = {
+            k: v for run in topic_runs.values() for k, v in run.topic_result.items() if k in ON_DISK
+        }
         cells = [size(disk.get(key)) for key in ON_DISK]
-        rows.append([topic, *cells, *(seconds(_seconds(own.get(task))) for task in tasks)])
+        rows.append([topic, *cells, *(seconds(_seconds(topic_runs.get(task))) for task in tasks)])
     return aligned(*without_empty(header, rows))
 
 
-def _said(run: Run, partition: int) -> Mapping[str, Any]:
-    """What a job says about a partition; of a single partition, also what it says of the topic."""
-    said = run.partitions[partition]
-    return {**run.topic_result, **said} if len(run.partitions) == 1 else said
+def _numbers_of_partition(run: Run, partition: int) -> Mapping[str, Any]:
+    """Return a job's numbers for a partition; a single partition's include the topic's."""
+    numbers = run.partitions[partition]
+    return {**run.topic_result, **numbers} if len(run.partitions) == 1 else numbers
 
 
 def _partition_cells(
@@ -246,15 +253,15 @@ def _partition_cells(
     ]
 
 
-def _low_watermark(said: Iterable[Mapping[str, Any]]) -> int | None:
-    """The newest that a job knew; most do not ask the replicas."""
-    known = [numbers.get("low_watermark", INVALID_LOW_WATERMARK) for numbers in said]
+def _low_watermark(by_job: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the newest that a job knew; most do not ask the replicas."""
+    known = [numbers.get("low_watermark", INVALID_LOW_WATERMARK) for numbers in by_job]
     return next((mark for mark in reversed(known) if mark != INVALID_LOW_WATERMARK), None)
 
 
-def _before_after(what: str, said: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Before the first and after the last job of the run that counted them, as it counted them."""
-    counted = [numbers for numbers in said if f"{what}_before" in numbers]
+def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
+    """Return the first job's count before and the last job's count after, as they counted it."""
+    counted = [numbers for numbers in by_job if f"{what}_before" in numbers]
     if not counted:
         return None, None
     return counted[0][f"{what}_before"], counted[-1][f"{what}_after"]

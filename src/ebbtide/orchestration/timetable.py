@@ -12,7 +12,7 @@ from airflow.sdk.timezone import coerce_datetime, utcnow
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
 from airflow.timetables.trigger import CronTriggerTimetable
 
-# How late the scheduler may see a tick. Nothing but a pause should make it later.
+# How late the scheduler may see a tick. Only a pause should make it later.
 LATEST_START = timedelta(minutes=5)
 
 
@@ -25,13 +25,13 @@ class NextTickTimetable(CronTriggerTimetable):
         last_automated_data_interval: DataInterval | None,
         restriction: TimeRestriction,
     ) -> DagRunInfo | None:
-        """The next run: of a tick to come, or of one that has only just passed."""
-        found = super().next_dagrun_info(
+        """Return the next run: of a tick to come, or of one that has only just passed."""
+        next_run = super().next_dagrun_info(
             last_automated_data_interval=last_automated_data_interval, restriction=restriction
         )
         now = coerce_datetime(utcnow())
-        if found is None or restriction.catchup or now - found.run_after <= LATEST_START:
-            return found
+        if next_run is None or restriction.catchup or now - next_run.run_after <= LATEST_START:
+            return next_run
         tick = self._align_to_next(now)
         if restriction.latest is not None and restriction.latest < tick:
             return None

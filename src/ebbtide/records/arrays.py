@@ -16,16 +16,16 @@ MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 
 def to_ms(column: pa.ChunkedArray) -> Int64s:
-    """Times in ms since the epoch; -1 where there is none."""
+    """Convert times to ms since the epoch; -1 where there is none."""
     micros = column.cast(pa.int64())
     if not column.null_count:
         return np.asarray(micros.to_numpy() // 1000)
-    found = micros.fill_null(0).to_numpy() // 1000
-    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, found)
+    ms = micros.fill_null(0).to_numpy() // 1000
+    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, ms)
 
 
 def to_timestamps(ms: Int64s) -> pa.Array:
-    """Times as a column of microseconds, UTC; null where there is none or none fits."""
+    """Convert ms to a column of UTC timestamps in us; null where there is none or none fits."""
     is_null = (ms == NO_TIMESTAMP) | (ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS)
     micros = np.where(is_null, 0, ms) * 1000
     return pa.array(micros, mask=is_null).cast(pa.timestamp("us", tz="UTC"))

@@ -115,18 +115,19 @@ LOG_OVERHEAD_BYTES = 12
 
 
 class Control(NamedTuple):
-    """What a control batch's record says; all null in a batch that cleaning emptied."""
+    """A control batch's record; all fields are null in a batch that cleaning emptied."""
 
     type: str | None = None
     key: bytes | None = None
     value: bytes | None = None
 
 
-def corrupt(path: str, position: int, expected: str, found: str) -> CorruptSegmentError:
+def corrupt(path: str, position: int, expected: str, actual: str) -> CorruptSegmentError:
     """Return the error for bytes at `position` that Kafka would not have written."""
     return CorruptSegmentError(
-        f"{path}: expected {expected} at position {position}, found {found}; "
-        "copy the file again from its broker, or leave its topic out"
+        f"{path}: expected {expected} at position {position}, found {actual}; "
+        "copy the file again from its broker, or leave its topic out",
+        path,
     )
 
 
@@ -135,7 +136,8 @@ def oversized(path: str, position: int, max_bytes: int) -> OversizedBatchError:
     return OversizedBatchError(
         f"{path}: expected a batch of at most {max_bytes} bytes decompressed at position "
         f"{position}, found more; set {MAX_DECOMPRESSED} higher if the batch is meant to be "
-        "so large, or leave its topic out"
+        "so large, or leave its topic out",
+        path,
     )
 
 
@@ -166,7 +168,7 @@ def v2_row(position: int, header: BatchHeader, control: Control) -> BatchRow:
 
 
 def read_control(header: BatchHeader, batch: memoryview, max_bytes: int) -> Control:
-    """Return what a control batch says; ValueError or IndexError where it says nothing sound."""
+    """Read a control batch's record; ValueError or IndexError where it is malformed."""
     if not header.record_count:
         return Control()
     codec = header.attributes & COMPRESSION_MASK

@@ -35,12 +35,12 @@ class BatchRun(NamedTuple):
     headers: npt.NDArray[Any]
 
     def column(self, name: str) -> Int64s:
-        """A field of BatchHeader of each batch."""
+        """Return a field of BatchHeader of each batch."""
         return self.headers[name].astype(np.int64)
 
     @property
     def sizes(self) -> Int64s:
-        """How many bytes each batch takes in the file."""
+        """The bytes that each batch takes in the file."""
         return self.column("length") + LOG_OVERHEAD_BYTES
 
     @property
@@ -49,15 +49,15 @@ class BatchRun(NamedTuple):
         return int(self.position + self.starts[-1] + self.sizes[-1])
 
     def first(self, count: int) -> BatchRun:
-        """The first `count` of them."""
+        """Return the first `count` of them."""
         return self._replace(starts=self.starts[:count], headers=self.headers[:count])
 
     def where(self, mask: Bools) -> BatchRun:
-        """Those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:
-        """Parts of about so many records, and no more bytes unless one batch has them."""
+        """Yield parts of about `rows` records or `size_bytes`, whichever is reached first."""
         after = np.cumsum(self.column("record_count")), np.cumsum(self.sizes)
         at, count = 0, len(self.starts)
         while at < count:
@@ -71,7 +71,7 @@ class BatchRun(NamedTuple):
             at = end
 
     def rows(self) -> pa.RecordBatch:
-        """As BATCH_SCHEMA; none is a control batch."""
+        """Return the batches as BATCH_SCHEMA; none is a control batch."""
         bases = self.column("base_offset")
         derived = {
             "position": self.position + self.starts,
@@ -92,7 +92,7 @@ class BatchRun(NamedTuple):
 
 
 def find_run(data: memoryview, position: int, max_batch_bytes: int, others: int) -> BatchRun | None:
-    """The whole batches at the beginning of the data; None for fewer than LEAST_BATCHES.
+    """Return the whole batches at the beginning of the data; None for fewer than LEAST_BATCHES.
 
     They end before one whose attributes have a bit of `others`, or that may be no batch.
     """

@@ -55,7 +55,7 @@ class TooLargeError(DecompressionError):
         self.max_bytes = max_bytes
 
 
-# What the five libraries raise for bytes that are not theirs.
+# Errors that the five libraries raise for malformed bytes.
 _REFUSALS = (
     EOFError,
     OSError,
@@ -95,7 +95,7 @@ def decompress(
 
 
 def _collect(chunks: Iterator[bytes], max_bytes: int) -> bytes:
-    """All chunks as one; TooLargeError before they are more than `max_bytes`."""
+    """Return all chunks as one; TooLargeError before they are more than `max_bytes`."""
     first = next(chunks, b"")
     second = next(chunks, b"")
     _check_size(len(first) + len(second), max_bytes)
@@ -116,7 +116,7 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Return what a batch of magic 1 or 2 holds for `data` under `codec`."""
+    """Compress `data` with `codec`, as a batch of magic 1 or 2 holds it."""
     match codec:
         case Codec.NONE:
             return data
@@ -133,7 +133,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def _gzip_chunks(data: bytes) -> Iterator[bytes]:
-    """What the members hold, one after the other; zeros may follow each."""
+    """Yield the contents of the gzip members in order; zeros may follow each."""
     position = 0
     while position < len(data):
         if not data.startswith(b"\x1f\x8b", position):
@@ -170,7 +170,7 @@ def _snappy_chunks(data: bytes, max_bytes: int) -> Iterator[bytes]:
 
 
 def _unsnapped(block: bytes, max_bytes: int) -> bytes:
-    """What a block holds; its first bytes say how much that is, and so much is allocated."""
+    """Decompress a block, after checking the size that its first bytes declare."""
     size_bytes = 0
     for place, byte in enumerate(block[:5]):
         size_bytes |= (byte & 0x7F) << (7 * place)
@@ -189,7 +189,7 @@ def _compress_snappy(data: bytes) -> bytes:
 
 
 def _lz4_chunks(data: bytes, magic: int) -> Iterator[bytes]:
-    """What the first frame holds; Kafka's reader too stops after it."""
+    """Yield the contents of the first frame and stop after it, as Kafka's reader does."""
     frame = _with_header_checksum(data) if magic == 0 else data
     decompressor = lz4.frame.LZ4FrameDecompressor()
     position = 0
@@ -205,7 +205,7 @@ def _lz4_chunks(data: bytes, magic: int) -> Iterator[bytes]:
 
 
 def _with_header_checksum(frame: bytes) -> bytes:
-    """Kafka before 0.10 hashed the frame's magic number too, so its header checksum is wrong."""
+    """Correct the frame's header checksum: Kafka before 0.10 also hashed the magic number."""
     if len(frame) < 7:
         raise DecompressionError(f"a frame of {len(frame)} bytes")
     has_content_size = frame[4] & 0x08

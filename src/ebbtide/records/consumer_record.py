@@ -25,7 +25,7 @@ from ebbtide.records.files.segment_reader import (
 from ebbtide.records.files.segment_writer import without_kept_time
 from ebbtide.stores.uris import join
 
-Headers = tuple[tuple[str, bytes | None], ...]
+RecordHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class TimestampType(IntEnum):
@@ -47,7 +47,7 @@ class ConsumerRecord:
     timestamp_type: TimestampType
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: RecordHeaders
     leader_epoch: int | None  # None of magic 0 and 1
     is_tombstone: bool
 
@@ -55,9 +55,9 @@ class ConsumerRecord:
 def is_tombstone(
     magic: int, attributes: int, value: bytes | None, *, is_explicit: bool = False
 ) -> bool:
-    """Whether a record says of itself that it is a tombstone: by its value until magic 2.
+    """Return whether a record's own fields make it a tombstone: its value, until magic 2.
 
-    In magic 2 bit 5 of the record's own attributes says so, and a null value too unless
+    In magic 2, bit 5 of the record's own attributes makes it one. So does a null value unless
     `is_explicit`, since no producer of today sets the bit.
     """
     if magic < 2:
@@ -126,7 +126,7 @@ def read_segment(
 
 
 class _Batch(NamedTuple):
-    """What a batch says of its records."""
+    """A batch's facts that its records need."""
 
     magic: int
     timestamp_type: TimestampType
@@ -160,8 +160,8 @@ def _rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
     return (dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _headers_and_time(row: dict[str, Any]) -> tuple[Headers, int]:
-    """Both as the bytes have them, where the columns keep an odd timestamp in a header."""
+def _headers_and_time(row: dict[str, Any]) -> tuple[RecordHeaders, int]:
+    """Return the original headers and timestamp, where a header keeps an odd timestamp."""
     timestamp_ms: int = row["timestamp_ms"]
     headers = [(header["key"].encode(), header["value"]) for header in row["headers"]]
     if timestamp_ms == NO_TIMESTAMP:

@@ -69,9 +69,9 @@ def read_message(data: bytes | memoryview) -> Message:
     body = memoryview(data)[LOG_OVERHEAD_BYTES:]
     try:
         crc, magic, attributes = PREFIX.unpack_from(body)
-        found = zlib.crc32(body[MAGIC_START:])
-        if found != crc:
-            raise MalformedMessageError(f"CRC-32 {crc:#010x}", f"{found:#010x}")
+        actual_crc = zlib.crc32(body[MAGIC_START:])
+        if actual_crc != crc:
+            raise MalformedMessageError(f"CRC-32 {crc:#010x}", f"{actual_crc:#010x}")
         if magic not in (0, 1):
             raise MalformedMessageError("magic 0 or 1", f"{magic}")
         position = PREFIX.size
@@ -147,7 +147,7 @@ def _unwrap(wrapper: Message, max_bytes: int) -> list[Message]:
 def _read_set(data: bytes) -> Iterator[Message]:
     view = memoryview(data)
     position = 0
-    # Kafka too stops at a message that the set's end cuts off: producers of old wrote such sets.
+    # Kafka too stops at a message that the set's end cuts off: old producers wrote such sets.
     while len(data) - position >= LOG_OVERHEAD_BYTES:
         _, length = OFFSET_AND_SIZE.unpack_from(data, position)
         end = position + LOG_OVERHEAD_BYTES + length
@@ -160,7 +160,7 @@ def _read_set(data: bytes) -> Iterator[Message]:
 
 
 def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
-    """What to add to the inner offsets: those of magic 1 count from the set's first record."""
+    """Return what to add to inner offsets: magic 1 counts from the set's first record."""
     if wrapper.magic == 0 or wrapper.offset == 0:
         return 0
     shift = wrapper.offset - inner[-1].offset

@@ -58,9 +58,9 @@ def build_batch(
     codec: Codec = Codec.NONE,
     fields: BatchFields | None = None,
 ) -> bytes:
-    """A batch of magic 2 with the records, all of one partition, at offsets from `base_offset` on.
+    """Build a batch of magic 2 with the records of one partition, from `base_offset` on.
 
-    `now_ms` is the time of those without a timestamp, `fields` what else the header is to say.
+    Records without a timestamp get `now_ms`. `fields` are further header fields.
     """
     places = {(record.topic, record.partition) for record in records}
     if len(places) != 1:

@@ -1,8 +1,8 @@
-"""The records of many batches at once, as Arrow columns.
+"""Decode the records of many batches at once, as Arrow columns.
 
-A Python loop only finds where each record begins; every field of all records is then decoded by
-one vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes.
-Source: Kafka's `DefaultRecord`.
+A Python loop only finds where each record begins; every field of all records is then decoded by one
+vector operation, and keys and values are copied once, by Arrow, out of the batches' bytes. Source:
+Kafka's `DefaultRecord`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 # Attributes, two deltas, two lengths and the header count take a byte each at least.
 MIN_RECORD_BYTES = 6
-# Batches of so many records on average are looked through side by side.
+# Batches with at most this many records on average are scanned side by side.
 FEW_RECORDS = 8
 PADDING = bytes(VARLONG_BYTES)
 
@@ -48,17 +48,17 @@ class V2Batch(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """Its first offset, also where that record was cleaned away."""
+        """The first offset of the batch, even where that record was cleaned away."""
         return self.header.base_offset
 
     @property
     def record_count(self) -> int:
-        """How many records it holds."""
+        """The number of its records."""
         return self.header.record_count
 
     @property
     def size_bytes(self) -> int:
-        """How much memory its records take."""
+        """The bytes that its records take in memory."""
         return len(self.records)
 
 
@@ -70,12 +70,12 @@ class LegacyBatch(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """How many records it holds."""
+        """The number of its records."""
         return len(self.records)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory its keys and values take."""
+        """The bytes that its keys and values take in memory."""
         return sum(len(record.key or b"") + len(record.value or b"") for record in self.records)
 
 
@@ -87,8 +87,8 @@ class Slices(NamedTuple):
     is_null: Bools
 
 
-class Headers(NamedTuple):
-    """What decoding needs of the headers of batches, a number each."""
+class BatchColumns(NamedTuple):
+    """The header fields that decoding needs, a number for each batch."""
 
     position: Int64s
     record_count: Int64s
@@ -99,15 +99,15 @@ class Headers(NamedTuple):
     attributes: Int64s
 
     @classmethod
-    def of(cls, batches: Sequence[V2Batch]) -> Headers:
-        """Those of batches."""
+    def of(cls, batches: Sequence[V2Batch]) -> BatchColumns:
+        """Return the columns of batches."""
         names = cls._fields[1:]
         rows = [(b.position, *(getattr(b.header, name) for name in names)) for b in batches]
         return cls(*np.array(rows, np.int64).T)
 
     @classmethod
-    def of_run(cls, run: BatchRun) -> Headers:
-        """Those of a run of batches."""
+    def of_run(cls, run: BatchRun) -> BatchColumns:
+        """Return the columns of a run of batches."""
         return cls(run.position + run.starts, *(run.column(name) for name in cls._fields[1:]))
 
 
@@ -115,7 +115,7 @@ class Chunk(NamedTuple):
     """The records of several batches in one buffer, and where each record's body lies."""
 
     path: str
-    headers: Headers
+    headers: BatchColumns
     raw: bytes
     data: Bytes
     start: Int64s
@@ -125,19 +125,19 @@ class Chunk(NamedTuple):
         """Return a number of each record's batch."""
         return np.repeat(of_batches, self.headers.record_count)
 
-    def malformed(self, row: int, expected: str, found: str) -> CorruptSegmentError:
+    def malformed(self, row: int, expected: str, actual: str) -> CorruptSegmentError:
         """Return the error for a record of the chunk."""
         after = np.cumsum(self.headers.record_count)
         number = int(np.searchsorted(after, row, side="right"))
         row -= int(after[number] - self.headers.record_count[number])
         in_batch = f"{expected} in record {row} of the batch"
-        return corrupt(self.path, int(self.headers.position[number]), in_batch, found)
+        return corrupt(self.path, int(self.headers.position[number]), in_batch, actual)
 
-    def require(self, is_sound: Bools, expected: str, found: Int64s) -> None:
+    def require(self, is_sound: Bools, expected: str, actual: Int64s) -> None:
         """Raise for the first record that is not sound."""
         if not is_sound.all():
             row = int(np.argmin(is_sound))
-            raise self.malformed(row, expected, str(found[row]))
+            raise self.malformed(row, expected, str(actual[row]))
 
     def varints(self, at: Int64s, width: int) -> tuple[Int64s, Int64s]:
         """Return a varint of each record and the positions after them."""
@@ -165,7 +165,7 @@ def decode_records(path: str, batches: Sequence[V2Batch | LegacyBatch]) -> pa.Re
     after = np.cumsum([len(batch.records) for batch in v2])
     begins = after - [len(batch.records) for batch in v2]
     parts = [batch.records for batch in v2]
-    return _decode_v2(_find_records(path, Headers.of(v2), parts, _Bodies(begins, after)))
+    return _decode_v2(_find_records(path, BatchColumns.of(v2), parts, _Bodies(begins, after)))
 
 
 def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
@@ -173,11 +173,11 @@ def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
     first, ends = run.starts[0], run.starts + run.sizes
     bodies = _Bodies(run.starts - first + HEADER.size, ends - first)
     parts = [run.data[int(first) : int(ends[-1])]]
-    return _decode_v2(_find_records(path, Headers.of_run(run), parts, bodies))
+    return _decode_v2(_find_records(path, BatchColumns.of_run(run), parts, bodies))
 
 
 class _Bodies(NamedTuple):
-    """Where the records of each batch begin and end in a buffer."""
+    """The places of each batch's records in a buffer, from begin to end."""
 
     begin: Int64s
     limit: Int64s
@@ -230,7 +230,7 @@ def _decode_legacy(batches: Sequence[LegacyBatch]) -> pa.RecordBatch:
 
 
 def _find_records(
-    path: str, headers: Headers, parts: Sequence[bytes | memoryview], bodies: _Bodies
+    path: str, headers: BatchColumns, parts: Sequence[bytes | memoryview], bodies: _Bodies
 ) -> Chunk:
     raw = b"".join([*parts, PADDING])
     if len(raw) >= 2**31:
@@ -238,16 +238,17 @@ def _find_records(
             path, int(headers.position[0]), "less than 2 GiB of records", f"{len(raw)} bytes"
         )
     data = np.frombuffer(raw, dtype=np.uint8)
-    found = _scan_together(data, headers.record_count, bodies)
-    if found is None:
-        found = _scan_one_by_one(path, raw, headers, bodies)
-    return Chunk(path, headers, raw, data, *found)
+    bounds = _scan_together(data, headers.record_count, bodies)
+    if bounds is None:
+        bounds = _scan_one_by_one(path, raw, headers, bodies)
+    return Chunk(path, headers, raw, data, *bounds)
 
 
 def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s, Int64s] | None:
-    """Where the bodies of all records lie, those of one number in all batches at a time.
+    """Find where all records' bodies lie, one record of every batch at a time.
 
-    None where batches hold many, so that one by one is faster, or where something is amiss.
+    Return None where batches hold many, so that one by one is faster, or where something is
+    wrong.
     """
     total = int(counts.sum())
     if total > FEW_RECORDS * len(counts):
@@ -269,20 +270,23 @@ def _scan_together(data: Bytes, counts: Int64s, bodies: _Bodies) -> tuple[Int64s
 
 
 def _scan_one_by_one(
-    path: str, raw: bytes, headers: Headers, bodies: _Bodies
+    path: str, raw: bytes, headers: BatchColumns, bodies: _Bodies
 ) -> tuple[Int64s, Int64s]:
-    """The same batch by batch; CorruptSegmentError for one that does not hold its records."""
+    """Find where all records' bodies lie, batch by batch.
+
+    Raise CorruptSegmentError for a batch that does not hold its records.
+    """
     starts: list[int] = []
     ends: list[int] = []
     spans = zip(*(of.tolist() for of in (*bodies, headers.record_count)), strict=True)
     for number, (begin, limit, count) in enumerate(spans):
         before = len(starts)
         end = _scan(raw, range(begin, limit), count, starts=starts, ends=ends)
-        found = len(starts) - before
-        if found < count or end != limit:
+        scanned = len(starts) - before
+        if scanned < count or end != limit:
             expected = f"{count} records in {limit - begin} bytes"
             position = int(headers.position[number])
-            raise corrupt(path, position, expected, f"{found} in {end - begin}")
+            raise corrupt(path, position, expected, f"{scanned} in {end - begin}")
     return np.array(starts), np.array(ends)
 
 
@@ -328,8 +332,8 @@ def _decode_headers(chunk: Chunk, at: Int64s) -> pa.Array:
         try:
             after[row] = _scan_headers(chunk.raw, span, count, places)
         except (IndexError, ValueError) as bad:
-            found = str((len(places) - before) // 4)
-            raise chunk.malformed(row, f"{count} headers inside its length", found) from bad
+            decoded = str((len(places) - before) // 4)
+            raise chunk.malformed(row, f"{count} headers inside its length", decoded) from bad
     chunk.require(after == chunk.end, "fields as long as its length", after - chunk.start)
     return _gather_headers(chunk, counts, np.array(places, dtype=np.int64).reshape(-1, 4))
 
@@ -381,9 +385,10 @@ def _not_utf8(chunk: Chunk, counts: Int64s, keys: pa.Array) -> CorruptSegmentErr
 
 
 def _gather(chunk: Chunk, slices: Slices) -> pa.Array:
-    """Return the slices as a binary column: an array of slices and gaps, of which slices are taken.
+    """Build a binary column from slices of a buffer, without a Python object for a value.
 
-    So Arrow copies the bytes, each once, and no Python object is made for a value.
+    An array of slices and gaps is laid over the buffer, and Arrow copies the bytes of the
+    slices, each once.
     """
     rows = len(slices.start)
     if not rows:

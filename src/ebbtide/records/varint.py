@@ -72,25 +72,25 @@ def decode_varints(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s]
 
 
 def varint_size(value: int) -> int:
-    """Bytes that a 64-bit value takes as varint or varlong."""
+    """Return bytes that a 64-bit value takes as varint or varlong."""
     zigzag = (value << 1) ^ (value >> 63)
     return max(1, (zigzag.bit_length() + 6) // 7)
 
 
 def bytes_size(value: bytes | None) -> int:
-    """Bytes that a nullable byte string takes: its length as varint (-1 for null), then itself."""
+    """Count the bytes of a nullable byte string and of its length as varint (-1 for null)."""
     return varint_size(-1) if value is None else varint_size(len(value)) + len(value)
 
 
 def payload_size(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[bytes, bytes | None]] = ()
 ) -> int:
-    """Bytes of a record's key, value and headers in format v2: the column `size_bytes`."""
+    """Return bytes of a record's key, value and headers in format v2: the column `size_bytes`."""
     of_headers = sum(bytes_size(name) + bytes_size(content) for name, content in headers)
     return bytes_size(key) + bytes_size(value) + varint_size(len(headers)) + of_headers
 
 
 def record_size(timestamp_delta_ms: int, offset_delta: int, size_bytes: int) -> int:
-    """Bytes of a whole v2 record whose key, value and headers take `size_bytes`."""
+    """Return bytes of a whole v2 record whose key, value and headers take `size_bytes`."""
     body = 1 + varint_size(timestamp_delta_ms) + varint_size(offset_delta) + size_bytes
     return varint_size(body) + body

@@ -1,4 +1,4 @@
-"""What all jobs share: their arguments, one thread a topic, a row in `runs` for each."""
+"""Run a job: its arguments, one thread a topic, and a row in `runs` for each topic."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ebbtide.errors import (
     ForeignChangeError,
     exit_code,
 )
+from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
@@ -30,6 +31,7 @@ from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plans import render_plan
+from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.spark import job_log
 
@@ -45,11 +47,11 @@ _GONE = "a file or snapshot that was to be read is gone; planned again on what i
 
 T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
-Work = Callable[[SparkSession, TopicName], JobOutcome]
+TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
 
 
 def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
-    """The arguments that every job takes."""
+    """Return the arguments that every job takes."""
     parser = argparse.ArgumentParser(prog=job, description=description)
     parser.set_defaults(job=job)
     if has_topics:
@@ -79,7 +81,7 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` as argparse wants it: what it refuses is a bad argument, with its own message."""
+    """Wrap `parse` for argparse, so that its errors are bad arguments with their own messages."""
 
     def convert(text: str) -> T:
         try:
@@ -91,7 +93,7 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_now(text: str) -> datetime:
-    """An ISO 8601 time with its zone."""
+    """Return an ISO 8601 time with its zone."""
     try:
         now = datetime.fromisoformat(text)
         if now.tzinfo is not None:
@@ -102,13 +104,13 @@ def parse_now(text: str) -> datetime:
 
 
 def to_ms(moment: datetime) -> int:
-    """Milliseconds since the epoch, exactly."""
+    """Return milliseconds since the epoch, exactly."""
     whole = int(moment.replace(microsecond=0).timestamp())
     return whole * 1000 + moment.microsecond // 1000
 
 
 def run_job(job: str, main: Callable[[], int]) -> int:
-    """Run a job's `main`; what the process ends with, also where no topic's row can tell of it."""
+    """Run a job's `main`; return the exit code, also where no topic's row can record it."""
     try:
         return main()
     except Exception as failure:
@@ -119,9 +121,9 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 
 
 def run_topics(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """Do the work on each topic; one that fails does not stop the others. The exit code.
+    """Do the work on each topic, also after one failed; return the exit code.
 
     A topic whose rows somebody else has changed is not touched.
     """
@@ -129,9 +131,9 @@ def run_topics(
 
 
 def run_unchecked(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: Work
+    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
 ) -> int:
-    """The same, whatever was done to the topics."""
+    """Do the work on each topic without looking for foreign changes; return the exit code."""
     job_log.start(args.job)
     catalog_store(spark)  # refuses a setting of it by name, before anything is done
     if not args.plan_only:
@@ -145,8 +147,10 @@ def run_unchecked(
         return exit_code(list(pool.map(run, topics)))
 
 
-def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicName) -> JobOutcome:
-    """Work between two looks at what is in the tables; none of a topic that is still to come."""
+def _checked(
+    is_plan_only: bool, work: TopicWork, session: SparkSession, name: TopicName
+) -> JobOutcome:
+    """Do the work between two looks for foreign changes; a topic without tables needs none."""
     look = check_unchanged if is_plan_only else count_own
     if exists(session, name):
         look(load(session, name))
@@ -162,18 +166,21 @@ def _checked(is_plan_only: bool, work: Work, session: SparkSession, name: TopicN
 
 
 def refuse(job: str, error: EbbtideError) -> ExitCode:
-    """Say why no topic is begun; what the job ends with then."""
+    """Log why no topic is begun; return the job's exit code."""
     job_log.start(job)
     _log_failure("refused", error)
     return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
 
 
 def _run_topic(
-    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: Work
+    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: TopicWork
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
-    outcome, error = _attempt(session, topic, work)
+    with commits_of(args.job) as commits, job_log.gathering_notes() as notes:
+        outcome, error = _attempt(session, topic, work)
+    if not args.plan_only:
+        error = _count(session, topic, outcome, commits, started, error)
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
@@ -189,6 +196,7 @@ def _run_topic(
     )
     for where, numbers in _noted(outcome):
         log.info("%s%s", where, numbers["note"])
+    _add_notes(outcome, notes)
     if args.plan_only:
         _show_plan(args, topic, outcome, error)
     else:
@@ -197,6 +205,22 @@ def _run_topic(
         log.info("done in %s s", seconds)
     else:
         _log_failure("failed", error)
+    return error
+
+
+def _count(
+    session: SparkSession,
+    topic: TopicName,
+    outcome: JobOutcome,
+    commits: Commits,
+    started: datetime,
+    error: BaseException | None,
+) -> BaseException | None:
+    """Set the outcome's totals by the snapshots committed; `error`, or why that failed."""
+    try:
+        count_removed(session, topic, outcome, commits, started)
+    except Exception as failure:  # the row is still to be written
+        return error or explained(failure)
     return error
 
 
@@ -217,13 +241,17 @@ def _written(
 
 
 def _check_result(job: str, outcome: JobOutcome) -> None:
-    found = list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
-    if found:
-        raise AssertionError(f"the result of {job} is not of its types: {'; '.join(found)}")
+    problems_of_result = (
+        list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
+    )
+    if problems_of_result:
+        raise AssertionError(
+            f"the result of {job} is not of its types: {'; '.join(problems_of_result)}"
+        )
 
 
 def _log_failure(what: str, error: BaseException) -> None:
-    """Log an error; one that nobody foresaw comes with its traceback."""
+    """Log an error; an unforeseen one comes with its traceback."""
     foreseen = isinstance(error, EbbtideError)
     log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if foreseen else error)
 
@@ -241,8 +269,15 @@ def _show_plan(
             file.write(f"{plan}\n\n")
 
 
+def _add_notes(outcome: JobOutcome, notes: Sequence[str]) -> None:
+    """Let the topic's note hold these too; they are in the log already."""
+    if notes:
+        of_job = [outcome.topic["note"]] if "note" in outcome.topic else []
+        outcome.topic["note"] = "; ".join([*of_job, *notes])
+
+
 def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What has a `note` that the run is to say aloud, and where."""
+    """Yield the results that have a `note` to log, and where each belongs."""
     of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
     for where, numbers in (("", outcome.topic), *of_partitions):
         if "note" in numbers:
@@ -250,7 +285,7 @@ def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _attempt(
-    session: SparkSession, topic: TopicName, work: Work
+    session: SparkSession, topic: TopicName, work: TopicWork
 ) -> tuple[JobOutcome, BaseException | None]:
     """Work, and work again where another writer was faster; every other error is the result."""
     for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):

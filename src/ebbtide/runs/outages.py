@@ -1,7 +1,7 @@
-"""Which failures pass by themselves: a lock, a full disk, a service that does not answer.
+"""Recognise failures that pass by themselves: a lock, a full disk, a service without an answer.
 
-Judged by the classes in the chain of causes, of Java and of Python; a message says too little. A
-service that refuses the credentials is told apart from these.
+They are recognised by the classes in the chain of causes, of Java and of Python; a message tells
+too little. A service that refuses the credentials is told apart from these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DENIED = frozenset(
         "org.apache.iceberg.exceptions.NotAuthorizedException",
     }
 )
-# Kinds of passing ones that are the same again the next time.
+# Subclasses of passing errors that do not pass: a retry meets them again.
 _LASTING = _DENIED | frozenset(
     {
         "com.fasterxml.jackson.core.JacksonException",
@@ -108,12 +108,12 @@ class _Thrown(NamedTuple):
     code: str = ""
 
     def in_words(self) -> str:
-        """Its class and what it says."""
+        """Format the class and message."""
         return f"{self.classes[0]}: {self.message}"
 
 
 def explained(error: BaseException) -> BaseException:
-    """The error as a job's outcome: an outage and a refusal as ours, any other as it is."""
+    """Return an outage or a refusal as an error of ours, and any other error unchanged."""
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError
@@ -122,9 +122,10 @@ def explained(error: BaseException) -> BaseException:
             f"expected a catalog and a store that these credentials may use, found {refused}; "
             "correct the catalog's settings, or grant them access"
         )
-    elif (found := outage_of(error)) is not None:
+    elif (outage := outage_of(error)) is not None:
         outcome = UnavailableError(
-            f"expected the catalog and its storage to answer, found {found}; run again once they do"
+            f"expected the catalog and its storage to answer, found {outage}; run again once they "
+            "do"
         )
     else:
         return error
@@ -133,7 +134,7 @@ def explained(error: BaseException) -> BaseException:
 
 
 def _refusal_of(error: BaseException) -> str | None:
-    """What refused the credentials, in one line."""
+    """Return in one line what refused the credentials; None where nothing did."""
     thrown = [each for link in _chain(error) for each in _thrown(link)]
     refused = [each.in_words() for each in thrown if _is_denied(each)]
     return _first_line(refused[-1]) if refused else None
@@ -146,7 +147,7 @@ def _is_denied(thrown: _Thrown) -> bool:
 
 
 def is_of_gone_files(error: BaseException) -> bool:
-    """Whether a table's file or snapshot was not there: other tools may have replaced it."""
+    """Return whether a table's file or snapshot was not there: other tools may have replaced it."""
     thrown = [each for link in _chain(error) for each in _thrown(link)]
     return any(
         _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message) for each in thrown
@@ -154,13 +155,13 @@ def is_of_gone_files(error: BaseException) -> bool:
 
 
 def outage_of(error: BaseException) -> str | None:
-    """What passes by itself among an error's causes, in one line; None for any other error."""
+    """Return in one line the cause that passes by itself; None for any other error."""
     chain = list(_chain(error))
     thrown = [each for link in chain for each in _thrown(link)]
     if any(_LASTING.intersection(each.classes) for each in thrown):
         return None
     passing = [each.in_words() for each in thrown if _is_passing(each)]
-    passing += [said for link in chain if (said := _of_python(link))]
+    passing += [message for link in chain if (message := _of_python(link))]
     return _first_line(passing[-1]) if passing else None
 
 
@@ -182,12 +183,12 @@ def _of_python(error: BaseException) -> str | None:
         return f"{type(error).__name__}: {error}" if is_passing else None
     if not isinstance(error, Py4JError | CapturedException):
         return None
-    found = [match for match in _IN_A_WORKER.finditer(str(error)) if int(match[1]) in _ERRNOS]
-    return found[-1].group() if found else None
+    matches = [match for match in _IN_A_WORKER.finditer(str(error)) if int(match[1]) in _ERRNOS]
+    return matches[-1].group() if matches else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes in Python, outermost first."""
+    """Yield the error and its causes in Python, outermost first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -197,7 +198,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _thrown(error: BaseException) -> Iterator[_Thrown]:
-    """What Java threw behind an error of Python's, with its causes and what these suppressed."""
+    """Yield what Java threw behind a Python error, with causes and suppressed exceptions."""
     first = error.java_exception if isinstance(error, Py4JJavaError) else None
     if isinstance(error, CapturedException):
         first = error._origin

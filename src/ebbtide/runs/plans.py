@@ -20,43 +20,43 @@ TITLES = {
     "next_horizon_ms": "next horizon\ndue (UTC)",
     "low_watermark": "low\nwatermark",
 }
-# Said in a sentence, elsewhere, or for programs only.
+# Numbers that are not shown here: in a sentence elsewhere, or for programs only.
 LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
 
 
 def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:
-    """The plan of a job for one topic."""
+    """Return the plan of a job for one topic."""
     lines = [f"{job} {topic}: {NOTHING_CHANGED}"]
     lines += changes_in_words(outcome.topic.get("changes", {}))
     for stage in _stages(outcome.partitions):
-        of_stage = {p: _of_stage(said, stage) for p, said in outcome.partitions.items()}
+        of_stage = {p: _of_stage(numbers, stage) for p, numbers in outcome.partitions.items()}
         lines += ["", f"what {stage} would then do:" if stage else "by partition:"]
         lines += [_table(of_stage), *_reasons(of_stage)]
     left = {**outcome.topic, **outcome.topic.get("next_run", {})}
     lines += [""]
     lines += [f"{key.replace('_', ' ')}: {_shown(key, value)}" for key, value in _plain(left)]
-    lines += [str(said["note"]) for said in (outcome.topic,) if "note" in said]
+    lines += [str(numbers["note"]) for numbers in (outcome.topic,) if "note" in numbers]
     return "\n".join(lines).rstrip()
 
 
 def _stages(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """The jobs of a next run that the plan foresees; "" for the job's own numbers."""
-    foreseen = [said["next_run"] for said in partitions.values() if "next_run" in said]
+    """Return the jobs of a next run that the plan foresees; "" for the job's own numbers."""
+    foreseen = [numbers["next_run"] for numbers in partitions.values() if "next_run" in numbers]
     return list(foreseen[0]) if foreseen else [""]
 
 
-def _of_stage(said: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
-    of_stage: Mapping[str, Any] = said["next_run"].get(stage, {}) if stage else said
+def _of_stage(numbers: Mapping[str, Any], stage: str) -> Mapping[str, Any]:
+    of_stage: Mapping[str, Any] = numbers["next_run"].get(stage, {}) if stage else numbers
     return of_stage
 
 
 def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
-    keys = list(dict.fromkeys(key for said in partitions.values() for key in said))
+    keys = list(dict.fromkeys(key for numbers in partitions.values() for key in numbers))
     keys = [key for key in keys if key not in LEFT_OUT]
     titles = [TITLES.get(key, key.replace("_", "\n")) for key in keys]
     rows = [
-        [str(partition), *(_shown(key, said.get(key)) for key in keys)]
-        for partition, said in list(partitions.items())[:MAX_PARTITIONS]
+        [str(partition), *(_shown(key, numbers.get(key)) for key in keys)]
+        for partition, numbers in list(partitions.items())[:MAX_PARTITIONS]
     ]
     table = aligned(*without_empty(("part", *titles), rows))
     more = len(partitions) - len(rows)
@@ -64,18 +64,18 @@ def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Why partitions have no work, those of one reason together."""
+    """List why partitions have no work, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
-    for partition, said in partitions.items():
+    for partition, numbers in partitions.items():
         for key in ("reason", "note"):
-            if said.get(key):
-                by_reason.setdefault(str(said[key]), []).append(str(partition))
+            if numbers.get(key):
+                by_reason.setdefault(str(numbers[key]), []).append(str(partition))
     return [f"partition {', '.join(them)}: {reason}" for reason, them in by_reason.items()]
 
 
-def _plain(said: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _plain(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:
     left_out = LEFT_OUT | {"changes", "seconds"}
-    return [(key, value) for key, value in said.items() if key not in left_out]
+    return [(key, value) for key, value in numbers.items() if key not in left_out]
 
 
 def _shown(key: str, value: Any) -> str:

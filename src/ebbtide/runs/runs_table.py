@@ -33,18 +33,18 @@ _SCHEMA = pa.schema(
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What a job did to a topic: numbers per partition, numbers for the topic, and totals."""
+    """A job's outcome for a topic: numbers by partition, numbers for the topic, and totals."""
 
     partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
     topic: dict[str, Any] = field(default_factory=dict)
     rows_removed: int = 0  # records that left the records table
-    files_removed: int = 0  # its data files; with expire_snapshots, files on the disk
-    bytes_removed: int = 0  # of batches; with delete_records and expire_snapshots, of these files
+    files_removed: int = 0  # its data files that left as a whole
+    bytes_removed: int = 0  # of the log: what its batches are smaller by
     snapshot_ids: list[int] = field(default_factory=list)  # all that it committed to the topic
     error: BaseException | None = None  # what was refused, beside what was done
 
     def to_json(self) -> str:
-        """The row's `result`, a `ebbtide.log.results.Result`."""
+        """Return the row's `result`, a `ebbtide.log.results.Result`."""
         partitions = {str(partition): numbers for partition, numbers in self.partitions.items()}
         result = {"version": VERSION, "partitions": partitions, "topic": self.topic}
         return json.dumps(result)

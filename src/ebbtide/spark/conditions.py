@@ -1,8 +1,8 @@
-"""Conditions of very many parts: trees as deep as the logarithm of their number.
+"""Join very many conditions as a balanced tree, which is only logarithmically deep.
 
-Spark and Iceberg walk a condition by recursion. One part after the other, joined from the left,
-is a tree as deep as there are parts; 8,000 of them overflow the stack. Spark balances what
-is written `a OR b OR c` in SQL by itself.
+Spark and Iceberg walk a condition recursively. Conditions joined one after the other make a tree as
+deep as their number, and 8,000 of them overflow the stack. Spark itself balances `a OR b OR c` in
+SQL text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def balanced(parts: Iterable[T], join: Callable[[T, T], T]) -> T | None:
-    """All parts joined two by two, in their order; None for none."""
+    """Return all parts joined two by two, in their order; None for none."""
     level = list(parts)
     while len(level) > 1:
         last = level[-1:] if len(level) % 2 else []
@@ -29,19 +29,19 @@ def balanced(parts: Iterable[T], join: Callable[[T, T], T]) -> T | None:
 
 
 def any_of(conditions: Iterable[str]) -> str:
-    """A condition in SQL that holds where one of them does."""
+    """Return a condition in SQL that holds where one of them does."""
     return " OR ".join(f"({condition})" for condition in conditions) or "false"
 
 
 def any_column(conditions: Iterable[Column]) -> Column:
-    """Holds where one of the conditions does."""
-    found = balanced(conditions, Column.__or__)
-    return F.lit(False) if found is None else found
+    """Join conditions into one that holds where any of them does."""
+    condition = balanced(conditions, Column.__or__)
+    return F.lit(False) if condition is None else condition
 
 
 def any_expression(spark: SparkSession, conditions: Iterable[Any]) -> Any:
-    """Iceberg's expression that holds where one of the conditions does."""
+    """Join Iceberg's expressions into one that holds where any of them does."""
     expressions = iceberg_class(spark, "expressions.Expressions")
     # `or` is a word of Python, so this Java method is asked for by name.
-    found = balanced(conditions, getattr(expressions, "or"))
-    return expressions.alwaysFalse() if found is None else found
+    expression = balanced(conditions, getattr(expressions, "or"))
+    return expressions.alwaysFalse() if expression is None else expression

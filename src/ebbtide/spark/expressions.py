@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType
 from ebbtide.errors import ConfigurationError
 from ebbtide.spark.jvm import items, java_class
 
-# What an expression may look at, as the records table has it.
+# Columns of the records table that an expression may use.
 COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """
@@ -33,7 +33,7 @@ _DATA_EXCEPTION = re.compile(
 
 
 class Expression(NamedTuple):
-    """An expression in a setting; `expected` says what it has to be."""
+    """An expression in a setting; `expected` describes valid ones in errors."""
 
     setting: str  # as its owner wrote it, up to the expression
     text: str
@@ -45,20 +45,20 @@ class Expression(NamedTuple):
         return F.expr(self.text)
 
     def type(self, spark: SparkSession) -> DataType:
-        """Its type; ConfigurationError for what is no function of one record."""
+        """Return the expression's type; ConfigurationError if it is no function of one record."""
         empty = spark.createDataFrame([], COLUMNS)
         try:
             # A WHERE takes neither aggregates, nor window functions, nor generators.
             judged = empty.where(self.column.isNull())
-            found = empty.select(self.column).schema[0].dataType
+            data_type = empty.select(self.column).schema[0].dataType
         except PySparkException as error:
             raise self.refused(str(error).strip().splitlines()[0]) from error
         if reason := self._not_of_one_record(judged):
             raise self.refused(reason)
-        return found
+        return data_type
 
     def _not_of_one_record(self, judged: DataFrame) -> str | None:
-        """Why the expression in the frame's WHERE says not the same each time; None if it does."""
+        """Return why the expression may differ between evaluations; None if it cannot."""
         spark, condition = judged.sparkSession, _condition(judged)
         if java_class(spark, _CATALYST + "expressions.SubqueryExpression").hasSubquery(condition):
             return "one with a subquery"
@@ -75,15 +75,15 @@ class Expression(NamedTuple):
             )
         return None
 
-    def refused(self, found: str) -> ConfigurationError:
-        """What is wrong with it."""
+    def refused(self, actual: str) -> ConfigurationError:
+        """Return the error that names the setting and what is wrong with its expression."""
         return ConfigurationError(
-            f"expected {self.expected} in {self.setting}{self.text}, found {found}"
+            f"expected {self.expected} in {self.setting}{self.text}, found {actual}"
         )
 
     @contextmanager
     def failing_clearly(self) -> Iterator[None]:
-        """Say of which setting it is when the expression fails on a record."""
+        """Name the setting in the error when its expression fails on a record."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -101,7 +101,7 @@ def _condition(judged: DataFrame) -> Any:
 
 
 def _casts_words_of_the_run(judged: DataFrame) -> bool:
-    """Whether the optimizer would put a time in the place of a cast; it does so by a rule.
+    """Return whether the optimizer would put a time in the place of a cast; it does so by a rule.
 
     Nobody else does: a cast of a record's text, or of text that only folding makes constant, knows
     no such words.
@@ -113,7 +113,7 @@ def _casts_words_of_the_run(judged: DataFrame) -> bool:
 
 
 def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
-    """Whether the parser would put a time in the place of a literal such as `TIMESTAMP 'now'`."""
+    """Return whether the parser would put a time in place of a literal like `TIMESTAMP 'now'`."""
     lexer = java_class(spark, _CATALYST + "parser.SqlBaseLexer")
     characters = java_class(spark, "org.antlr.v4.runtime.CharStreams").fromString(text)
     stream = java_class(spark, _CATALYST + "parser.UpperCaseCharStream")(characters)
@@ -129,5 +129,5 @@ def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
 
 
 def _failure(error: Exception) -> str | None:
-    found = _DATA_EXCEPTION.search(str(error))
-    return found.group(1) if found else None
+    match = _DATA_EXCEPTION.search(str(error))
+    return match.group(1) if match else None

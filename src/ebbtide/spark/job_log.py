@@ -1,4 +1,4 @@
-"""What a job tells while it works, a line a phase: Airflow's task log shows its standard error."""
+"""Log what a job does while it works, a line a phase: Airflow's task log shows its stderr."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from ebbtide.log.settings.names import TopicName
 
 # Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
 MOST_LINES = 20
-# Work of fewer seconds ends before anyone asks how far it is.
+# Shorter work ends before anybody wonders about its progress.
 WORD_EVERY_S = 5.0
 
 _where: ContextVar[str] = ContextVar("where", default="ebbtide")
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 def start(job: str) -> None:
@@ -45,6 +46,25 @@ def about(job: str, topic: TopicName) -> Iterator[None]:
         _where.reset(token)
 
 
+@contextmanager
+def gathering_notes() -> Iterator[list[str]]:
+    """Gather the notes that this thread's work makes, also where it fails afterwards."""
+    notes: list[str] = []
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def note(log: logging.Logger, text: str) -> None:
+    """Log a warning that the run's row and report say too."""
+    log.warning(text)
+    notes = _notes.get()
+    if notes is not None and text not in notes:
+        notes.append(text)
+
+
 def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
     """Log a line for each partition, up to MOST_LINES of them."""
     for partition in sorted(lines)[:MOST_LINES]:
@@ -55,14 +75,14 @@ def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
 
 @contextmanager
 def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[None]:
-    """Log now and then how far Spark is with what the block lets it do, and the time that is left.
+    """Log the progress of the block's Spark work and the time that is left, at intervals.
 
-    Spark counts tasks; `doing` says of what.
+    Spark counts tasks; `doing` names the work.
     """
     context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)
     try:
-        with told(log, doing, "tasks", partial(_tasks, context, group)):
+        with progress_logged(log, doing, "tasks", partial(_tasks, context, group)):
             yield
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description"):
@@ -70,7 +90,7 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
 
 
 @contextmanager
-def told(
+def progress_logged(
     log: logging.Logger, doing: str, what: str, progress: Callable[[], tuple[int, int]]
 ) -> Iterator[None]:
     """Log now and then how many of all, `what` there are, are done, and the time that is left."""
@@ -98,12 +118,12 @@ def _watch(
         if 0 < done < total:
             seconds = time.monotonic() - started
             left_s = seconds * (total - done) / done
-            said = "%s: %d of %d %s done in %.0f s, %.0f s left"
-            log.info(said, doing, done, total, what, seconds, left_s)
+            line = "%s: %d of %d %s done in %.0f s, %.0f s left"
+            log.info(line, doing, done, total, what, seconds, left_s)
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """How many tasks of the group's Spark jobs are done, and how many there are so far."""
+    """Count the finished tasks of the group's Spark jobs, and all tasks so far."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]

@@ -1,4 +1,4 @@
-"""Classes of the driver's JVM, asked for by their full names."""
+"""Get classes of the driver's JVM by their full names."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ ICEBERG = "org.apache.iceberg."
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """A Java class; `spark._jvm.org.apache...` looks into every jar at each dot, 2 ms a time."""
+    """Return a Java class; `spark._jvm.org.apache...` searches all jars at each dot, for 2 ms."""
     return JavaClass(name, spark.sparkContext._gateway._gateway_client)  # type: ignore[union-attr]
 
 
 def iceberg_class(spark: SparkSession, name: str) -> Any:
-    """A class of Iceberg by its name below `org.apache.iceberg`."""
+    """Return a class of Iceberg by its name below `org.apache.iceberg`."""
     return java_class(spark, ICEBERG + name)
 
 
 def items(java_list: Any) -> list[Any]:
-    """The items of a Java list; `for` would end by an exception of Java's, 60 ms of work here."""
+    """Return the items of a Java list; `for` would end by a Java exception, which takes 60 ms."""
     return [java_list.get(number) for number in range(java_list.size())]
 
 
 def as_dict(spark: SparkSession, of: Any) -> dict[str, str]:
-    """A Java map in one call; going through it one by one takes two for each entry."""
-    found: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
-    return found
+    """Read a Java map in one call; reading it entry by entry takes two calls for each."""
+    entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
+    return entries
 
 
 def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
-    """A Java map of strings in one call, likewise."""
+    """Build a Java map of strings in one call."""
     kind = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
     return _mapper(spark).readValue(json.dumps(dict(values)), kind)
 
 
 def java_array(spark: SparkSession, texts: Sequence[str]) -> Any:
-    """A Java array of strings, for a method that takes any number of them."""
+    """Return a Java array of strings, for a method that takes any number of them."""
     gateway: Any = spark.sparkContext._gateway
     array = gateway.new_array(java_class(spark, "java.lang.String"), len(texts))
     for number, text in enumerate(texts):

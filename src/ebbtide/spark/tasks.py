@@ -1,11 +1,13 @@
-"""Work that is not a DataFrame: a segment each, values in and out.
+"""Run work that is not a DataFrame: one segment each, values in and out.
 
-The driver's threads do it where Spark is local or the work is little, else Spark tasks. NumPy and
-Arrow let threads run side by side, and nothing has to be handed to Python workers and back.
+The driver's threads run it where Spark is local or the work is little, and Spark tasks otherwise.
+NumPy and Arrow let threads run side by side, and nothing has to be handed to Python workers and
+back.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +16,14 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache, partial
 from threading import Thread
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from ebbtide import errors
-from ebbtide.spark.job_log import told, watched
+from ebbtide.errors import EbbtideError, SourceError, class_named
+from ebbtide.spark.job_log import progress_logged, watched
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +36,22 @@ TASKS_PER_CORE = 8
 # Python workers take seconds to start; with fewer rows than these the driver is done before.
 LITTLE_ROWS = 1_000_000
 DRIVER_ROWS_SETTING = "spark.ebbtide.driver.rows"
-_RAISED = re.compile(r"^ebbtide\.errors\.(\w+): (.*)$", re.MULTILINE)
+_TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILINE)
 
 
 def map_segments(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int, doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; `rows` is how many they hold in all.
+    """Run `work` on each unit; return the results in order.
 
-    `doing` names the work to those who wait for it.
+    `rows` is how many rows the units hold in all. `doing` names the work in the log.
     """
     how = in_threads if is_on_driver(spark, rows) else in_tasks
     return how(spark, work, units, doing)
 
 
 def is_on_driver(spark: SparkSession, rows: int) -> bool:
-    """Whether the driver does work on so many rows: little, or any where it is all of Spark."""
+    """Return whether the driver does work on so many rows: few, or any where Spark is local."""
     limit = spark.conf.get(DRIVER_ROWS_SETTING, None)
     if limit is None and (spark.sparkContext.master or "").startswith("local"):
         return True
@@ -70,7 +72,7 @@ class _OnDriver(NamedTuple, Generic[T]):
 
 @contextmanager
 def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
-    """The value for work on so many rows; executors get it once each."""
+    """Yield the value for work on so many rows; executors get it once each."""
     if is_on_driver(spark, rows):
         yield _OnDriver(value)
         return
@@ -84,7 +86,7 @@ def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
 def in_threads(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order, a thread a core; the first error ends it."""
+    """Run `work` on each unit, a thread a core, until an error; return the results in order."""
     pool = _pool(spark.sparkContext.defaultParallelism)
     futures = [pool.submit(copy_context().run, work, unit) for unit in units]
 
@@ -92,7 +94,7 @@ def in_threads(
         return sum(future.done() for future in futures), len(futures)
 
     try:
-        with told(log, f"{doing} {len(units)} segments", "segments", progress):
+        with progress_logged(log, f"{doing} {len(units)} segments", "segments", progress):
             return [future.result() for future in futures]
     finally:
         for future in futures:
@@ -102,24 +104,46 @@ def in_threads(
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """One for all topics of a process, so that they share the cores."""
+    """Return one for all topics of a process, so that they share the cores."""
     return ThreadPoolExecutor(threads, "segments")
 
 
 def in_tasks(
     spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
 ) -> list[R]:
-    """What `work` makes of each unit, in order; a Spark task does one or more."""
+    """Run `work` on each unit in Spark tasks; return the results in order.
+
+    An error of ours comes back as a value, so that Spark does not try its task again.
+    """
     if not units:
         return []
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
-    with errors_of_tasks(), watched(spark, log, f"{doing} {len(units)} segments"):
-        return context.parallelize(units, slices).map(work).collect()
+    with watched(spark, log, f"{doing} {len(units)} segments"):
+        done = context.parallelize(units, slices).map(partial(_outcome, work)).collect()
+    for outcome in done:
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.value for outcome in done]
+
+
+class _Outcome(NamedTuple):
+    """A task's result for a unit, or else the error of ours that it met."""
+
+    value: Any = None
+    error: EbbtideError | None = None
+
+
+def _outcome(work: Callable[[T], R], unit: T) -> _Outcome:
+    """Run the work on one unit, in a task."""
+    try:
+        return _Outcome(work(unit))
+    except EbbtideError as error:
+        return _Outcome(error=error)
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
-    """Let Python workers start and import what `work` needs while the driver goes on planning."""
+    """Start Python workers, with the imports of `work`, while the driver goes on planning."""
     context = spark.sparkContext
     count = context.defaultParallelism
     started = context.parallelize(range(count), count).map(partial(_do_nothing, work))
@@ -127,17 +151,38 @@ def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
 
 
 def _do_nothing(work: Callable[..., object], number: int) -> None:
-    """In a task: it was enough to be handed `work`."""
+    """Do nothing, in a task: being handed `work` was enough."""
+
+
+class TaskFailure(Exception):  # noqa: N818  its name is part of the text that Spark hands on
+    """An error of ours in a task of a DataFrame, with the error's parts as JSON."""
+
+
+@contextmanager
+def told_as_text() -> Iterator[None]:
+    """Raise errors as text in a task of mapInArrow: Spark passes only text on to the driver."""
+    try:
+        yield
+    except EbbtideError as error:
+        parts: dict[str, str | None] = {"class": type(error).__name__, "message": str(error)}
+        if isinstance(error, SourceError):
+            parts["path"] = error.path
+        raise TaskFailure(json.dumps(parts)) from error
 
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise again here what one of ours was in a Spark task; Spark hands on its text only."""
+    """Raise again the original error that a task of mapInArrow passed on as text."""
     try:
         yield
-    except (PythonException, Py4JJavaError) as failure:  # of DataFrames, of RDDs
-        raised = _RAISED.findall(str(failure))
-        if not raised:
+    except (PythonException, Py4JJavaError) as failure:
+        if (error := _told_in(str(failure))) is None:
             raise
-        name, message = raised[-1]
-        raise getattr(errors, name)(message) from failure
+        raise error from failure
+
+
+def _told_in(text: str) -> EbbtideError | None:
+    told = _TOLD.findall(text)
+    parts = json.loads(told[-1]) if told else {}
+    kind = class_named(parts.pop("class", None))
+    return None if kind is None else kind(*parts.values())

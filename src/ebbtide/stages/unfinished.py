@@ -1,6 +1,7 @@
-"""Work that a killed job leaves behind, and what each job does about it before its own begins.
+"""Work that a killed job leaves behind, and what each job does about it before it begins.
 
-Each kind is written down in the topic's state before it starts. Whoever finds it can finish it.
+Each kind of work is written to the topic's state before it starts, so that another job can finish
+it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from enum import StrEnum
 
+from ebbtide.iceberg.planned.planned_merge import open_merge
+from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import Topic
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
-from ebbtide.iceberg.unfinished.planned_round import open_round
 from ebbtide.log.state.topic_state import APPEND, REPLICATION, SLICE
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
@@ -30,7 +31,7 @@ class Work(StrEnum):
 
 
 class Duty(StrEnum):
-    """What a job does about work that it finds in flight."""
+    """A job's duty towards work that it finds in flight."""
 
     FINISH = "finishes it first"
     RESUME = "goes on with it: it is its own kind of work"
@@ -39,7 +40,7 @@ class Duty(StrEnum):
 
 
 _FREE_OF_BOTH = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH}
-# What a job is not said to do about a kind: it leaves it.
+# A kind that is missing here for a job: the job leaves it.
 _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "ingest_segments": {
         Work.APPEND: Duty.REFUSE,
@@ -71,7 +72,7 @@ JOBS = tuple(_DUTIES)
 
 
 def duty(job: str, work: Work) -> Duty:
-    """Return what a job does about work of a kind that a killed one has left."""
+    """Return a job's duty towards work of a kind that a killed job has left."""
     return _DUTIES[job].get(work, Duty.LEAVE)
 
 
@@ -84,13 +85,14 @@ def in_flight(topic: Topic) -> set[Work]:
         Work.SLICE: SLICE in topic.properties,
         Work.REPLICATION: REPLICATION in topic.properties,
     }
-    return {work for work, found in is_written.items() if found}
+    return {work for work, is_in_flight in is_written.items() if is_in_flight}
 
 
 def settle(topic: Topic, job: str) -> Topic:
-    """Finish the rounds and merges that the job must not meet; the topic as it is then.
+    """Finish the rounds and merges that the job must not meet; return the topic afterwards.
 
-    What a job goes on with or refuses is its own to find: it needs its request or its source.
+    A job itself finds the work that it continues or refuses, since it needs its request or
+    source.
     """
     if duty(job, Work.MERGE) is not Duty.LEAVE:
         topic = finish_merge(topic)

@@ -45,7 +45,7 @@ class FileReader:
         return self._window[start : start + length]
 
     def rest(self, position: int) -> memoryview:
-        """Return what of the window lies behind a position within the file."""
+        """Return the window's bytes from a position within the file on."""
         if not 0 <= position - self._window_start < len(self._window):
             self.read(position, 1)
         return self._window[position - self._window_start :]

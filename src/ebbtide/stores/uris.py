@@ -10,31 +10,31 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
 
 
 def scheme_of(uri: str) -> str:
-    """Its scheme in lower case; empty for a path."""
-    found = _SCHEME.match(uri)
-    return found[1].lower() if found else ""
+    """Return a URI's scheme in lower case; empty for a path."""
+    match = _SCHEME.match(uri)
+    return match[1].lower() if match else ""
 
 
 def authority_of(uri: str) -> str:
-    """What stands between `//` and the path, such as a bucket; empty for a path."""
-    found = _SCHEME.match(uri)
-    return (found[2] or "") if found else ""
+    """Return the text between `//` and the path, such as a bucket; empty for a path."""
+    match = _SCHEME.match(uri)
+    return (match[2] or "") if match else ""
 
 
 def after_authority(uri: str) -> str:
-    """The path within a URI, encoded as it is."""
+    """Return the path within a URI, encoded as it is."""
     return _SCHEME.sub("", uri, count=1)
 
 
 def encoded(location: str) -> str:
-    """A table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
+    """Return a table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
     if not scheme_of(location):
         return location
     return _SCHEME.match(location)[0] + quote(after_authority(location))  # type: ignore[index]
 
 
 def split_query(uri: str) -> tuple[str, str]:
-    """A URI up to its query, and the query with its mark; paths and `file:` URIs have none."""
+    """Split a URI before its query; the query keeps its mark. Paths and `file:` URIs have none."""
     if scheme_of(uri) in ("", "file"):
         return uri, ""
     base, mark, query = uri.partition("?")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.replica_lag import (
     is_up_to_date,
     settings_to_follow,
@@ -93,7 +94,7 @@ def state(start: int, end: int, *bases: int, **changes: Any) -> PartitionState:
             "log_end_offset": end,
             "first_dirty_offset": start,
             "first_unmarked_offset": end,
-            "segments": tuple((base, base) for base in bases),
+            "segments": tuple(SegmentStart(base, base) for base in bases),
             **changes,
         }
     )

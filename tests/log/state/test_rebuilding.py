@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.state.rebuilding import Asked, Found, parse_asked, rebuilt_states
+from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.state.rebuilding import Asked, LogInTables, parse_asked, rebuilt_states
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
 TOLD = PartitionState(
@@ -11,7 +12,7 @@ TOLD = PartitionState(
     log_end_offset=100,
     first_dirty_offset=60,
     first_unmarked_offset=100,
-    segments=((0, 1), (50, 2), (90, 3)),
+    segments=(SegmentStart(0, 1), SegmentStart(50, 2), SegmentStart(90, 3)),
     max_event_time_ms=77,
     cleaned_at_ms=5,
     cleaned_end_offset=100,
@@ -20,7 +21,9 @@ TOLD = PartitionState(
     first_appended_offset=95,
     horizon_ms=9,
 )
-FOUND = Found(start=5, end=100, segments=((0, 11), (50, -1)), max_event_time_ms=70)
+FOUND = LogInTables(
+    start=5, end=100, segments=(SegmentStart(0, 11), SegmentStart(50, -1)), max_event_time_ms=70
+)
 
 
 def test_a_trusted_state_is_only_cleaned_and_marked_again() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import (
     CHECKSUM,
     LAYOUT,
@@ -26,7 +27,7 @@ STATE = PartitionState(
     log_end_offset=40,
     first_dirty_offset=20,
     first_unmarked_offset=30,
-    segments=((0, 1_000), (20, 2_000)),
+    segments=(SegmentStart(0, 1_000), SegmentStart(20, 2_000)),
     max_event_time_ms=900,
     cleaned_at_ms=3_000,
     cleaned_end_offset=40,
@@ -91,7 +92,7 @@ STATES = st.builds(
     log_end_offset=NUMBERS,
     first_dirty_offset=NUMBERS,
     first_unmarked_offset=NUMBERS,
-    segments=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=3).map(tuple),
+    segments=st.lists(st.builds(SegmentStart, NUMBERS, NUMBERS), min_size=1, max_size=3).map(tuple),
     max_event_time_ms=st.none() | NUMBERS,
     cleaned_at_ms=NUMBERS,
     cleaned_end_offset=NUMBERS,

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.columns import compaction
+from ebbtide.columns import segment_cleaning
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.stages.clean_log import offset_map
@@ -49,15 +50,39 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
 
 
-@pytest.mark.parametrize("sent", [0, 1, 2, 4])
+@pytest.mark.parametrize("sent", [1, 2, 4])
 def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
     sent: int, sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offset_map, "MAX_SENT_RECORDS", sent)
+    monkeypatch.setattr(offset_map, "MAP_BYTES", sent * offset_map.RECORD_BYTES)
     outcome = clean(sandbox.session, str(topic), NIGHT_MS)
     view = view_of_table(sandbox.session, topic, 0)
     assert offsets(view) == [2, 3, 4, 5]
     assert [b["record_count"] for b in view.batches] == [1, 2, 1]
+    assert outcome.partitions[0]["superseded"] == 2
+
+
+def test_long_keys_count_in_the_size_of_the_offset_map(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    long = [Message(f"{n}" * 4_000, "1") for n in range(4)]
+    write_log(tmp_path / "log", "t", [long, long[:2], [Message("active", "1")]], COMPACT)
+    ingest(spark, name, tmp_path / "log", NIGHT_MS)
+    mark(spark, name)
+    shares: list[int] = []
+    of_share = offset_map._Share.holds
+    monkeypatch.setattr(
+        offset_map._Share,
+        "holds",
+        lambda share, hashes: shares.append(share.shares) or of_share(share, hashes),
+    )
+    spark.conf.set(offset_map.MAP_BYTES_SETTING, 6 * offset_map.RECORD_BYTES + 30_000)
+    try:
+        outcome = clean(spark, name, NIGHT_MS)
+    finally:
+        spark.conf.unset(offset_map.MAP_BYTES_SETTING)
+    assert min(shares) >= 3  # six keys of 4,000 bytes, three times each
     assert outcome.partitions[0]["superseded"] == 2
 
 
@@ -66,7 +91,7 @@ def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
     sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
     at_once = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
-    monkeypatch.setattr(compaction, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(segment_cleaning, "ROWS_AT_ONCE", rows_at_once)
     in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
     assert at_once is not None
     assert in_parts is not None
@@ -116,7 +141,7 @@ def test_the_horizon_is_reached_at_its_very_millisecond(
     assert offsets(view_of_table(sandbox.session, topic, 0)) == [2, 3, 5]
     later = clean(sandbox.session, str(topic), NIGHT_MS + 2 * DAY_MS)
     assert later.partitions[0]["picked"] is False
-    assert later.partitions[0]["reason"] == "nothing new, and no horizon reached"
+    assert later.partitions[0]["reason"] == Reason.CLEAN
 
 
 def test_a_clock_that_stands_still_cleans_nothing(sandbox: LakeSandbox, topic: TopicName) -> None:
@@ -132,7 +157,7 @@ def test_a_topic_without_compact_is_left_alone(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     mark(sandbox.session, f"{cluster}.t")
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
-    assert outcome.partitions[0]["reason"] == "cleanup.policy does not hold compact"
+    assert outcome.partitions[0]["reason"] == "cleanup.policy has no compact"
     view = view_of_table(sandbox.session, TopicName(cluster, "t"), 0)
     assert offsets(view) == [0, 1, 2, 3, 4, 5]
 

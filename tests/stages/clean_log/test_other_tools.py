@@ -1,5 +1,7 @@
 """Rounds and merges in flight while other tools work on the same tables."""
 
+import re
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,15 @@ from ebbtide.errors import CommitConflictError, ForeignChangeError, StateError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.data_files import SegmentFiles
+from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.topics import load
-from ebbtide.iceberg.unfinished.planned_merge import open_merge
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import MERGE, ROUND
+from ebbtide.orchestration.report import notes
+from ebbtide.runs.application import run_topics
+from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark import tasks
 from ebbtide.stages.clean_log import cleaner
 from ebbtide.stages.clean_log.segment_merge import merge_segments
@@ -23,7 +30,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.logs import Message, write_log
-from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, HOUR_MS, at, clean, ingest, mark
 from tests.tables.other_tools import expire_all, rewrite_files, rewrite_manifests, tables_of
 
 NIGHT_MS = 1_000 * DAY_MS
@@ -181,19 +188,60 @@ def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
 ) -> None:
     """Headers come from the records that are left; the next round gives the tombstones' horizon."""
     spark = sandbox.session
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        clean(spark, str(topic), NIGHT_MS)
-    for table in tables_of(topic):
-        for tag in tags(spark, topic):
-            spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS `{tag}`")
-    rewrite_then_expire(spark, tables_of(topic))
+    kill_round(spark, topic, kill_at, step)
+    lose_held_snapshots(spark, topic)
     kill_at.append(again)
     with pytest.raises(KilledError):
         clean(spark, str(topic), NIGHT_MS)
     clean(spark, str(topic), NIGHT_MS)
     assert ROUND not in load(spark, topic).properties
     assert view_of_table(spark, topic, 0) == unbroken
+
+
+def kill_round(spark: SparkSession, topic: TopicName, kill_at: list[Step], step: Step) -> None:
+    kill_at.append(step)
+    with pytest.raises(KilledError):
+        clean(spark, str(topic), NIGHT_MS)
+
+
+def lose_held_snapshots(spark: SparkSession, topic: TopicName) -> None:
+    """Let all that a killed round holds expire."""
+    for table in tables_of(topic):
+        for tag in tags(spark, topic):
+            spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS `{tag}`")
+    rewrite_then_expire(spark, tables_of(topic))
+
+
+def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    kill_at: list[Step],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where its first attempt, which gave the round up, met another writer later."""
+    spark, work = sandbox.session, [CommitConflictError("another writer was faster"), None]
+    kill_round(spark, topic, kill_at, Step.ROUND_BATCHES)
+    count_own(load(spark, topic))  # as every job does, also one that leaves the round alone
+    lose_held_snapshots(spark, topic)
+    monkeypatch.setattr(spark, "newSession", lambda: spark)
+
+    def meet_a_writer_once(_: SparkSession, name: TopicName) -> JobOutcome:
+        outcome = clean(spark, str(name), NIGHT_MS)
+        if (conflict := work.pop(0)) is not None:
+            raise conflict
+        return outcome
+
+    args = Namespace(plan_only=False, job="clean_log", run_id="lost", dag=None, task="clean_log")
+    args.now = at(NIGHT_MS)
+    assert run_topics(spark, args, [topic], meet_a_writer_once) == 0
+    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+        (note,) = notes(lake.runs(run_id="lost"))
+    assert re.fullmatch(
+        rf"{re.escape(str(topic))}: the round begun at 1972-09-27 00:00 UTC was given up, since "
+        r"another tool expired the snapshots that it held: [1-9]\d* batch headers were rebuilt "
+        r"from the records that are left, and the sizes of compressed ones are estimates\.",
+        note,
+    )
 
 
 @pytest.mark.parametrize(

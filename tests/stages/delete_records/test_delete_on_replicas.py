@@ -12,10 +12,10 @@ import pytest
 from ebbtide.errors import ConfigurationError, RequestError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
-from ebbtide.log.delete_records import Answer, ErrorCode, refused
+from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records import replicas
+from ebbtide.stages.delete_records import replica_truncation
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.replicate_log.test_replicate_log import (
@@ -77,6 +77,8 @@ def test_the_low_watermark_is_given_when_every_replica_starts_there(
     assert replies(outcome) == {0: (3, "NONE")}
     assert left(sandbox, name) == [3, 4, 5]
     assert left(sandbox, replica_of(name)) == [3]
+    assert outcome.rows_removed == 3
+    assert outcome.topic["replicas"] == {str(replica_of(name)): {"records_removed": 3}}
 
 
 def test_a_replica_that_is_behind_times_out_and_a_retry_finishes_it(
@@ -181,7 +183,7 @@ class Live:
 @pytest.fixture
 def live(sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch) -> Live:
     live = Live()
-    monkeypatch.setattr(replicas, "LiveTopic", live)
+    monkeypatch.setattr(replica_truncation, "LiveTopic", live)
     set_replicas(sandbox, name, f"other.{name.cluster},kafka:main")
     return live
 
@@ -210,7 +212,7 @@ def test_a_live_topic_out_of_reach_times_out_once_the_tables_are_done(
     def refuse() -> None:
         raise UnavailableError("no broker")
 
-    monkeypatch.setattr(replicas, "LiveTopic", Live(refuse))
+    monkeypatch.setattr(replica_truncation, "LiveTopic", Live(refuse))
     set_replicas(sandbox, name, f"other.{name.cluster},kafka:main")
     outcome = delete(sandbox, name, {0: 2})
     assert replies(outcome) == {0: (-1, "REQUEST_TIMED_OUT")}

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import CommitConflictError, RequestError
+from ebbtide.errors import RequestError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.stages.delete_records.truncate import truncate_below_start
+from ebbtide.stores.store import Store
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -58,6 +60,28 @@ def test_only_the_straddling_segment_gets_a_deletion_vector(
     assert [s.get("deleted-data-files") for s in summaries] == [None, "2", None]
     assert [s.get("added-dvs") for s in summaries] == [None, None, "1"]
     assert summaries[-1]["added-position-deletes"] == "1"
+
+
+def test_no_file_is_opened_but_that_of_the_straddling_segment(
+    sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    reading = Store.reading
+    monkeypatch.setattr(
+        Store,
+        "reading",
+        lambda store, path: (
+            opened.append(path) if path.endswith(".parquet") else None,
+            reading(store, path),
+        )[1],
+    )
+    delete(sandbox, name, {0: 4})
+    assert opened == []
+    delete(sandbox, name, {0: 5})
+    assert [path.partition("/segment=")[2][:2] for path in opened] == ["4/"]
+    opened.clear()
+    truncate_below_start(load(sandbox.session, name), FIRST_MS)
+    assert len(opened) == 1
 
 
 def test_records_of_whole_segments_and_of_the_one_astride_are_counted_once(
@@ -134,8 +158,7 @@ def test_no_vector_is_written_for_a_file_that_another_request_drops_meanwhile(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
 ) -> None:
     meanwhile(Step.TRUNCATE_RECORDS, lambda: delete(sandbox, name, {0: 6}))
-    with pytest.raises(CommitConflictError):
-        delete(sandbox, name, {0: 5})
+    assert delete(sandbox, name, {0: 5}).rows_removed == 4  # of the third segment the other
     assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 6
     assert offsets(view_of_table(sandbox.session, name, 0)) == [6, 7]
     assert_counted(sandbox.session, name)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.delete_records import Answer, ErrorCode
+from ebbtide.log.delete_answers import Answer, ErrorCode
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName

@@ -100,7 +100,7 @@ def test_a_plan_above_the_ratio_is_refused_before_anything_moves(
     conf = {"topics": [str(name)], "now": now, "accept_plan": [found.id]}
     assert json.loads(trigger[1]) == conf
     assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) - len(str(name)) < 420  # a verdict shows 500
+    assert len(str(refused.value)) - len(str(name)) < 420
 
     with pytest.raises(SafetyError):
         expire(sandbox.session, str(name), NIGHT_MS, ["another"])

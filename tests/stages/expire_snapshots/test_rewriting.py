@@ -60,7 +60,7 @@ def test_rows_stay_with_their_ids_and_no_deletion_is_left(
     assert find_deletions(load(sandbox.session, name)).rows > 0
     assert rewrite(sandbox, name) > 1
     assert rows_of(sandbox, name) == before
-    assert find_deletions(load(sandbox.session, name)) == (0, [], [])
+    assert find_deletions(load(sandbox.session, name)) == (0, 0, 0, [], [])
 
 
 def test_ids_stay_where_a_file_says_them_itself(sandbox: LakeSandbox, name: TopicName) -> None:
@@ -95,7 +95,7 @@ def test_the_active_segment_is_left_alone(sandbox: LakeSandbox, name: TopicName)
     active = load(sandbox.session, name).partitions[0].active_segment
     rewrite(sandbox, name)
     delete(sandbox, name, f"offset = {active}")
-    assert find_deletions(load(sandbox.session, name)) == (1, [], [])
+    assert find_deletions(load(sandbox.session, name)) == (0, 1, 0, [], [])
 
 
 def test_what_another_deletes_meanwhile_is_not_undone(
@@ -127,7 +127,9 @@ def test_only_so_many_files_a_run_the_worst_first(
     ]
     monkeypatch.setattr(rewriting, "FILES_A_RUN", 1)
     assert rewrite(sandbox, name) == 1
-    assert find_deletions(load(sandbox.session, name)).due == due[1:]
+    deletions = find_deletions(load(sandbox.session, name))
+    assert deletions.due == due[1:]
+    assert deletions.rows == deletions.rows_due > 0
 
 
 def test_a_deletion_vector_for_a_file_that_is_gone_is_put_away(
@@ -137,9 +139,10 @@ def test_a_deletion_vector_for_a_file_that_is_gone_is_put_away(
     rewrite(sandbox, name)
     _add_vector_for(sandbox, name, "gone.parquet")
     before = rows_of(sandbox, name)
-    assert find_deletions(load(spark, name)).dangling == ["gone.parquet"]
+    deletions = find_deletions(load(spark, name))
+    assert (deletions.dangling, deletions.rows) == (["gone.parquet"], 0)
     rewrite(sandbox, name)
-    assert find_deletions(load(spark, name)) == (0, [], [])
+    assert find_deletions(load(spark, name)) == (0, 0, 0, [], [])
     assert rows_of(sandbox, name) == before
 
 

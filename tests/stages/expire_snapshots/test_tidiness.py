@@ -1,5 +1,6 @@
 """expire_snapshots starts no Spark for a topic that has nothing to free, and says when it has."""
 
+import json
 import time
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.left_on_disk import LeftOnDisk
+from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.orchestration.night import nothing_to_do
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_snapshots import stage
@@ -51,7 +54,33 @@ def test_a_tidy_topic_needs_no_spark_and_costs_the_job_no_query(
 ) -> None:
     assert is_idle(sandbox, name)
     monkeypatch.setattr(stage, "_disk", lambda _: pytest.fail("it was looked at"))
-    assert expire_snapshots(sandbox, name).topic["bytes_freed"] == 0
+    outcome = expire_snapshots(sandbox, name)
+    assert outcome.topic["bytes_freed"] == 0
+    assert LeftOnDisk.of_result(outcome.topic) == LeftOnDisk()
+
+
+def test_a_tidy_topic_whose_rows_wait_says_so_each_time(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    spark = sandbox.session
+    write_log(tmp_path / "new", "t", NEW, COMPACT)
+    ingest(spark, str(name), tmp_path / "new", FIRST_MS)
+    mark(spark, str(name))
+    clean(spark, str(name), FIRST_MS + DAY_MS)
+    reports = [LeftOnDisk.of_result(expire_snapshots(sandbox, name).topic) for _ in range(2)]
+    assert is_idle(sandbox, name)
+    assert reports == [LeftOnDisk(rows_below_share=1)] * 2
+
+
+def test_a_topic_that_an_older_version_left_tidy_is_looked_at_once_more(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    noted = json.loads(load(sandbox.session, name).properties[TIDIED])
+    del noted["reported"]
+    set_properties(sandbox.session, str(name), {TIDIED: json.dumps(noted)})
+    assert not is_idle(sandbox, name)
+    expire_snapshots(sandbox, name)
+    assert is_idle(sandbox, name)
 
 
 def test_what_is_written_has_to_be_looked_at(

@@ -8,8 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ebbtide.errors import AccessDeniedError, CorruptSegmentError, ForeignLogError, OffsetGapError
+from ebbtide.errors import (
+    AccessDeniedError,
+    CorruptSegmentError,
+    ForeignLogError,
+    OffsetGapError,
+    SourceError,
+)
 from ebbtide.log.continuation import SourceBatch
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.records.files.log_directory import list_log_directory
@@ -444,7 +451,7 @@ class TestSegments:
         self, source: Path
     ) -> None:
         append(source, 10, batch(10, 2))
-        held = held_after(take(source), segments=((12, 99),))
+        held = held_after(take(source), segments=(SegmentStart(12, 99),))
         assert take(source, held).state_after(held.state, -1) == held.state
         append(source, 10, batch(12))
         write_segments(source, {13: [batch(13)]})
@@ -546,6 +553,19 @@ class TestTasks:
 
     def test_no_task_is_empty(self) -> None:
         assert sorted(spread([0, 0, 0], 3)) == [[0], [1], [2]]
+
+
+def test_a_file_one_may_not_read_is_no_corrupt_file(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(segment_source, "walk_segment", refused)
+    (error,) = take(source).errors
+    assert type(error) is SourceError
+    assert error.path == str(segment_path(source, 0))
+    assert str(error).startswith(f"{error.path}: expected a file that this user may read, found: ")
 
 
 def test_a_store_that_refuses_is_no_corrupt_file(

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 
 from ebbtide.errors import (
     CorruptSegmentError,
@@ -18,6 +20,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
 from ebbtide.iceberg.topics import compare_and_set, current_snapshot, exists, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
@@ -25,13 +28,15 @@ from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.compression import Codec
 from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
+from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from ebbtide.stages.ingest_segments import stage
 from ebbtide.stages.ingest_segments.stage import LISTINGS, Source, ingest_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
 from tests.tables.contents import Contents, contents
 from tests.tables.fixtures import KilledError, kill
-from tests.tables.nights import HOUR_MS, ingest, source_of
+from tests.tables.nights import HOUR_MS, at, ingest, source_of
 from tests.tables.partition_log import (
     MODIFIED_MS,
     T0,
@@ -47,6 +52,7 @@ from tests.tables.partition_log import (
 NOW_MS = T0 + HOUR_MS
 # Of ten offsets, the last two have no record any more.
 CLEANED = batch(0, 8, codec=4, last_offset=9)
+ZSTD_BOMB = write_batch(BatchFields(), [Record(1, T0, b"k", bytes(100_000))], Codec.ZSTD)
 STEPS = (
     *(Step.CREATE_TOPIC, Step.INGEST_RECORDS, Step.INGEST_BATCHES),
     *(Step.FOLLOW_SETTINGS, Step.INGEST_STATE),
@@ -217,6 +223,25 @@ def test_a_plan_creates_nothing(spark: SparkSession, name: TopicName, source: Pa
     assert not exists(spark, name)
 
 
+def row_in_runs(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Row:
+    """The row that a job with this outcome writes."""
+    now = at(NOW_MS)
+    attempt = JobAttempt(
+        run_id="run",
+        dag=None,
+        task=None,
+        job="ingest_segments",
+        topic=name,
+        started=now,
+        ended=now,
+        now=now,
+    )
+    create_runs(spark)
+    append_run(spark, attempt, outcome, outcome.error)
+    (row,) = spark.table(RUNS_TABLE).where(F.col("topic") == str(name)).collect()
+    return row
+
+
 def malformed(first: int) -> bytes:
     """A batch whose CRC is right and whose only record claims to be longer than the batch."""
     data = bytearray(batch(first))
@@ -239,12 +264,14 @@ def test_damage_stops_its_partition_and_no_other(
     found = contents(spark, name)
     assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 4}
     assert isinstance(outcome.error, CorruptSegmentError)
-    first, *others = str(outcome.error).splitlines()
+    first, *others = str(outcome.error).split("; /")
     assert first.startswith(f"{segment_path(source, 5)}: expected CRC-32C 0x")
     assert "at position 0, found 0x" in first
     position = len(batch(5, 4))
     for partition, line in zip((2, 3), others, strict=True):
-        assert line.startswith(f"{segment_path(source, 5, partition)}: expected 1 records in ")
+        assert f"/{line}".startswith(
+            f"{segment_path(source, 5, partition)}: expected 1 records in "
+        )
         assert f"at position {position}, found 0 in 0;" in line
         assert outcome.partitions[partition]["skipped"] == [
             "1 segments behind a file that cannot be read"
@@ -258,17 +285,42 @@ def test_damage_stops_its_partition_and_no_other(
     assert repaired.states[0].log_end_offset == 11
 
 
+def old_bomb() -> bytes:
+    """A batch of magic 1, which only decompressing tells the records of."""
+    builder = LegacyRecordBatchBuilder(1, int(Codec.GZIP), 1 << 20)
+    builder.append(0, T0, b"k", bytes(100_000))
+    return (1).to_bytes(8, "big") + bytes(builder.build())[8:]
+
+
+@pytest.fixture(params=["in threads", "in tasks"])
+def anywhere(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Wherever segments are worked on."""
+    if request.param == "in tasks":
+        spark.conf.set(DRIVER_ROWS_SETTING, 0)
+    yield
+    spark.conf.unset(DRIVER_ROWS_SETTING)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(
+    ("bomb", "settings"),
+    [
+        pytest.param(ZSTD_BOMB, {}, id="shown by its records"),
+        pytest.param(ZSTD_BOMB, {"ebbtide.event.time": "header:at"}, id="shown by rows of Spark"),
+        pytest.param(old_bomb(), {}, id="shown by the walk"),
+    ],
+)
 def test_a_batch_that_is_too_large_in_memory_stops_its_partition_and_no_other(
-    spark: SparkSession, name: TopicName, tmp_path: Path
+    spark: SparkSession, name: TopicName, tmp_path: Path, bomb: bytes, settings: dict[str, str]
 ) -> None:
-    bomb = write_batch(BatchFields(), [Record(1, T0, b"k", bytes(100_000))], Codec.ZSTD)
     source = write_segments(tmp_path / "source", {0: [batch(0)], 1: [bomb]})
     write_segments(source, {0: [batch(0, 2, codec=Codec.ZSTD)]}, partition=1)
-    taken = replace(source_of(source, NOW_MS), settings={MAX_DECOMPRESSED: "1000"})
+    limited = {MAX_DECOMPRESSED: "1000", **settings}
+    taken = replace(source_of(source, NOW_MS), settings=limited)
     outcome = ingest_segments(spark, name, taken)
     found = contents(spark, name)
     assert [offsets(found, partition) for partition in (0, 1)] == [[0], [0, 1]]
-    assert isinstance(outcome.error, CorruptSegmentError)
+    assert row_in_runs(spark, name, outcome)["error_class"] == "OversizedBatchError"
     assert str(outcome.error).startswith(
         f"{segment_path(source, 1)}: expected a batch of at most 1000 bytes decompressed at "
         f"position 0, found more; set {MAX_DECOMPRESSED} higher"

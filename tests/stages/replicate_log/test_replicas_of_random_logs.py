@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.batch_headers import open_transactions
+from ebbtide.columns.header_columns import open_transactions
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.topics import load

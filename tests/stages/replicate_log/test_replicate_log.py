@@ -147,13 +147,25 @@ def test_a_new_replica_is_its_primary(sandbox: LakeSandbox, name: TopicName) -> 
         assert rows
     assert outcome.error is None
     numbers = outcome.topic["replicas"][str(replica_of(name))]
-    assert numbers == {"records": 24, "batches": 8, "emptied": []}
+    assert numbers == {"records": 24, "batches": 8, "emptied": [], "records_removed": 0}
     assert outcome.partitions[0] == {
         "log_start_offset": 0,
         "low_watermark": 0,
         "log_end_offset": 12,
         "replica_end_offsets": {str(replica_of(name)): 12},
     }
+
+
+def test_rows_are_counted_though_other_tools_expire_the_snapshots_that_brought_them(
+    sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
+) -> None:
+    def tools() -> None:
+        rewrite_files(sandbox.session, tables_of(replica_of(name)))
+        expire_all(sandbox.session, tables_of(replica_of(name)))
+
+    meanwhile(Step.REPLICATE_STATE, tools)
+    numbers = replicate(sandbox, name).topic["replicas"][str(replica_of(name))]
+    assert (numbers["records"], numbers["batches"]) == (24, 8)
 
 
 def test_nothing_to_replicate_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:

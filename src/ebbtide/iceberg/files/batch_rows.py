@@ -1,4 +1,4 @@
-"""Batch rows: read as columns for the decisions in `log`, and changed by their results."""
+"""Read batch rows as columns for the decisions in `log`, and commit the changes that result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.batch_headers import COLUMNS, BatchHeaders, of_partitions
+from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import CHANGED
 from ebbtide.errors import SafetyError
@@ -23,7 +23,6 @@ from ebbtide.iceberg.files.data_files import (
     count_rows,
     deletion_of,
     in_segments,
-    plan_segments,
     read_segment,
     write_rows,
 )
@@ -35,6 +34,7 @@ from ebbtide.iceberg.files.file_commits import (
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.holds import Hold
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.records.arrays import Bools
@@ -42,16 +42,16 @@ from ebbtide.spark.tasks import map_segments
 
 # Rows of a segment's files that may be deleted in place; with more the segment is written anew.
 MAX_DEAD_SHARE = 0.25
-# So many files of a segment are written as one again.
+# A segment with this many files is rewritten into one.
 MAX_FILES = 4
-# Of headers, which are cheaper than records, the driver looks at so many times more itself.
+# Headers are cheaper than records: the driver itself reads this many times more of them.
 HEADERS_A_RECORD = 8
 
 
 def read_headers(
     spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
 ) -> dict[int, BatchHeaders]:
-    """The headers of whole partitions, as of a snapshot or now; none for a partition without."""
+    """Read the headers of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     empty = {partition: BatchHeaders(_NO_HEADERS) for partition in partitions}
     if snapshot is None:
@@ -67,21 +67,21 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """What there is to know of the headers of whole partitions, as of a snapshot or now."""
+    """Read the headers that matter and totals of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
         units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(outlines, MAX_OFFSET))
         look, rows = partial(_look_at, outlines), count_rows(units) // HEADERS_A_RECORD
-        for unit, found in zip(
+        for unit, headers in zip(
             units, map_segments(spark, look, units, rows, "looks at headers of"), strict=True
         ):
-            parts[unit.partition] += found
+            parts[unit.partition] += headers
     return {p: LogHeaders.of_all(parts[p], outline) for p, outline in outlines.items()}
 
 
 def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[LogHeaders]:
-    """In a task: the headers of one segment; none where it holds no row."""
+    """Summarise the headers of one segment, in a task; return nothing where it holds no row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
     return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
 
@@ -90,8 +90,8 @@ _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
-    """Whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
-    found = np.zeros(records.num_rows, np.bool_)
+    """Return whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
+    is_old = np.zeros(records.num_rows, np.bool_)
     partitions = records["partition"].to_numpy()
     for partition, units in _units_of(spark, batches_table, records).items():
         mine = partitions == partition
@@ -107,14 +107,14 @@ def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) ->
                 f"{int(batches[bases[at] != batches][0])}; roll the tables back to a snapshot "
                 "before it went"
             )
-        found[mine] = headers["magic"].to_numpy()[at] < 2
-    return found
+        is_old[mine] = headers["magic"].to_numpy()[at] < 2
+    return is_old
 
 
 def _units_of(
     spark: SparkSession, batches_table: str, records: pa.Table
 ) -> dict[int, list[SegmentFiles]]:
-    """The batch rows' files that may hold the records' batches, by partition."""
+    """Return the batch rows' files that may hold the records' batches, by partition."""
     snapshot = current_snapshot(spark, batches_table)
     ranges = {
         row["partition"]: (row["batch_min"], row["batch_max"])
@@ -125,13 +125,13 @@ def _units_of(
     if snapshot is None or not ranges:
         return {}
     ends = {partition: last + 1 for partition, (_, last) in ranges.items()}
-    found: dict[int, list[SegmentFiles]] = {}
+    units: dict[int, list[SegmentFiles]] = {}
     for unit in plan_segments(spark, batches_table, snapshot, ends):
-        mine = found.setdefault(unit.partition, [])
+        mine = units.setdefault(unit.partition, [])
         if unit.segment <= ranges[unit.partition][0]:
             mine.clear()  # those before end where this one begins
         mine.append(unit)
-    return found
+    return units
 
 
 def prepare_changes(
@@ -157,7 +157,7 @@ def prepare_changes(
     ]
     _check_found(batches_table, by_segment.keys() - {(u.partition, u.segment) for u in units})
     work = [
-        _Work(unit, by_segment[unit.partition, unit.segment], path)
+        _ChangedSegment(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, batches_table, units), strict=True)
     ]
     written = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
@@ -174,7 +174,7 @@ def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None
         )
 
 
-class _Work(NamedTuple):
+class _ChangedSegment(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
@@ -182,15 +182,15 @@ class _Work(NamedTuple):
     path: str
 
 
-def _write_changed(work: _Work) -> RowDelta:
-    """In a task: delete a few rows where they lie, or write the segment anew where they are many.
+def _write_changed(work: _ChangedSegment) -> RowDelta:
+    """Delete a segment's removed rows in place, or rewrite it where they are many; in a task.
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
     """
     dead = work.unit.deleted_count + work.changes.num_rows
     is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
     is_rewritten |= len(work.unit.files) >= MAX_FILES
-    # A store is asked once for what is needed: no more than offsets where all rows go.
+    # Each file is read once, for only the columns needed: just offsets where all rows go.
     only_offsets = not is_rewritten and pc.all(work.changes["is_removed"]).as_py()
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     at = _find(work, rows.table["base_offset"].to_numpy())
@@ -201,8 +201,8 @@ def _write_changed(work: _Work) -> RowDelta:
     return _rewrite(work, rows.table, at)
 
 
-def _find(work: _Work, bases: Offsets) -> Offsets:
-    """Where the changed rows are among those of the segment."""
+def _find(work: _ChangedSegment, bases: Offsets) -> Offsets:
+    """Return the positions of the changed rows among those of the segment."""
     wanted = work.changes["base_offset"].to_numpy()
     if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
         raise SafetyError(
@@ -213,7 +213,7 @@ def _find(work: _Work, bases: Offsets) -> Offsets:
     return np.asarray(np.searchsorted(bases, wanted), np.int64)
 
 
-def _rewrite(work: _Work, rows: pa.Table, at: Offsets) -> RowDelta:
+def _rewrite(work: _ChangedSegment, rows: pa.Table, at: Offsets) -> RowDelta:
     """Write all rows of the segment with their changes."""
     rows = rows.combine_chunks()
     is_removed = work.changes["is_removed"].to_numpy()
@@ -228,7 +228,7 @@ def _rewrite(work: _Work, rows: pa.Table, at: Offsets) -> RowDelta:
     return RowDelta(replaced=[Replacement(work.unit, work.path)])
 
 
-def _delete_in_place(work: _Work, rows: SegmentRows, at: Offsets) -> RowDelta:
+def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> RowDelta:
     """Delete the changed rows, and write those that stay to a file beside the others."""
     files, positions = rows.files[at], rows.positions[at]
     deletions = [
@@ -246,7 +246,7 @@ def _delete_in_place(work: _Work, rows: SegmentRows, at: Offsets) -> RowDelta:
 
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
-    """The rows with their changes, in the same order; a changed batch has no CRC any more."""
+    """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
         changed = changes[name].combine_chunks().cast(rows[name].type)

@@ -1,4 +1,4 @@
-"""The two ways in which rows leave: whole segments as metadata, single rows as vectors."""
+"""Remove rows in two ways: whole segments by metadata, single rows by deletion vectors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,37 @@ from typing import NamedTuple
 
 import numpy as np
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit, own_summary
 from ebbtide.iceberg.files.data_files import (
     DataFile,
+    DeletionVector,
     Offsets,
+    SegmentFiles,
+    SegmentRows,
     deletion_of,
-    plan_segments,
-    tasks_of_segments,
+    ends_of,
 )
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
+from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
 from ebbtide.iceberg.topics import current_snapshot, snapshot_after
+from ebbtide.records.arrays import Bools
+
+
+class Leaving(NamedTuple):
+    """The rows of one segment that are to leave: by vectors, or with files that keep none."""
+
+    unit: SegmentFiles
+    rows: int = 0
+    deletions: tuple[DeletionVector, ...] = ()
+    dropped: tuple[DataFile, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segment keeps no row."""
+        return len(self.dropped) == len(self.unit.files)
 
 
 class Deleted(NamedTuple):
@@ -44,9 +61,9 @@ def delete_segments(
     step: Step,
     properties: Mapping[str, str],
 ) -> int | None:
-    """Drop whole physical segments, {partition: segments}; the snapshot of the metadata commit.
+    """Drop whole physical segments, {partition: segments}; return the metadata commit's snapshot.
 
-    Their files are those of `snapshot`: what an ingest has added to one since then stays.
+    Only their files in `snapshot` are dropped: files that an ingest has added since then stay.
     """
     loaded = java_table(spark, table)
     delete = loaded.newDelete().validateFilesExist()
@@ -58,28 +75,33 @@ def delete_segments(
     return commit(step, partial(snapshot_after, spark, table, delete.commit))
 
 
-def delete_rows(spark: SparkSession, table: str, condition: str, step: Step) -> Deleted:
-    """Delete the rows for which an SQL condition holds; segment bounds in it must be literals.
+def leaving_of(unit: SegmentFiles, rows: SegmentRows, leaves: Bools) -> Leaving:
+    """Return the files and positions of a segment that leave, by a mask over its live rows."""
+    deletions: list[DeletionVector] = []
+    dropped: list[DataFile] = []
+    for number, file in enumerate(unit.files):
+        positions = rows.positions[leaves & (rows.files == number)]
+        if len(positions) == file.live_count:
+            dropped.append(file)
+        elif len(positions):
+            deletions.append(deletion_of(unit.store, file, positions))
+    return Leaving(unit, int(np.count_nonzero(leaves)), tuple(deletions), tuple(dropped))
 
-    Spark finds them. A DELETE of its own would not notice that another job drops a file meanwhile,
-    and leave a vector for it.
-    """
-    if (snapshot := current_snapshot(spark, table)) is None:
+
+def delete_leaving(
+    spark: SparkSession, table: str, leaving: Sequence[Leaving], step: Step
+) -> Deleted:
+    """Delete the rows by one commit; CommitConflictError where another writer changed a file."""
+    leaving = [of_segment for of_segment in leaving if of_segment.rows]
+    if not leaving:
         return Deleted()
-    found = (
-        spark.sql(
-            f"SELECT `partition`, segment, _file AS file, _pos AS position "
-            f"FROM {table} VERSION AS OF {snapshot} WHERE {condition}"
-        )
-        .groupBy("partition", "segment", "file")
-        .agg(F.array_sort(F.collect_list("position")).alias("positions"))
-        .collect()
+    delta = RowDelta(
+        [deletion for of in leaving for deletion in of.deletions],
+        dropped=[of.unit._replace(files=of.dropped) for of in leaving if of.dropped],
     )
-    ends: dict[int, int] = {}
-    for row in found:
-        ends[row["partition"]] = max(row["segment"] + 1, ends.get(row["partition"], 0))
-    positions = {row["file"]: np.array(row["positions"], np.int64) for row in found}
-    return delete_positions(spark, table, ends, positions, step)
+    ends = ends_of(of_segment.unit for of_segment in leaving)
+    snapshot = commit(step, prepare_row_delta(spark, table, ends, delta, {}))
+    return Deleted(snapshot, [file for of in leaving for file in of.dropped])
 
 
 def delete_positions(
@@ -89,7 +111,7 @@ def delete_positions(
     positions: Mapping[str, Offsets],
     step: Step,
 ) -> Deleted:
-    """Delete rows by file and ascending position; a file that keeps none leaves as a whole.
+    """Delete rows by file and position; a file that keeps none leaves as a whole.
 
     Their segments lie below each partition's end offset. CommitConflictError where another writer
     replaced a file.
@@ -104,14 +126,10 @@ def delete_positions(
             f"expected {missing[0]} in {table}, which rows are to leave, found that another tool "
             "replaced it; run the job again"
         )
-    deletions, dropped = [], []
+    leaving = []
     for path, of_file in positions.items():
         unit, file = files[path]
-        dead = file.vector.record_count if file.vector else 0
-        if dead + len(of_file) == file.record_count:
-            dropped.append(unit._replace(files=(file,)))
-        else:
-            deletions.append(deletion_of(unit.store, file, of_file))
-    delta = RowDelta(deletions, dropped=dropped)
-    snapshot = commit(step, prepare_row_delta(spark, table, ends, delta, {}))
-    return Deleted(snapshot, [unit.files[0] for unit in dropped])
+        is_whole = len(of_file) == file.live_count
+        deletions = () if is_whole else (deletion_of(unit.store, file, of_file),)
+        leaving.append(Leaving(unit, len(of_file), deletions, (file,) if is_whole else ()))
+    return delete_leaving(spark, table, leaving, step)

@@ -1,7 +1,8 @@
-"""A table's columns in its Parquet files: found by Iceberg's field ids, whatever they are named.
+"""Find a table's columns in its Parquet files by Iceberg's field ids, whatever their names.
 
 Format: Iceberg table spec, column projection. A file lacks the columns that were added after it was
-written: there they have their default, or null; and a number may be narrower in it.
+written: these take their default, or null. A number's type may be narrower in the file than in the
+table.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TableColumn(NamedTuple):
 
 
 def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
-    """The columns of Iceberg's table object, in its order."""
+    """Return the columns of Iceberg's table object, in its order."""
     schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
     return tuple(
         TableColumn(field["name"], field["id"], field.get("initial-default"))
@@ -43,28 +44,39 @@ def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
 
 
 def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.Table:
-    """Those of the columns that the file or a row group of it has, under the table's names.
+    """Read the columns that the file, or a row group of it, has, under the table's names.
 
     Columns may be null whatever the writer knew, so that files of all writers go together.
     """
     names = {_id_of(field): field.name for field in file.physical_schema}
-    found = [column for column in columns if column.field_id in names]
-    in_file = [names[column.field_id] for column in found]
+    present = [column for column in columns if column.field_id in names]
+    in_file = [names[column.field_id] for column in present]
     table = file.to_table(
         columns=in_file, use_threads=False, batch_size=_WHOLE, fragment_scan_options=_READING
     )
-    if not found:  # a table without columns would have no rows
+    if not present:  # a table without columns would have no rows
         return table
     arrays = [table[name] for name in in_file]
     fields = [
         table.schema.field(inner).with_name(column.name).with_nullable(True)
-        for inner, column in zip(in_file, found, strict=True)
+        for inner, column in zip(in_file, present, strict=True)
     ]
     return pa.table(arrays, schema=pa.schema(fields))
 
 
+def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
+    """Return the uncompressed bytes of a column of plain values; 0 if the file lacks it."""
+    names = {_id_of(field): field.name for field in file.physical_schema}
+    if column.field_id not in names:
+        return 0
+    footer, path = file.metadata, names[column.field_id]
+    (at,) = (n for n in range(footer.num_columns) if footer.schema.column(n).path == path)
+    groups = range(footer.num_row_groups)
+    return sum(int(footer.row_group(n).column(at).total_uncompressed_size) for n in groups)
+
+
 def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.Table:
-    """The rows of several files as one table; what some lack has its default there."""
+    """Return the rows of several files as one table; what some lack has its default there."""
     names = {name for table in tables for name in table.column_names}
     filled = [column for column in columns if column.name in names and column.default is not None]
     tables = [_with_defaults(table, filled) for table in tables]
@@ -81,10 +93,10 @@ def _with_defaults(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
 
 
 def field_of(column: TableColumn, kind: pa.DataType) -> pa.Field:
-    """The column as a file that is to be written has it."""
+    """Return the column as a file that is to be written has it."""
     return pa.field(column.name, kind, metadata={_FIELD_ID: str(column.field_id)})
 
 
 def _id_of(field: pa.Field) -> int | None:
-    found = (field.metadata or {}).get(_FIELD_ID)
-    return None if found is None else int(found)
+    field_id = (field.metadata or {}).get(_FIELD_ID)
+    return None if field_id is None else int(field_id)

@@ -1,4 +1,4 @@
-"""Commits on single files, through Iceberg's own Java classes: no statement, so no scan.
+"""Commit single files through Iceberg's own Java classes: no statement, so no scan.
 
 Iceberg: BaseDVFileWriter for deletion vectors, RowDelta for them and for files, RewriteFiles.
 """
@@ -17,23 +17,20 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.files.data_files import (
-    DataFile,
-    DeletionVector,
-    SegmentFiles,
+from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, read_blob
+from ebbtide.iceberg.files.file_metrics import Place, read_description
+from ebbtide.iceberg.files.segment_planning import (
     data_file,
     near_segments,
-    read_blob,
     scan_tasks,
     tasks_of_segments,
 )
-from ebbtide.iceberg.files.file_metrics import Place, read_description
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import own_spec
 from ebbtide.spark.jvm import iceberg_class, items, java_class
 
-# Makes what was prepared visible; the id of the snapshot that it is in.
+# Commits the prepared change; returns the id of its snapshot.
 Commit = Callable[[], int]
 
 
@@ -45,13 +42,28 @@ class Replacement(NamedTuple):
 
 
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
-    """Where a new file of each segment belongs; no two calls give the same."""
+    """Return a new file's path for each segment; no two calls give the same."""
     provider = java_table(spark, table).locationProvider()
     return [new_path(provider, unit.partition, unit.segment) for unit in units]
 
 
+class PlannedRewrite(NamedTuple):
+    """A segment's files, and the path of the one to be written in their place."""
+
+    unit: SegmentFiles
+    path: str
+
+
+def planned_rewrites(
+    spark: SparkSession, table: str, units: Sequence[SegmentFiles]
+) -> list[PlannedRewrite]:
+    """Plan a rewrite of each segment to a new path."""
+    paths = new_paths(spark, table, units)
+    return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
+
+
 def new_path(provider: Any, partition: int, segment: int) -> str:
-    """Where one more file of a segment belongs, by Iceberg's location provider."""
+    """Return the path of one more file of a segment, by Iceberg's location provider."""
     name = f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
     return str(provider.newDataLocation(name))
 
@@ -62,11 +74,11 @@ class RowDelta(NamedTuple):
     deletions: Sequence[DeletionVector] = ()
     added: Sequence[Replacement] = ()  # files beside the others of their segments
     replaced: Sequence[Replacement] = ()  # files in place of all others of their segments
-    dropped: Sequence[SegmentFiles] = ()  # files of which no row is left
+    dropped: Sequence[SegmentFiles] = ()  # files without a row left
 
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
-        """The parts, each of other segments, as one."""
+        """Return the parts, each of other segments, as one."""
         return cls(*(tuple(chain.from_iterable(of)) for of in zip(*parts, strict=True)))
 
 
@@ -91,7 +103,7 @@ def prepare_row_delta(
     begun = _Begun.of(loaded, hold, before)
     update = begun.updates.newRowDelta()
     update = update.validateFromSnapshot(snapshot)
-    # Also where a commit that only deletes has dropped them, which Iceberg else lets pass.
+    # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
     update = update.validateDeletedFiles()
     update = update.validateDataFilesExist(vectors.referencedDataFiles())
     for file in items(vectors.deleteFiles()):
@@ -124,10 +136,11 @@ def prepare_rewrite(
     hold: Hold | None = None,
     dangling: Collection[str] = (),
 ) -> Commit:
-    """What puts files in place of others that hold the same rows, and their vectors away.
+    """Prepare to replace files by others that hold the same rows, and remove their vectors.
 
-    All replaced lie in `segments`, (partition, segment); vectors for the files `dangling`, which
-    the table has no more, go as well. CommitConflictError where a file changed meanwhile.
+    All replaced files lie in `segments`, (partition, segment). `dangling` names data files that
+    are no longer in the table; their vectors are removed too. Raise CommitConflictError where a
+    file changed meanwhile.
     """
     loaded = java_table(spark, table)
     tasks = _Tasks.of(spark, loaded, tasks_of_segments(spark, loaded, segments))
@@ -146,7 +159,7 @@ def prepare_rewrite(
 
 
 def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Iterator[Any]:
-    """The deletion vectors for data files, as Iceberg lists them."""
+    """Yield the deletion vectors for data files, as Iceberg lists them."""
     manifests = iceberg_class(spark, "ManifestFiles")
     for manifest in items(table.currentSnapshot().deleteManifests(table.io())):
         reader = manifests.readDeleteManifest(manifest, table.io(), table.specs())
@@ -161,7 +174,7 @@ def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Ite
 
 
 class _Begun(NamedTuple):
-    """Where an update is begun, and what commits it, with tags if it is to be held."""
+    """An update that has begun, and what commits it; with tags if it is to be held."""
 
     table: Any
     updates: Any
@@ -197,7 +210,7 @@ class _Tasks(NamedTuple):
         return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)
 
     def unchanged(self, file: DataFile) -> Any:
-        """The task of a file with the deletions that it was planned with."""
+        """Return the task of a file with the deletions that it was planned with."""
         task = self.by_path.get(file.path)
         if task is not None and data_file(self._described(task)).vector == file.vector:
             return task
@@ -207,7 +220,7 @@ class _Tasks(NamedTuple):
         )
 
     def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
-        """The file written to `path` for the segment, as Iceberg lists it."""
+        """Return the file written to `path` for the segment, as Iceberg lists it."""
         task = self._described(self.by_path[unit.files[0].path])
         place = Place(self.spec["spec-id"], unit.partition, unit.segment, path)
         task["data-file"] = read_description(unit.store, place)
@@ -246,7 +259,7 @@ def _write_vectors(
 
 
 def _describe(builder: Any, partition: Any, deletion: DeletionVector) -> Any:
-    """What Iceberg checks a blob's length and cardinality against."""
+    """Describe a deletion vector: Iceberg checks the blob's length and cardinality against this."""
     size_bytes = len(deletion.blob)
     return (
         builder.ofPositionDeletes()

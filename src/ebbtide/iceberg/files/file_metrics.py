@@ -1,8 +1,8 @@
-"""A data file that Python has written, described for Iceberg.
+"""Describe a data file that Python has written for Iceberg.
 
-Iceberg's own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file, 20 ms
-of CPU time. Format: Iceberg table spec, data_file and single-value serialization; the JSON is that
-of ScanTaskParser.
+Iceberg's own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file, which
+takes 20 ms of CPU time. Format: Iceberg table spec, data_file and single-value serialization; the
+JSON is that of ScanTaskParser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
 
 
 class Place(NamedTuple):
-    """Where a data file belongs in its table."""
+    """The place of a data file in its table."""
 
     spec_id: int
     partition: int
@@ -30,13 +30,13 @@ class Place(NamedTuple):
 
 
 def read_description(store: Store, place: Place) -> dict[str, Any]:
-    """The Parquet file at a place as `describe` says it."""
+    """Return the Parquet file at a place as `describe` says it."""
     with store.reading(place.path) as handle:
         return describe(place, pq.ParquetFile(handle).metadata, handle.size())
 
 
 def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
-    """A data file as JSON.
+    """Return a data file as JSON.
 
     It has the counts of columns outside lists, and the bounds of those that are integers, times
     or truth values.
@@ -68,16 +68,16 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for number, field_id in enumerate(ids):
             column = group.column(number)
-            found = column.statistics
+            statistics = column.statistics
             sizes[field_id] += column.total_compressed_size
             if footer.schema.column(number).max_repetition_level:
                 continue  # within a list
             values[field_id] += column.num_values
-            nulls[field_id] += found.null_count
-            if found.has_min_max and column.physical_type in _BOUND_BYTES:
+            nulls[field_id] += statistics.null_count
+            if statistics.has_min_max and column.physical_type in _BOUND_BYTES:
                 widths[field_id] = _BOUND_BYTES[column.physical_type]
-                lower[field_id] = min(lower.get(field_id, found.min_raw), found.min_raw)
-                upper[field_id] = max(upper.get(field_id, found.max_raw), found.max_raw)
+                lower[field_id] = min(lower.get(field_id, statistics.min_raw), statistics.min_raw)
+                upper[field_id] = max(upper.get(field_id, statistics.max_raw), statistics.max_raw)
     return {
         "column-sizes": _by_id(sizes),
         "value-counts": _by_id(values),
@@ -88,7 +88,7 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _field_ids(footer: pq.FileMetaData) -> list[int]:
-    """Iceberg's ids of the columns, those within lists and structs too."""
+    """Return Iceberg's ids of the columns, nested ones in lists and structs included."""
     schema = footer.schema.to_arrow_schema()
     leaves = [leaf for field in schema for leaf in _leaves(field)]
     return [int(leaf.metadata[b"PARQUET:field_id"]) for leaf in leaves]
@@ -100,7 +100,7 @@ def _leaves(field: pa.Field) -> list[pa.Field]:
 
 
 def _by_id(values: Mapping[int, object]) -> dict[str, list[object]]:
-    """A map, as Iceberg writes it in JSON."""
+    """Return a map, as Iceberg writes it in JSON."""
     return {"keys": list(values), "values": list(values.values())}
 
 

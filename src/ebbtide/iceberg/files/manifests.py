@@ -1,4 +1,4 @@
-"""A table's files as its manifests list them, read on the driver.
+"""Read which files a table has from its manifests, on the driver.
 
 A query of Iceberg's metadata tables costs a second of CPU time before it reads a manifest of a few
 files. Format: Iceberg table spec, manifest lists and manifests.
@@ -33,19 +33,38 @@ class ListedFile(NamedTuple):
 
 
 def current_files(spark: SparkSession, table: Any) -> list[ListedFile]:
-    """The files of the current snapshot of Iceberg's table object."""
+    """Return the files of the current snapshot of Iceberg's table object."""
     current = table.currentSnapshot()
     return [] if current is None else list(_files(spark, table, [current]))
 
 
 def all_sizes(spark: SparkSession, table: Any) -> dict[str, int]:
-    """Bytes of each file that some snapshot needs, by path."""
+    """Return bytes of each file that some snapshot needs, by path."""
     files = _files(spark, table, items(table.snapshots()))
     return {file.path: file.size_bytes for file in files}
 
 
+def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
+    """Return the ids of snapshots that need a data file which the current snapshot does not."""
+    current = {file.path for file in current_files(spark, table) if file.is_data}
+    store = store_of(spark, table)
+    is_old: dict[str, bool] = {}
+    holding = set()
+    for snapshot in items(table.snapshots()):
+        manifests = [
+            row["manifest_path"] for row in _rows(store, str(snapshot.manifestListLocation()))
+        ]
+        for path in manifests:
+            if path not in is_old:
+                files = _files_of_manifest(store, path)
+                is_old[path] = any(file.is_data and file.path not in current for file in files)
+        if any(is_old[path] for path in manifests):
+            holding.add(int(snapshot.snapshotId()))
+    return holding
+
+
 def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterator[ListedFile]:
-    """The files of snapshots; each manifest is read once."""
+    """Yield the files of snapshots; each manifest is read once."""
     store = store_of(spark, table)
     manifests = {
         manifest["manifest_path"]: None
@@ -53,9 +72,13 @@ def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterato
         for manifest in _rows(store, str(snapshot.manifestListLocation()))
     }
     for path in manifests:
-        for entry in _rows(store, path):
-            if entry["status"] != _DELETED:
-                yield _listed(entry["data_file"])
+        yield from _files_of_manifest(store, path)
+
+
+def _files_of_manifest(store: Store, path: str) -> Iterator[ListedFile]:
+    for entry in _rows(store, path):
+        if entry["status"] != _DELETED:
+            yield _listed(entry["data_file"])
 
 
 def _listed(file: dict[str, Any]) -> ListedFile:

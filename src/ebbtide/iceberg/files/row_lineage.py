@@ -1,6 +1,6 @@
-"""Ids that rows keep when their file is written anew, by which others follow a row's changes.
+"""Ids that rows keep when their file is rewritten, so that readers can follow a row's changes.
 
-Format: Iceberg table spec, row lineage. Where a file does not say them, a row's id follows from its
+Format: Iceberg table spec, row lineage. Where a file holds no ids, a row's id follows from its
 position, and its last change from the commit that added the file.
 """
 
@@ -21,7 +21,7 @@ LINEAGE = (_ROW_ID, _LAST_UPDATED)
 
 
 class Lineage(NamedTuple):
-    """What rows of a file inherit that says nothing of its own."""
+    """The ids that a file's rows inherit where it holds none of its own."""
 
     first_row_id: int | None  # None in a file from before the table's format knew ids
     sequence_number: int
@@ -30,7 +30,7 @@ class Lineage(NamedTuple):
 def with_lineage(
     rows: pa.Table, positions: npt.NDArray[np.int64], lineage: Lineage | None
 ) -> pa.Table:
-    """The rows at these positions of their file with the two columns of LINEAGE."""
+    """Return the rows at these positions of their file with the two columns of LINEAGE."""
     if lineage is None or lineage.first_row_id is None:
         return rows
     inherited = {
@@ -42,6 +42,6 @@ def with_lineage(
         if at < 0:
             rows = rows.append_column(field_of(column, pa.int64()), values)
         else:
-            said = pc.coalesce(rows.column(at), values)
-            rows = rows.set_column(at, field_of(column, pa.int64()), said)
+            row_ids = pc.coalesce(rows.column(at), values)
+            rows = rows.set_column(at, field_of(column, pa.int64()), row_ids)
     return rows

@@ -1,4 +1,4 @@
-"""A few rows for a table of ours, appended without a Spark job: it would take a second to begin."""
+"""Append a few rows to a table of ebbtide's without a Spark job, which takes a second to start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prepare_append(
 
 
 def _with_id(field: pa.Field, field_id: int, of: str | Mapping[str, Any]) -> pa.Field:
-    """The field with Iceberg's id, the element of a list too."""
+    """Return the field with Iceberg's id, the element of a list too."""
     if not isinstance(of, str) and of["type"] == "list":
         element = pa.field("element", field.type.value_type)
         field = field.with_type(pa.list_(_with_id(element, of["element-id"], of["element"])))

@@ -1,4 +1,4 @@
-"""How a table's files are opened outside Iceberg: as its own FileIO is told."""
+"""Open a table's files outside Iceberg, with the settings of the table's own FileIO."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _VENDING = ICEBERG + "io.SupportsStorageCredentials"
 
 
 def store_of(spark: SparkSession, table: Any) -> Store:
-    """By the FileIO of Iceberg's table object, with the credentials its catalog vended for it.
+    """Return a store with the settings of a table's FileIO and the credentials vended for it.
 
-    Ask anew for each piece of work: what was vended expires.
+    Call it anew for each piece of work: vended credentials expire.
     """
     file_io = table.io()
     properties = as_dict(spark, file_io.properties())
@@ -31,7 +31,7 @@ def store_of(spark: SparkSession, table: Any) -> Store:
 
 
 def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
-    """By the settings of one of Spark's catalogs, for what lies outside its tables."""
+    """Return a store with the settings of one of Spark's catalogs, for files outside its tables."""
     prefix = f"spark.sql.catalog.{catalog}."
     settings = spark.conf.getAll
     return Store.of({n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)})

@@ -1,12 +1,12 @@
-"""A DeleteRecords request: the KIP's shape in JSON, with three more ways to say up to where.
+"""A DeleteRecords request: the KIP's shape in JSON, with three more ways to name an offset.
 
 {"topics": [{"topic": "log.flights", "partitions": [{"partition": 0, "offset": 1200}]}],
  "timeout_ms": 30000}
 
 A partition holds exactly one of `offset` (-1: the high watermark), `timestamp` (ms since the
 epoch, or ISO 8601 with a zone), `age` (an ISO 8601 duration before now) and `groups` (consumer
-groups, with the `connection` of their cluster). So may a topic in place of `partitions`: it then
-means them all.
+groups, with the `connection` of their cluster). A topic may hold one of them in place of
+`partitions`; it then applies to all partitions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OlderThan(NamedTuple):
     age: pendulum.Duration
 
     def at(self, now_ms: int) -> AtTime:
-        """The same as a time; months and years count back in the calendar, in UTC."""
+        """Return the selector as a time; months and years count back in the calendar, in UTC."""
         now = pendulum.instance(_EPOCH + timedelta(milliseconds=now_ms))
         try:
             then = now - self.age
@@ -78,13 +78,13 @@ Selector = AtOffset | AtTime | OlderThan | CommittedBy
 
 
 class TopicRequest(NamedTuple):
-    """What is asked of one topic: some of its partitions, or all in the same way."""
+    """The request for one topic: some of its partitions, or all in the same way."""
 
     partitions: Mapping[int, Selector] = {}
     everywhere: Selector | None = None
 
     def of(self, partitions: Iterable[int]) -> dict[int, Selector]:
-        """What is asked of each partition, for a topic that has these."""
+        """Return what is asked of each partition, for a topic that has these partitions."""
         if self.everywhere is None:
             return dict(self.partitions)
         return dict.fromkeys(partitions, self.everywhere)
@@ -105,7 +105,7 @@ class DeleteRequest(NamedTuple):
 
 
 def read_request(path: str) -> DeleteRequest:
-    """The request in a file."""
+    """Return the request in a file."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -114,12 +114,12 @@ def read_request(path: str) -> DeleteRequest:
 
 
 def parse_request_object(request: Mapping[str, Any]) -> DeleteRequest:
-    """The request, given as the object that its JSON is."""
+    """Return the request, given as the object that its JSON is."""
     return parse_request(json.dumps(request))
 
 
 def parse_request(text: str) -> DeleteRequest:
-    """The request; RequestError names the field that is wrong."""
+    """Return the request; RequestError names the field that is wrong."""
     try:
         return _parse_document(parse_json(text, object_pairs_hook=_fields_once))
     except ValueError as error:
@@ -247,7 +247,7 @@ _SELECTORS: dict[str, Callable[[object, str], Selector]] = {
 
 
 def _ceil_ms(moment: datetime) -> int:
-    """Milliseconds since the epoch; Kafka's times are whole ones."""
+    """Return milliseconds since the epoch; Kafka's times are whole ones."""
     return timegm(moment.utctimetuple()) * 1000 - (-moment.microsecond // 1000)
 
 
@@ -261,13 +261,13 @@ def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _only_one(entry: object, names: Iterable[str], where: str) -> str:
-    found = [name for name in names if name in _fields(entry, where)]
-    if len(found) != 1:
+    given = [name for name in names if name in _fields(entry, where)]
+    if len(given) != 1:
         raise RequestError(
             f"expected exactly one of {', '.join(names)} in {where}, "
-            f"found {' and '.join(found) or 'none'}"
+            f"found {' and '.join(given) or 'none'}"
         )
-    return found[0]
+    return given[0]
 
 
 def _check_fields(document: object, known: set[str], where: str) -> None:
@@ -293,7 +293,7 @@ def _text(document: object, name: str, where: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether nothing of it is half a character, as JSON may have it."""
+    """Return whether nothing of it is half a character, as JSON may have it."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 

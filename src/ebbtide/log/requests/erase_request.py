@@ -1,7 +1,7 @@
-"""Erasing keys: how keys are written down, by which way tombstones reach the log, and when.
+"""Erase keys: how keys are written down, how tombstones reach the log, and when.
 
-Offsets belong to whoever writes the log, so tombstones go there and arrive by ingest; only a topic
-that nobody writes any more gets them directly.
+Offsets belong to whoever writes the log, so tombstones are produced there and arrive by ingest.
+Only a topic that nobody writes any more gets them appended directly.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ REQUESTED_AT = "ebbtide.erase.requested_at"
 REASON = "ebbtide.erase.reason"
 RUN_ID = "ebbtide.erase.run_id"
 
-Headers = tuple[tuple[str, bytes | None], ...]
+PartitionKey = tuple[int, bytes]
+TombstoneHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class Encoding(StrEnum):
-    """How a key's bytes are written as a line of text."""
+    """The encoding of a key's bytes as a line of text."""
 
     UTF_8 = "utf-8"
     HEX = "hex"
@@ -38,7 +39,7 @@ class Encoding(StrEnum):
 
 
 class Way(StrEnum):
-    """How tombstones reach the log."""
+    """The way by which tombstones reach the log."""
 
     PRODUCED = "produced"  # to the live topic, and on by ingest
     APPENDED = "appended"  # to the tables, of a topic without an upstream
@@ -46,7 +47,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What is asked for; keys that were typed in, or a file of them."""
+    """A request to erase keys, which are typed in or in a file."""
 
     run_id: str
     now_ms: int
@@ -60,19 +61,19 @@ class Erasure:
     timeout_ms: int = 0
 
     @property
-    def headers(self) -> Headers:
-        """What each tombstone says of itself."""
-        said = {
+    def headers(self) -> TombstoneHeaders:
+        """The record headers of each tombstone."""
+        values = {
             REQUESTED_BY: self.requested_by,
             REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),
             REASON: self.reason,
             RUN_ID: self.run_id,
         }
-        return tuple((name, text.encode()) for name, text in said.items())
+        return tuple((name, text.encode()) for name, text in values.items())
 
 
 def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys, each once, in order; an empty line is none. No message repeats a line."""
+    """Return the keys, each once, in order; an empty line is none. No message repeats a line."""
     decode = _DECODERS[encoding]
     keys: dict[bytes, None] = {}
     for number, line in enumerate(lines, 1):
@@ -96,7 +97,7 @@ _DECODERS: dict[Encoding, Callable[[str], bytes]] = {
 
 
 def check_is_compacted(topic: str, config: TopicConfig) -> None:
-    """ConfigurationError where a tombstone would delete nothing."""
+    """Raise ConfigurationError where a tombstone would delete nothing."""
     if not config.is_compacted:
         raise ConfigurationError(
             f"expected kafka.cleanup.policy of {topic} to hold compact, found "
@@ -106,7 +107,7 @@ def check_is_compacted(topic: str, config: TopicConfig) -> None:
 
 
 def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str | None]:
-    """How the tombstones reach the log, and the Kafka connection where they are produced."""
+    """Return how tombstones reach the log, and the Kafka connection where they are produced."""
     connection = _connection(config, erasure)
     has_writer = config.upstream is not None or bool(config.live_replicas)
     if erasure.appends and has_writer:
@@ -133,8 +134,8 @@ def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str 
     return Way.PRODUCED, connection
 
 
-def produced_headers(config: TopicConfig, erasure: Erasure) -> Headers:
-    """The headers of a tombstone for the live topic, also the one that makes it a tombstone."""
+def produced_headers(config: TopicConfig, erasure: Erasure) -> TombstoneHeaders:
+    """Return a live topic's tombstone headers, with the one that marks the record if set."""
     header = config.tombstone_header
     if header is None:
         return erasure.headers
@@ -142,7 +143,7 @@ def produced_headers(config: TopicConfig, erasure: Erasure) -> Headers:
 
 
 def _connection(config: TopicConfig, erasure: Erasure) -> str | None:
-    """The connection asked for, the upstream's, or that of the only live replica."""
+    """Return the connection asked for, the upstream's, or that of the only live replica."""
     if erasure.connection:
         return erasure.connection
     if config.upstream is not None and config.upstream.connection is not None:
@@ -151,7 +152,7 @@ def _connection(config: TopicConfig, erasure: Erasure) -> str | None:
 
 
 def sliced(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int]]:
-    """Half-open ranges of records whose sizes add up to `max_bytes` at most, or of one record."""
+    """Return half-open ranges of records; each adds up to `max_bytes` at most or is one record."""
     ranges: list[tuple[int, int]] = []
     start = held = 0
     for i, size in enumerate(sizes):

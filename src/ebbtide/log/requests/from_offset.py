@@ -1,4 +1,4 @@
-"""From where on records are looked at for tombstones: the first unmarked offset, or one before."""
+"""Where to start looking for tombstones: at the first unmarked offset, or at an earlier one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ebbtide.log.state.topic_state import PartitionState
 
 
 class FromOffset(NamedTuple):
-    """Where to mark again from; of all partitions where it names none."""
+    """The offset to mark again from; it applies to all partitions where it names none."""
 
     partition: int | None
     offset: int
 
 
 def parse_from_offset(text: str) -> FromOffset:
-    """OFFSET or PARTITION:OFFSET."""
+    """Parse OFFSET or PARTITION:OFFSET."""
     partition, colon, offset = text.rpartition(":")
     try:
         return FromOffset(parse_whole(partition, MAX_INT) if colon else None, parse_whole(offset))
@@ -29,7 +29,7 @@ def parse_from_offset(text: str) -> FromOffset:
 def ranges_to_mark(
     states: Mapping[int, PartitionState], again_from: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """The offsets [first, end) of each partition that has any to look at."""
+    """Return the offsets [first, end) of each partition that has any to look at."""
     ranges = {}
     for partition, state in states.items():
         first = min(state.first_unmarked_offset, again_from.get(partition, state.log_end_offset))
@@ -44,9 +44,9 @@ def offsets_to_mark_again_from(
     cleaned_up_to: Mapping[int, int],
     asked: Sequence[FromOffset],
 ) -> dict[int, int]:
-    """Which offset is asked for in each partition; RequestError for one that is out of bounds.
+    """Return the offset asked for in each partition; RequestError for one out of bounds.
 
-    What is cleaned stays as it is: `cleaned_up_to` is where a round in flight ends.
+    Cleaned records keep their marks: `cleaned_up_to` is where a round in flight ends.
     """
     for_all = [each.offset for each in asked if each.partition is None]
     chosen = {each.partition: each.offset for each in asked if each.partition is not None}
@@ -56,15 +56,15 @@ def offsets_to_mark_again_from(
             f"found {', '.join(map(_shown, asked))}"
         )
     offsets = {p: chosen.get(p, for_all[0] if for_all else None) for p in (*states, *chosen)}
-    found = {partition: offset for partition, offset in offsets.items() if offset is not None}
-    for partition, offset in found.items():
+    known = {partition: offset for partition, offset in offsets.items() if offset is not None}
+    for partition, offset in known.items():
         if partition not in states:
             raise RequestError(
                 f"expected one of the partitions {', '.join(map(str, states))} to mark again, "
                 f"found {partition}"
             )
         _check_bounds(partition, states[partition], cleaned_up_to.get(partition, 0), offset)
-    return found
+    return known
 
 
 def _check_bounds(partition: int, state: PartitionState, cleaned_up_to: int, offset: int) -> None:

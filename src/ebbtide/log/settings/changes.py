@@ -9,12 +9,11 @@ from ebbtide.log.settings.config import parse_config, settings
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.settings.upstream import SOURCE
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, parse_snapshot_age
 from ebbtide.log.state.topic_state import is_state
 
 # A setting set to None is removed.
-Changes = Mapping[str, str | None]
-# Iceberg's own setting that decides when a deletion is off the disk.
-ICEBERG_SETTINGS = frozenset({"history.expire.max-snapshot-age-ms"})
+SettingChanges = Mapping[str, str | None]
 
 
 def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[str, str | None]:
@@ -40,19 +39,19 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
     return changes
 
 
-def check_changes(properties: Mapping[str, str], changes: Changes) -> None:
-    """ConfigurationError where a topic of these properties cannot have the changes."""
+def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
+    """Raise ConfigurationError where a topic of these properties cannot have the changes."""
     parse_config(changed(properties, changes))
 
 
-def changed(properties: Mapping[str, str], changes: Changes) -> dict[str, str]:
-    """The properties after the changes."""
+def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str, str]:
+    """Return the properties after the changes."""
     merged: dict[str, str | None] = {**properties, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """A setting given as NAME=VALUE, checked as far as it can be without the topic."""
+    """Return a setting given as NAME=VALUE, checked as far as it can be without the topic."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise RequestError(f"expected NAME=VALUE for a setting, found {text!r}")
@@ -61,9 +60,9 @@ def parse_setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def check_names(changes: Changes) -> None:
-    """ConfigurationError for a name that no topic may be given."""
-    known = {*settings(), *ICEBERG_SETTINGS}
+def check_names(changes: SettingChanges) -> None:
+    """Raise ConfigurationError for a name that no topic may be given, or a value out of bounds."""
+    known = {*settings(), MAX_SNAPSHOT_AGE}
     for name, value in changes.items():
         if name == SOURCE and value is not None:
             check_uri(value.partition(":")[2])
@@ -72,5 +71,5 @@ def check_names(changes: Changes) -> None:
             raise ConfigurationError(
                 f"expected one of {quoted_list(sorted(known))}, found {name!r}"
             )
-        if name in ICEBERG_SETTINGS and value is not None and not value.isdigit():
-            raise ConfigurationError(f"expected milliseconds for {name}, found {value!r}")
+        if name == MAX_SNAPSHOT_AGE and value is not None:
+            parse_snapshot_age(value)

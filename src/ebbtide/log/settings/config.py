@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
 
 class EventTime(NamedTuple):
-    """What says a record's event time: its `timestamp`, a `header` or an expression in `sql`."""
+    """The source of a record's event time: `timestamp`, a `header`, or an expression in `sql`."""
 
     source: str
     text: str = ""  # the header's name or the expression
@@ -121,7 +121,7 @@ class TopicConfig:
 
 
 def parse_config(properties: Mapping[str, str]) -> TopicConfig:
-    """The settings among a table's properties; ConfigurationError names all that is wrong."""
+    """Parse the settings in a table's properties; ConfigurationError names all that is wrong."""
     values: dict[str, Any] = {}
     problems = []
     for name, text in properties.items():
@@ -148,7 +148,7 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
 
 
 def settings() -> list[str]:
-    """Names of all properties that configure a topic."""
+    """Return names of all properties that configure a topic."""
     return sorted(SETTINGS)
 
 
@@ -178,7 +178,7 @@ def _ratio(name: str, text: str) -> float:
 
 
 def _digits(text: str) -> str:
-    """The text, unless it has what Python takes in a number and Kafka does not."""
+    """Return the text, unless it has what Python takes in a number and Kafka does not."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
@@ -295,7 +295,7 @@ SETTINGS: dict[str, Setting] = {
     SOURCE: Setting("upstream", _UPSTREAM),
 }
 
-# Kafka's other topic configurations: taken, since a topic may carry them, and of no effect here.
+# Kafka's other topic configurations: accepted, since a topic may have them, but without effect.
 WITHOUT_EFFECT = frozenset(
     """
     compression.type compression.gzip.level compression.lz4.level compression.zstd.level

@@ -13,7 +13,7 @@ CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
 
 
 def parse_connection(connection: str, text: str | None) -> dict[str, str]:
-    """librdkafka's settings of one connection; no message repeats a setting's value."""
+    """Return librdkafka's settings of one connection; no message repeats a setting's value."""
     try:
         known = parse_json(text or "{}")
     except ValueError:
@@ -23,10 +23,10 @@ def parse_connection(connection: str, text: str | None) -> dict[str, str]:
         ) from None
     settings = known.get(connection) if isinstance(known, dict) else None
     if not isinstance(settings, dict) or "bootstrap.servers" not in settings:
-        found = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
+        names = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
         raise ConfigurationError(
             f"expected the Kafka connection {connection!r} with bootstrap.servers in "
-            f"{CONNECTIONS}, found {found}; give Airflow a connection of type kafka with this id, "
+            f"{CONNECTIONS}, found {names}; give Airflow a connection of type kafka with this id, "
             "and librdkafka's settings as its extra"
         )
     return {name: _text(value) for name, value in settings.items()}

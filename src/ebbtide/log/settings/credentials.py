@@ -12,7 +12,7 @@ _IN_A_URI = (
     r"[a-zA-Z][a-zA-Z0-9+.-]*://"
     rf"""(?:[^/?#\s'"]*@|[^?\s'"]*\?(?:[^\s'"]*&)?[^=&\s'"]*{_SECRET}[^=&\s'"]*=)"""
 )
-# Of a form's field, as JSON Schema has it.
+# A form field's pattern in JSON Schema.
 WITHOUT_CREDENTIALS = rf"^(?!.*{_IN_A_URI}).*$"
 _FOUND = re.compile(_IN_A_URI, re.IGNORECASE)
 _USER = re.compile(r"(://)[^/?#\s'\"]*@")
@@ -20,7 +20,7 @@ _VALUE = re.compile(rf"([?&][^=&\s]*{_SECRET}[^=&\s]*=)[^&\s'\"]*", re.IGNORECAS
 
 
 def check_uri(uri: str) -> str:
-    """The URI; RequestError where it holds a user, a password or a key."""
+    """Return the URI; RequestError where it holds a user, a password or a key."""
     if _FOUND.search(uri):
         raise RequestError(
             f"expected a URI without credentials, found some in {redacted(uri)}: it would be "
@@ -31,5 +31,5 @@ def check_uri(uri: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """The text with the credentials of each URI in it left out."""
+    """Return the text with the credentials of each URI in it left out."""
     return _VALUE.sub(r"\1***", _USER.sub(r"\1***@", text))

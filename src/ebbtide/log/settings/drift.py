@@ -1,7 +1,7 @@
-"""Where a topic's settings differ from those that its brokers have.
+"""Find where a topic's settings differ from its brokers'.
 
-What decides how a log is laid out is taken over when a topic's table is made. What removes is not,
-until somebody confirms it: an archive exists to keep.
+Settings that decide a log's layout are copied when a topic's table is made. Settings that remove
+records are not copied until somebody confirms them: an archive exists to keep.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class Drift(NamedTuple):
 
 
 def layout_of(configs: Mapping[str, str]) -> dict[str, str]:
-    """The properties of a new table, from the brokers' configuration of the topic."""
+    """Return the properties of a new table, from the brokers' configuration of the topic."""
     names = [name for name in LAYOUT if name in configs and _is_known(name, configs[name])]
     return {PREFIX + name: configs[name] for name in names}
 
 
 def drifts(properties: Mapping[str, str], configs: Mapping[str, str]) -> list[Drift]:
-    """Each setting that takes effect differently here and there."""
-    found = []
+    """Return each setting that takes effect differently here and there."""
+    differing = []
     for name in (*LAYOUT, *REMOVAL):
         if name not in configs or not _is_known(name, configs[name]):
             continue
         here, there = properties.get(PREFIX + name), configs[name]
         is_no_limit = here is None and (name, there) in _NO_LIMIT
         if not is_no_limit and _parsed(name, here) != _parsed(name, there):
-            found.append(Drift(PREFIX + name, here, there))
-    return found
+            differing.append(Drift(PREFIX + name, here, there))
+    return differing
 
 
-def drift_note(topic: str, found: list[Drift]) -> str:
-    """What a run says of them, and how they are confirmed."""
-    names = ", ".join(drift.name for drift in found)
+def drift_note(topic: str, differing: list[Drift]) -> str:
+    """Return the note on differing settings, and how to confirm them."""
+    names = ", ".join(drift.name for drift in differing)
     conf = json.dumps({"topic": topic, "from_source": True, "plan_only": True})
     return (
-        f"{len(found)} settings differ from the brokers': {names}; to see what a night would "
+        f"{len(differing)} settings differ from the brokers': {names}; to see what a night would "
         f"remove with theirs, trigger configure_topic with {conf}, and with plan_only false to "
         "take them over"
     )
@@ -68,7 +68,7 @@ def _parsed(name: str, text: str | None) -> object:
 
 
 def _is_known(name: str, text: str) -> bool:
-    """Whether the value is one that this version can run with."""
+    """Return whether the value is one that this version can run with."""
     try:
         _parsed(name, text)
     except ConfigurationError:

@@ -85,6 +85,7 @@ STATE = {
 # In the summaries of snapshots that ebbtide commits, beside the id of a round (ebbtide.round).
 SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
+    "ebbtide.job": "The job that committed the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
 }
 

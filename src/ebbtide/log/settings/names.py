@@ -15,7 +15,7 @@ CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
 QUARANTINE_SUFFIX = "_quarantine"
 STATE_SUFFIX = "_state"
-# What the namespaces of our own tables end with, beside a cluster's.
+# Suffixes of the namespaces of ebbtide's own tables beside a cluster's namespace.
 OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, STATE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
 V1_SUFFIX = "__v1"
@@ -54,7 +54,7 @@ class TopicName(NamedTuple):
 
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:
-        """A name that can be told from a view's and from our own tables."""
+        """Return a name that can be told from a view's and from our own tables."""
         is_own = cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES)
         if is_own or not _NAMESPACE.fullmatch(cluster):
             raise RequestError(
@@ -111,7 +111,7 @@ class TopicName(NamedTuple):
 
 
 def check_catalog(catalog: str) -> None:
-    """RequestError for a catalog that Spark's settings cannot name."""
+    """Raise RequestError for a catalog that Spark's settings cannot name."""
     if not _NAMESPACE.fullmatch(catalog):
         raise RequestError(
             f"expected a catalog name of ASCII letters, digits, _ and -, found {catalog!r}"
@@ -119,10 +119,10 @@ def check_catalog(catalog: str) -> None:
 
 
 def quoted(*parts: str) -> str:
-    """A SQL identifier whose parts may hold any character."""
+    """Return a SQL identifier whose parts may hold any character."""
     return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def quoted_list(names: Iterable[str]) -> str:
-    """Names for a message."""
+    """Return names for a message."""
     return ", ".join(repr(name) for name in names)

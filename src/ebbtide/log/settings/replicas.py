@@ -1,4 +1,4 @@
-"""Where else a log is kept, as the property `ebbtide.replicas` says."""
+"""The other places where a log is kept, from the property `ebbtide.replicas`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TableReplica(NamedTuple):
         return f"{self.catalog}.{self.cluster}"
 
     def of(self, primary: TopicName) -> TopicName:
-        """The copy's own name."""
+        """Return the copy's own name."""
         return TopicName(self.cluster, primary.topic, self.catalog)
 
 
@@ -38,7 +38,7 @@ Replica = TableReplica | LiveReplica
 
 
 def parse_replicas(name: str, text: str) -> tuple[Replica, ...]:
-    """The replicas that the property `name` lists, in its order."""
+    """Return the replicas that the property `name` lists, in its order."""
     replicas = tuple(_parse(name, part.strip()) for part in text.split(",")) if text.strip() else ()
     if len(set(replicas)) < len(replicas):
         raise ConfigurationError(f"expected each replica once in {name}, found {text!r}")

@@ -1,4 +1,4 @@
-"""Who writes the log that a topic's tables hold, as the property `ebbtide.source` says.
+"""The writer of the log that a topic's tables hold, from the property `ebbtide.source`.
 
 Offsets belong to the writer: only a topic without an upstream may be given records directly.
 """
@@ -30,7 +30,7 @@ class Upstream(NamedTuple):
 
 
 def parse_upstream(name: str, text: str) -> Upstream | None:
-    """The upstream that the property `name` names; None for an empty one."""
+    """Return the upstream that the property `name` names; None for an empty one."""
     kind, _, where = text.strip().partition(":")
     if not text.strip():
         return None

@@ -1,4 +1,4 @@
-"""Properties in which ebbtide keeps what it does; somebody may have changed one by hand."""
+"""Read the properties in which ebbtide keeps what it does; a hand edit may have damaged one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 200
 
 
 def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
-    """What `build` makes of the JSON in a property; ConfigurationError where it is malformed."""
+    """Build a value from the JSON in a property; ConfigurationError where it is malformed."""
     try:
         return build(parse_json(text))
     except MALFORMED:
@@ -25,16 +25,16 @@ def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T
 
 
 def unreadable(name: str, text: str, expected: str) -> ConfigurationError:
-    """The error for a property that ebbtide wrote otherwise."""
-    found = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
+    """Return the error for a property that ebbtide wrote otherwise."""
+    shown = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
     return ConfigurationError(
-        f"expected {expected} in {name}, found {found}; "
+        f"expected {expected} in {name}, found {shown}; "
         "restore the property from an older table metadata"
     )
 
 
 def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields; TypeError where a plain one is of another type."""
+    """Return the values of a dataclass's fields; TypeError where a plain one is of another type."""
     for field in fields(kind):
         value = values.get(field.name)
         if field.name not in values or field.type not in ("int", "bool", "str"):
@@ -48,7 +48,11 @@ def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
     """How old a table's snapshots get before they may be expired."""
-    text = properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS)
+    return parse_snapshot_age(properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS))
+
+
+def parse_snapshot_age(text: str) -> int:
+    """Milliseconds of up to 18 ASCII digits; ConfigurationError for any other text."""
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""A topic's state rebuilt from what its tables hold: exactly where they tell, else keeping more.
+"""Rebuild a topic's state from its tables: exactly where they tell, else keeping more.
 
-docs/repair_state.md says of each property how it comes about.
+docs/repair_state.md explains for each property how its value is found.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from typing import NamedTuple
 
 from ebbtide.errors import RequestError
 from ebbtide.json_text import MAX_INT, parse_whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
 _MAX_LONG = 2**63 - 1
 
 
-class Found(NamedTuple):
-    """What a partition's batches tell: offsets [start, end), (base offset, newest ms) by segment.
+class LogInTables(NamedTuple):
+    """A partition's offsets [start, end) and its segments, as its batches tell them.
 
-    `newest_ms` is the largest timestamp of a segment, -1 where it has none.
+    A segment's `modified_ms` is its largest timestamp, -1 where it has none.
     """
 
     start: int
     end: int
-    segments: tuple[tuple[int, int], ...]
+    segments: tuple[SegmentStart, ...]
     max_event_time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What no table tells, by partition, as the operator knows it."""
+    """The operator's values, by partition, for what no table tells."""
 
     log_start_offsets: Mapping[int, int] = field(default_factory=dict)
     max_event_times_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
-    """`PARTITION=NUMBER`, each on a line; RequestError for anything else."""
+    """Parse lines of `PARTITION=NUMBER`; RequestError for anything else."""
     asked: dict[int, int] = {}
     for line in lines:
         partition, equals, number = line.partition("=")
@@ -53,21 +54,21 @@ def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
 
 
 def rebuilt_states(
-    told: Mapping[int, PartitionState], found: Mapping[int, Found], asked: Asked, now_ms: int
+    told: Mapping[int, PartitionState], held: Mapping[int, LogInTables], asked: Asked, now_ms: int
 ) -> dict[int, PartitionState]:
-    """The state of each partition; `told` is empty where nobody can trust the state."""
-    partitions = {*told, *found, *asked.log_start_offsets}
+    """Return the state of each partition; `told` is empty where the state cannot be trusted."""
+    partitions = {*told, *held, *asked.log_start_offsets}
     return {
-        p: _kept(told[p], found.get(p)) if p in told else _made(p, found.get(p), asked, now_ms)
+        p: _kept(told[p], held.get(p)) if p in told else _made(p, held.get(p), asked, now_ms)
         for p in sorted(partitions)
     }
 
 
-def _kept(told: PartitionState, found: Found | None) -> PartitionState:
-    """The state as told, to be marked and cleaned again, and to be ingested from where it ends."""
+def _kept(told: PartitionState, held: LogInTables | None) -> PartitionState:
+    """Return the recorded state up to the rows held, to be marked and cleaned again."""
     start = told.log_start_offset
-    end = min(told.log_end_offset, max(start, start if found is None else found.end))
-    segments = tuple(s for s in told.segments if s[0] < end) or told.segments[:1]
+    end = min(told.log_end_offset, max(start, start if held is None else held.end))
+    segments = tuple(s for s in told.segments if s.base_offset < end) or told.segments[:1]
     return replace(
         told,
         log_end_offset=end,
@@ -83,14 +84,14 @@ def _kept(told: PartitionState, found: Found | None) -> PartitionState:
     )
 
 
-def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> PartitionState:
-    if found is None:
+def _made(partition: int, held: LogInTables | None, asked: Asked, now_ms: int) -> PartitionState:
+    if held is None:
         start = asked.log_start_offsets[partition]
-        found = Found(start, start, ((start, now_ms),), NEVER)
-    start = asked.log_start_offsets.get(partition, found.start)
-    end = max(start, found.end)
+        held = LogInTables(start, start, (SegmentStart(start, now_ms),), NEVER)
+    start = asked.log_start_offsets.get(partition, held.start)
+    end = max(start, held.end)
     # A segment without timestamps counts as written now, so that it stays longest.
-    segments = tuple((base, now_ms if ms < 0 else ms) for base, ms in found.segments)
+    segments = tuple(SegmentStart(base, now_ms if ms < 0 else ms) for base, ms in held.segments)
     newest_ms = asked.max_event_times_ms.get(partition, NEVER)
     return PartitionState(
         log_start_offset=start,
@@ -98,6 +99,6 @@ def _made(partition: int, found: Found | None, asked: Asked, now_ms: int) -> Par
         first_dirty_offset=start,
         first_unmarked_offset=start,
         segments=segments,
-        max_event_time_ms=max(newest_ms, found.max_event_time_ms),
+        max_event_time_ms=max(newest_ms, held.max_event_time_ms),
         expired_end_offset=end,  # retention may have taken single records anywhere
     )

@@ -1,7 +1,7 @@
-"""How many live rows a data table has where, as ebbtide left it: what others add or take shows.
+"""Count the live rows that ebbtide left in each data table: a difference is a foreign change.
 
-Each table (`records`, `batches`) has a property that names the snapshot it was counted at, and one
-for each partition with the rows of its physical segments.
+Each table (`records`, `batches`) has one property that names the snapshot at which it was counted.
+Each partition has one more with the rows of its physical segments.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import ROWS_PREFIX, SEEN_PREFIX
 
 # Live rows by (partition, physical segment); none where there are none.
-Rows = Mapping[tuple[int, int], int]
-Changes = dict[str, str | None]
+RowsBySegment = Mapping[tuple[int, int], int]
 
 
 class Seen(NamedTuple):
@@ -34,7 +33,7 @@ NOTHING_SEEN = Seen()
 
 
 def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
-    """When a table's rows were last counted; None in a state of an older version."""
+    """Return when a table's rows were last counted; None in a state of an older version."""
     name = SEEN_PREFIX + what
     if name not in properties:
         return None
@@ -42,7 +41,7 @@ def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
 
 
 def seen_property(what: str, seen: Seen) -> dict[str, str]:
-    """The property for `seen_of`."""
+    """Return the property for `seen_of`."""
     return {SEEN_PREFIX + what: json.dumps([seen.snapshot, seen.sequence_number])}
 
 
@@ -53,8 +52,8 @@ def _seen(values: Any) -> Seen:
 
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
-) -> Rows:
-    """The rows that the state tells of a table, or of some of its partitions."""
+) -> RowsBySegment:
+    """Return the rows of a table that the state records, or those of some of its partitions."""
     if partitions is None:
         prefix = _name(what, "")
         names = [name for name in properties if name.startswith(prefix)]
@@ -69,8 +68,10 @@ def told_rows(
     return rows
 
 
-def rows_properties(what: str, rows: Rows, partitions: Iterable[int]) -> Changes:
-    """The properties of these partitions for `told_rows`; None for one without rows."""
+def rows_properties(
+    what: str, rows: RowsBySegment, partitions: Iterable[int]
+) -> dict[str, str | None]:
+    """Return the properties of these partitions for `told_rows`; None for one without rows."""
     of_partitions: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
     for (partition, segment), count in sorted(rows.items()):
         of_partitions[partition].append((segment, count))
@@ -88,20 +89,20 @@ def _pairs(values: Any) -> list[tuple[int, int]]:
     return [(whole(segment), whole(count)) for segment, count in values]
 
 
-def partitions_of(*rows: Rows) -> set[int]:
-    """The partitions that any of these have rows in."""
+def partitions_of(*rows: RowsBySegment) -> set[int]:
+    """Return the partitions that any of these have rows in."""
     return {partition for of in rows for partition, _ in of}
 
 
-def added(rows: Rows, *changes: Rows) -> Rows:
-    """The rows after changes to them, which may be negative."""
+def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
+    """Return the rows after changes to them, which may be negative."""
     total = Counter(dict(rows))
     for change in changes:
         total.update(change)
     return {place: count for place, count in total.items() if count}
 
 
-def differences(told: Rows, found: Rows) -> dict[tuple[int, int], int]:
-    """How many more rows were found than told, by place; negative for fewer."""
-    both = {p: found.get(p, 0) - told.get(p, 0) for p in sorted({*told, *found})}
+def differences(told: RowsBySegment, held: RowsBySegment) -> dict[tuple[int, int], int]:
+    """Return how many more rows were found than recorded, by place; negative for fewer."""
+    both = {p: held.get(p, 0) - told.get(p, 0) for p in sorted({*told, *held})}
     return {place: count for place, count in both.items() if count}

@@ -1,7 +1,7 @@
-"""Whether expire_snapshots would find something to free, told from what it last left.
+"""Tell from what expire_snapshots last left whether it would find something to free.
 
-It notes the snapshots it has left tidy, and the settings by which it did. While the tables are at
-these and none of their older snapshots is past its age, there is nothing to free.
+It records the snapshots that it has left tidy, and its settings then. There is nothing to free
+while the tables are at these snapshots and no older snapshot is past its age.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import NamedTuple
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.properties import max_snapshot_age_ms, parse_property
 from ebbtide.log.state.topic_state import MERGE, ROUND, TIDIED
+
+# Rises when expire_snapshots reports more, so that each topic is looked at once more.
+_REPORTED = 2
 
 
 class TableSnapshots(NamedTuple):
@@ -26,10 +29,11 @@ class TableSnapshots(NamedTuple):
 
 
 def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
-    """The property that notes what was left tidy."""
+    """Return the property that records the snapshots left tidy."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
     settings = [config.rewrite_deleted_share, config.merge_target_bytes]
-    return {TIDIED: json.dumps({"snapshots": snapshots, "settings": settings})}
+    note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
+    return {TIDIED: json.dumps(note)}
 
 
 def is_tidy(
@@ -38,7 +42,7 @@ def is_tidy(
     tables: Mapping[str, TableSnapshots],
     clock_ms: int,
 ) -> bool:
-    """Whether nothing can be freed; `clock_ms` is that of the machines that commit."""
+    """Return whether nothing can be freed; `clock_ms` is that of the machines that commit."""
     if ROUND in properties or _is_merging(properties):
         return False
     if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
@@ -48,7 +52,7 @@ def is_tidy(
 
 
 def _is_merging(properties: Mapping[str, str]) -> bool:
-    """A merge that is done leaves a trace without groups."""
+    """Return a merge that is done leaves a trace without groups."""
     text = properties.get(MERGE)
     if text is None:
         return False

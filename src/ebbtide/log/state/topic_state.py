@@ -1,4 +1,4 @@
-"""What a topic's state table remembers: partitions and unfinished work, as table properties."""
+"""A topic's state table: its partitions and unfinished work, as table properties."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
 
@@ -17,7 +18,7 @@ PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
-# What is taken of a live topic, written down before: a killed slice is finished as planned.
+# The slice being taken of a live topic, written first: a killed one is finished as planned.
 SLICE = "ebbtide.live.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
@@ -26,15 +27,15 @@ CHECKSUM = "ebbtide.checksum"
 # How the tables are laid out: 1 had the state on the records table, 2 has it in a table of its own.
 LAYOUT = "ebbtide.layout.version"
 LAYOUT_VERSION = 2
-# The ids of the data tables that the state tells of.
+# The ids of the data tables that the state belongs to.
 TABLES = "ebbtide.tables"
 # The snapshots in which expire_snapshots left nothing to rewrite or merge.
 TIDIED = "ebbtide.tidied"
-# Live rows of the data tables by segment, as of which snapshot, and that some are being removed.
+# Live rows of the data tables by segment, their snapshot, and whether a removal is under way.
 ROWS_PREFIX = "ebbtide.rows."
 SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
-# What else than partitions is state; every other property is a setting, on the records table.
+# State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING}
@@ -62,7 +63,7 @@ class PartitionState:
     log_end_offset: int
     first_dirty_offset: int
     first_unmarked_offset: int
-    segments: tuple[tuple[int, int], ...]  # (base offset, modified ms)
+    segments: tuple[SegmentStart, ...]
     max_event_time_ms: int | None = NEVER
     cleaned_at_ms: int = NEVER
     cleaned_end_offset: int = NEVER
@@ -72,22 +73,27 @@ class PartitionState:
     horizon_ms: int = NEVER
     next_expiry_ms: int = 0
     expiry_basis: int = NEVER
-    # Whose it is, where it was read from properties; errors say so.
-    partition: int | None = field(default=None, compare=False)
+    # Topic and partition, where it was read from properties; errors say so.
+    place: str = field(default="", compare=False)
+
+    @property
+    def first_segment(self) -> int:
+        """Base offset of the oldest segment."""
+        return self.segments[0].base_offset
 
     @property
     def active_segment(self) -> int:
         """Base offset of the segment that still grows."""
-        return self.segments[-1][0]
+        return self.segments[-1].base_offset
 
     @property
     def next_horizon_ms(self) -> int | None:
-        """When the next tombstone or marker may go, as far as the last round could tell."""
+        """The time when the next tombstone or marker may go, as far as the last round knew."""
         known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
         return known if known > 0 else None
 
     def is_clean_at(self, now_ms: int) -> bool:
-        """Whether a round at `now_ms` would find nothing to do."""
+        """Return whether a round at `now_ms` would find nothing to do."""
         if now_ms <= self.cleaned_at_ms:
             return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
@@ -97,14 +103,14 @@ class PartitionState:
         return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
 
     def moved(self, **changes: object) -> PartitionState:
-        """This state with `changes`; refuses one that moves backwards."""
+        """Return this state with `changes`; StateError for an offset that would move backwards."""
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
             if value is not None and (changed is None or changed < value):
-                whose = "" if self.partition is None else f"partition {self.partition}: "
+                place = f"{self.place}: " if self.place else ""
                 raise StateError(
-                    f"{whose}expected {name} to stay at or above {value}, found a change to "
+                    f"{place}expected {name} to stay at or above {value}, found a change to "
                     f"{changed}"
                 )
         return after
@@ -119,7 +125,7 @@ _INTEGERS = (
     "cleaned_end_offset",
     "next_clean_ms",
 )
-# What tables made before do not have yet, and how it is read there.
+# Fields that older tables lack, and their values there.
 _ADDED: dict[str, int | None] = {
     "max_event_time_ms": None,
     "expired_end_offset": NEVER,
@@ -131,28 +137,28 @@ _ADDED: dict[str, int | None] = {
 
 
 def is_state(name: str) -> bool:
-    """Whether a property belongs to the state table."""
+    """Return whether a property belongs to the state table."""
     return name.startswith((PREFIX, ROWS_PREFIX, SEEN_PREFIX)) or name in _OF_TOPIC
 
 
 def state_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that belong to the state table."""
+    """Return the properties that belong to the state table."""
     return {name: value for name, value in properties.items() if is_state(name)}
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that belong to the records table."""
+    """Return the properties that belong to the records table."""
     return {name: value for name, value in properties.items() if not is_state(name)}
 
 
 def sealed(state: Mapping[str, str]) -> dict[str, str]:
-    """The state with its layout's version, and a checksum by which an edit by hand is noticed."""
+    """Return the state with its layout's version and a checksum that reveals edits by hand."""
     versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
     return {**versioned, CHECKSUM: _checksum(versioned)}
 
 
 def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """The state alone; StateError where it is not as a job of this version or before left it."""
+    """Return the state alone; StateError if no job of this or an older version left it so."""
     _check_layout(topic, state.get(LAYOUT, "1"))
     if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
         raise StateError(
@@ -163,11 +169,11 @@ def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
 
 
-def _check_layout(topic: str, found: str) -> None:
-    if not found.isdecimal() or int(found) > LAYOUT_VERSION:
+def _check_layout(topic: str, layout: str) -> None:
+    if not layout.isdecimal() or int(layout) > LAYOUT_VERSION:
         raise NotCoveredError(
             f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
-            f"{LAYOUT} = {found}: a newer ebbtide has worked on them; upgrade this one"
+            f"{LAYOUT} = {layout}: a newer ebbtide has worked on them; upgrade this one"
         )
 
 
@@ -177,7 +183,7 @@ def _checksum(state: Mapping[str, str]) -> str:
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
-    """The table properties that hold `state`."""
+    """Return the table properties that hold `state`."""
     key = f"{PREFIX}{partition}."
     integers = {name: getattr(state, name) for name in (*_INTEGERS, *_ADDED)}
     properties = {
@@ -188,10 +194,13 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
     return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
 
 
-def parse_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
-    """The state of every partition among a table's properties."""
+def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
+    """Return the state of each partition among a table's properties; errors name the topic."""
     partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
-    return {partition: _parse_state(partition, properties) for partition in sorted(partitions)}
+    return {
+        partition: _parse_state(partition, properties, f"{topic} partition {partition}".lstrip())
+        for partition in sorted(partitions)
+    }
 
 
 def _partition(name: str) -> int:
@@ -204,21 +213,21 @@ def _partition(name: str) -> int:
         ) from None
 
 
-def _parse_state(partition: int, properties: Mapping[str, str]) -> PartitionState:
+def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> PartitionState:
     key = f"{PREFIX}{partition}."
     names = [key + name.replace("_", "-") for name in _INTEGERS] + [key + "segments"]
     missing = [name for name in names if name not in properties]
     if missing:
         raise ConfigurationError(
-            f"expected the whole state of partition {partition}, found it without "
+            f"expected the whole state of {place}, found it without "
             f"{quoted_list(missing)}; restore the property from an older table metadata"
         )
     keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: _integer(properties, key) for name, key in keys.items() if key in properties
     }
     segments = _segments(properties, key + "segments")
-    return PartitionState(**{**_ADDED, **found}, segments=segments, partition=partition)
+    return PartitionState(**{**_ADDED, **numbers}, segments=segments, place=place)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
@@ -228,13 +237,13 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
         raise unreadable(name, properties[name], "an integer") from None
 
 
-def _segments(properties: Mapping[str, str], name: str) -> tuple[tuple[int, int], ...]:
+def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, ...]:
     expected = "one or more [base offset, modified ms]"
-    segments = parse_property(name, properties[name], expected, _pairs)
+    segments = parse_property(name, properties[name], expected, _segment_starts)
     if not segments:
         raise unreadable(name, properties[name], expected)
     return segments
 
 
-def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((whole(base), whole(ms)) for base, ms in values)
+def _segment_starts(values: Any) -> tuple[SegmentStart, ...]:
+    return tuple(SegmentStart(whole(base), whole(ms)) for base, ms in values)

@@ -33,13 +33,13 @@ class TaskAttempt:
         return int(self.now.timestamp() * 1000)
 
     def options(self) -> list[str]:
-        """The arguments every job takes."""
+        """Return the arguments every job takes."""
         now = self.now.isoformat(timespec="milliseconds")
         return ["--now", now, "--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
 
 
 def attempt_of(context: Context) -> TaskAttempt:
-    """The attempt that Airflow's context describes."""
+    """Return the attempt that Airflow's context describes."""
     ti, dag_run = context["ti"], context["dag_run"]
     params: Mapping[str, Any] = context["params"]
     now = run_now(params, dag_run.run_after, wall_clock=datetime.now(UTC))
@@ -55,7 +55,7 @@ def attempt_of(context: Context) -> TaskAttempt:
 
 
 def began(dag_run: Any) -> datetime:
-    """A time before any job of the DAG run started, by whatever clock Spark's driver has.
+    """Return a time before any job of the DAG run started, by whatever clock Spark's driver has.
 
     Clearing a run sets its start anew, but not when it was due.
     """
@@ -64,7 +64,7 @@ def began(dag_run: Any) -> datetime:
 
 
 def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:
-    """The Param `now`, else `run_after`, in UTC and never later than the wall clock.
+    """Return the Param `now`, else `run_after`, in UTC and never later than the wall clock.
 
     Acting early would remove what its owner was promised to keep until then.
     """

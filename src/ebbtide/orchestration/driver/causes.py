@@ -1,7 +1,8 @@
-"""Why a task failed, as one whole line: first in its log, its error, and handed on to verdict."""
+"""Tell why a task failed in one line: in its log, in its error, and handed on to verdict."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
+from ebbtide.text import one_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-CAUSE = "cause"  # the key of the XCom
+log = logging.getLogger(__name__)
+
+CAUSE = "ebbtide_cause"  # the key of the XCom
 
 
 @contextmanager
 def explained(context: Context) -> Iterator[None]:
-    """Say why the block failed; what no retry can help fails the task at once."""
+    """Log why the block failed; an error that no retry can help fails the task at once."""
     try:
         yield
     except AirflowSkipException:
@@ -27,19 +31,19 @@ def explained(context: Context) -> Iterator[None]:
         cause = str(error)
         if isinstance(error, EbbtideError):
             cause = f"{type(error).__name__}: {error}"
-        print(f"ebbtide: FAILED {cause}", flush=True)
-        context["ti"].xcom_push(key=CAUSE, value=cause)
+        log.error("ebbtide: FAILED %s", one_line(cause))
+        context["ti"].xcom_push(key=CAUSE, value=one_line(cause))
         raise _kind(error)(cause) from None
 
 
 def causes_of(context: Any) -> dict[str, list[str]]:
-    """The causes that the tasks before this one handed on, by task."""
-    ti, found = context["ti"], {}
+    """Return the causes that the tasks before this one handed on, by task."""
+    ti, causes = context["ti"], {}
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
         pulled = ti.xcom_pull(task_ids=[task_id], key=CAUSE) or []
-        if said := [str(cause) for cause in pulled if cause]:
-            found[task_id] = list(dict.fromkeys(said))
-    return found
+        if of_task := [str(cause) for cause in pulled if cause]:
+            causes[task_id] = list(dict.fromkeys(of_task))
+    return causes
 
 
 def _kind(error: Exception) -> type[AirflowException]:

@@ -1,4 +1,4 @@
-"""What a job's driver gets: arguments, variables of its environment, and a file for a request.
+"""Prepare a driver's inputs: arguments, environment variables, and a file for a request.
 
 Linux takes at most 128 KiB in one argument or variable, and some 2 MB in all of them.
 """
@@ -22,9 +22,10 @@ MAX_ARGUMENTS_BYTES = 1_000_000
 
 
 def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
-    """Job arguments for Params: true is a bare option, a list repeats it, null and false none.
+    """Return job arguments for Params: true is a bare option, a list repeats it, null is none.
 
-    RequestError for a URI with credentials, which the log of spark-submit would show.
+    False is none, too. Raise RequestError for a URI with credentials, which the log of
+    spark-submit would show.
     """
     arguments: list[str] = []
     for name, option in options.items():
@@ -38,7 +39,7 @@ def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> 
 
 
 def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, str]:
-    """Variables for Params that no command line may show, one line for each of a list."""
+    """Return variables for Params that no command line may show; a list gets a line an item."""
     values = {
         variable: "\n".join(map(str, _values(params[name])))
         for name, variable in hidden.items()
@@ -62,17 +63,17 @@ class DriverFiles:
 
     @property
     def plan(self) -> Path:
-        """Where a job that only plans writes its plan."""
+        """The path to which a job that only plans writes its plan."""
         return self.directory / "plan.txt"
 
     def read_plan(self) -> str:
-        """The plan, if the job wrote one."""
+        """Return the plan, if the job wrote one."""
         return self.plan.read_text() if self.plan.exists() else ""
 
 
 @contextmanager
 def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
-    """A directory of this user's own, with the request in it, removed afterwards."""
+    """Yield a directory of this user's own, with the request in it, removed afterwards."""
     with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
         files = DriverFiles(Path(directory))
         if request is not None:
@@ -82,7 +83,7 @@ def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFil
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """RequestError where the operating system would refuse the command line."""
+    """Raise RequestError where the operating system would refuse the command line."""
     option = "the arguments"
     for argument in arguments:
         option = argument if argument.startswith("--") else option
@@ -96,7 +97,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def check_size(value: str, name: str, remedy: str) -> None:
-    """RequestError where the operating system would refuse the value."""
+    """Raise RequestError where the operating system would refuse the value."""
     size_bytes = len(value.encode())
     if size_bytes > MAX_VALUE_BYTES:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Where this installation keeps things; two variables of the environment say it."""
+"""The places where this installation keeps things, from two environment variables."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Paths:
 
 
 def paths() -> Paths:
-    """The paths that EBBTIDE_ROOT and EBBTIDE_HOME name."""
+    """Return the paths that EBBTIDE_ROOT and EBBTIDE_HOME name."""
     return Paths(root=_directory("EBBTIDE_ROOT"), home=_directory("EBBTIDE_HOME"))
 
 
 def _directory(variable: str) -> Path:
-    found = os.environ.get(variable)
-    if not found:
+    path = os.environ.get(variable)
+    if not path:
         raise ConfigurationError(
             f"expected {variable} in the environment, found it unset: "
             "load .ebbtide/conf/airflow.env, which `make setup` writes"
         )
-    return Path(found)
+    return Path(path)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
-    """Those that the request names, and those of its topics' live replicas."""
+    """Return the connections that the request names, and those of its topics' live replicas."""
     needed = {name for asked in request.topics.values() for name in asked.connections}
     for name in request.topics:
         try:
@@ -37,7 +37,7 @@ def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
 
 
 def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) -> set[str]:
-    """The one that a form names, and those of the topics' upstreams and live replicas."""
+    """Return the connections of a form, and of the topics' upstreams and live replicas."""
     needed = {named} if named else set()
     for name in topics:
         try:
@@ -52,7 +52,7 @@ def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) 
 
 @contextmanager
 def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have spark-submit inherit these variables, and nobody after it."""
+    """Set these variables in the environment for spark-submit, and remove them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -67,12 +67,14 @@ def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def in_environment(connections: Iterable[str]) -> Iterator[None]:
-    """Have spark-submit inherit the settings of these connections, and nobody after it.
+    """Set these connections in the environment for spark-submit, and remove them afterwards.
 
-    Not as the operator's env_vars: with YARN or Kubernetes their values are on the command line.
-    One that Airflow does not have is left out; the job fails the topics that need it.
+    The operator's env_vars are not used: YARN and Kubernetes show them on the command line.
+    A connection that Airflow lacks is left out; the job fails the topics that need it.
     """
-    settings = {name: found for name in sorted(connections) if (found := _settings(name))}
+    settings = {
+        name: of_connection for name in sorted(connections) if (of_connection := _settings(name))
+    }
     text = json.dumps(settings)
     check_size(text, f"the connections {', '.join(settings)}", "name files of certificates in them")
     with set_in_environment({CONNECTIONS: text} if settings else {}):
@@ -80,7 +82,7 @@ def in_environment(connections: Iterable[str]) -> Iterator[None]:
 
 
 def _settings(name: str) -> dict[str, Any] | None:
-    """A connection's extra, which is librdkafka's configuration."""
+    """Return a connection's extra, which is librdkafka's configuration."""
     try:
         connection = BaseHook.get_connection(name)
     except AirflowNotFoundException:
@@ -90,6 +92,6 @@ def _settings(name: str) -> dict[str, Any] | None:
     mask_secret(settings)
     if connection.conn_type in KINDS:
         return settings
-    found = connection.conn_type
-    log.warning("ebbtide: expected connection %s to be of type kafka, found %s", name, found)
+    kind = connection.conn_type
+    log.warning("ebbtide: expected connection %s to be of type kafka, found %s", name, kind)
     return None

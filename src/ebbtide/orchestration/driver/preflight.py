@@ -1,4 +1,4 @@
-"""What a task's form has wrong, as far as the lake's own state tells without Spark."""
+"""Check a task's form against the lake's state, without Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.log.delete_records import ErrorCode, answer_partition, way_out
+from ebbtide.log.delete_answers import ErrorCode, answer_partition, way_out
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
 from ebbtide.log.requests.erase_request import check_is_compacted
 from ebbtide.log.requests.from_offset import offsets_to_mark_again_from, parse_from_offset
@@ -17,10 +17,10 @@ from ebbtide.log.state.topic_state import REPAIR
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
-    """EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
+    """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
         if job == REPAIR:
-            lake.records(name)  # of which the state may be lost
+            lake.records(name)  # its state may be lost
             continue
         topic = lake.topic(name)
         if job == "configure_topic":
@@ -36,7 +36,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
 
 
 def check_request(lake: Lake, request: Mapping[str, Any]) -> None:
-    """RequestError where all that is asked for would be refused; part of it is for the job."""
+    """Raise RequestError where every part of the request would be refused; else the job decides."""
     asked = parse_request_object(request).topics
     refusals = {name: _refusals(lake, name, of_topic) for name, of_topic in asked.items()}
     if all(refusals.values()):
@@ -44,7 +44,7 @@ def check_request(lake: Lake, request: Mapping[str, Any]) -> None:
 
 
 def _refusals(lake: Lake, name: TopicName, asked: TopicRequest) -> list[str]:
-    """Why each partition is refused; none where one may be granted, or Spark has to tell."""
+    """Return why each partition is refused; empty where one may be granted or Spark has to tell."""
     try:
         topic = lake.topic(str(name))
         config, states = topic.config, topic.partitions

@@ -58,7 +58,7 @@ class PartitionDirectory:
 
 
 class ManifestFile(NamedTuple):
-    """What a manifest keeps of a file, since copies and version control lose its time."""
+    """A file's facts in a manifest, since copies and version control lose its time."""
 
     modified_ms: int
     size_bytes: int
@@ -66,7 +66,7 @@ class ManifestFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `ebbtide-manifest.json` keeps beside a copied log directory."""
+    """The contents of `ebbtide-manifest.json` beside a copied log directory."""
 
     files: Mapping[str, ManifestFile]  # by path below the log directory
     topic_configs: Mapping[str, Mapping[str, str]]
@@ -168,11 +168,11 @@ def _list_segments(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> l
                 listed = file_system.get_file_info(pyarrow.fs.FileSelector(path))
         except FileNotFoundError:
             return None
-        found = [file for file in listed if SEGMENT_NAME.fullmatch(file.base_name)]
+        segments = [file for file in listed if SEGMENT_NAME.fullmatch(file.base_name)]
         if not is_object_store(file_system):  # whose listing already is of one time
-            found = file_system.get_file_info([file.path for file in found])
-        if all(file.type is pyarrow.fs.FileType.File for file in found):
-            return [_entry(file) for file in found]
+            segments = file_system.get_file_info([file.path for file in segments])
+        if all(file.type is pyarrow.fs.FileType.File for file in segments):
+            return [_entry(file) for file in segments]
     raise UnavailableError(
         f"{uri}: expected segment files that stay while they are listed, found one gone after each "
         f"of {LISTINGS} listings; run again when its broker is quiet"
@@ -266,7 +266,7 @@ def _parse_lines(
             raise _bad_line(where, number, expected, line) from bad
 
 
-def _bad_line(where: str, number: int, expected: str, found: str) -> SourceError:
+def _bad_line(where: str, number: int, expected: str, actual: str) -> SourceError:
     return SourceError(
-        f"{where}: expected {expected} in line {number}, found {found!r}; copy the file again"
+        f"{where}: expected {expected} in line {number}, found {actual!r}; copy the file again"
     )

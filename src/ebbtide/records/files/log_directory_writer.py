@@ -1,4 +1,4 @@
-"""A log directory as a broker and `log_directory` read it: what lies around the segment files.
+"""Write what lies around the segment files of a log directory, as a broker reads it.
 
 Source: Kafka's `CheckpointFile`, `LeaderEpochCheckpointFile`, `PartitionMetadataFile` and
 `LogManager`.
@@ -35,19 +35,19 @@ Epochs = tuple[tuple[int, int], ...]  # (leader epoch, start offset)
 
 
 def partition_name(topic: str, partition: int) -> str:
-    """The name of a partition's directory."""
+    """Return the name of a partition's directory."""
     return f"{topic}-{partition}"
 
 
 def segment_name(base_offset: int) -> str:
-    """The name of the segment file that begins at an offset."""
+    """Return the name of the segment file that begins at an offset."""
     return f"{base_offset:020}.log"
 
 
 def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
-    """Where leader epochs begin, after one more batch: with the first of a larger epoch.
+    """Return where leader epochs begin, after one more batch: the first of each larger epoch.
 
-    So a broker finds them when it recovers a log.
+    A broker finds them in the same way when it recovers a log.
     """
     if epoch < 0 or (epochs and epoch <= epochs[-1][0]):
         return epochs
@@ -55,21 +55,21 @@ def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
 
 
 def epochs_from(epochs: Epochs, log_start_offset: int) -> Epochs:
-    """The epochs of a log that starts at an offset; the one it starts in begins there."""
+    """Return the epochs of a log that starts at an offset; the one it starts in begins there."""
     before = [epoch for epoch, start in epochs if start <= log_start_offset]
     after = tuple((epoch, start) for epoch, start in epochs if start > log_start_offset)
     return ((before[-1], log_start_offset), *after) if before else after
 
 
 def read_export(uri: str) -> dict[str, Any] | None:
-    """What the manifest at `uri` says of the export that wrote it; None where it is no export."""
+    """Read the export's description from the manifest at `uri`; None where it is no export."""
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
-            found = parse_json(stream.read()).get("export")
+            export = parse_json(stream.read()).get("export")
     except (FileNotFoundError, NotADirectoryError, AttributeError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return export if isinstance(export, dict) else None
 
 
 def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -83,13 +83,13 @@ def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def check_target(uri: str) -> None:
-    """RequestError where no log directory can be put at `uri` as a whole."""
+    """Raise RequestError where no log directory can be put at `uri` as a whole."""
     file_system, path = _resolve_target(uri)
-    found = file_system.get_file_info(path)
-    if found.type is pyarrow.fs.FileType.NotFound:
+    file_info = file_system.get_file_info(path)
+    if file_info.type is pyarrow.fs.FileType.NotFound:
         return
     names: list[str] = []
-    if found.type is pyarrow.fs.FileType.Directory:
+    if file_info.type is pyarrow.fs.FileType.Directory:
         names = _names(file_system, path)
         if not names:
             return
@@ -105,13 +105,16 @@ def _names(file_system: pyarrow.fs.FileSystem, path: str) -> list[str]:
 
 
 def unfinished(target: str) -> str:
-    """Where the files of a target lie until all are there."""
+    """Return where the files of a target lie until all are there."""
     base, query = split_query(target)
     return base.rstrip("/") + UNFINISHED + query
 
 
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:
-    """An empty log directory with the partitions' directories, in place of an unfinished one."""
+    """Create an empty log directory with the partitions' directories; return where it lies.
+
+    It replaces an unfinished one.
+    """
     uri = unfinished(target)
     file_system, path = AMBIENT.resolve(uri)
     if file_system.get_file_info(path).type is not pyarrow.fs.FileType.NotFound:
@@ -124,7 +127,7 @@ def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> s
 
 
 def open_segment(uri: str) -> pyarrow.NativeFile:
-    """A stream to a new segment file."""
+    """Return a stream to a new segment file."""
     file_system, path = AMBIENT.resolve(uri)
     return file_system.open_output_stream(path, compression=None, buffer_size=BUFFER_BYTES)
 
@@ -166,7 +169,7 @@ def _checkpoints(directories: Sequence[PartitionDirectory]) -> dict[tuple[str, .
     for directory in directories:
         key = f"{directory.topic} {directory.partition}"
         high_watermarks.append(f"{key} {directory.high_watermark or 0}")
-        # As a broker does it: only where the first segment's name says something else.
+        # As a broker does: only where the first segment's name gives another offset.
         if (directory.log_start_offset or 0) > directory.segments[0].base_offset:
             log_start_offsets.append(f"{key} {directory.log_start_offset}")
     return {
@@ -210,14 +213,14 @@ def _check_segments(uri: str, directories: Sequence[PartitionDirectory]) -> None
         for segment in directory.segments
     }
     selected = pyarrow.fs.FileSelector(path, recursive=True, allow_not_found=True)
-    found = {
+    sizes = {
         info.path: info.size
         for info in file_system.get_file_info(selected)
         if SEGMENT_NAME.fullmatch(info.base_name)
     }
-    if found != expected:
-        odd = min(set(found.items()) ^ set(expected.items()))[0]
+    if sizes != expected:
+        odd = min(set(sizes.items()) ^ set(expected.items()))[0]
         raise UnavailableError(
             f"expected the {len(expected)} segment files that were written in {uri}, found "
-            f"{len(found)}, and another {odd}: somebody else writes there; run again when it ended"
+            f"{len(sizes)}, and another {odd}: somebody else writes there; run again when it ended"
         )

@@ -1,4 +1,4 @@
-"""Reading one segment file: first the batches, all checked, then the records of a byte range.
+"""Read one segment file: first the batches, all checked, then the records of a byte range.
 
 Source: Kafka's `FileLogInputStream`, `DefaultRecordBatch` and `AbstractLegacyRecordBatch`.
 """
@@ -71,7 +71,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class BatchLimits(NamedTuple):
-    """How large a batch of a topic may be, in its file and in memory."""
+    """The largest size that a topic's batches may have, in the file and in memory."""
 
     file_bytes: int = MAX_BATCH_BYTES
     decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
@@ -158,7 +158,7 @@ def _together(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
-    """How many of the first batches are as they should be; the next one, by itself, tells why not.
+    """Count how many of the first batches are sound; checking the next one alone tells its error.
 
     It is what `_check_frame` and `_check_what_no_crc_covers` ask of one.
     """
@@ -269,8 +269,8 @@ def _check_v2(path: str, frame: Frame, max_bytes: int) -> BatchRow:
         raise corrupt(path, frame.position, expected, str(header.record_count))
     if header.base_offset + header.last_offset_delta > MAX_LONG:
         expected = f"offsets of at most {MAX_LONG}"
-        found = f"{header.base_offset} + {header.last_offset_delta}"
-        raise corrupt(path, frame.position, expected, found)
+        actual = f"{header.base_offset} + {header.last_offset_delta}"
+        raise corrupt(path, frame.position, expected, actual)
     return v2_row(frame.position, header, _control_of(path, frame, header, max_bytes))
 
 
@@ -334,7 +334,7 @@ def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
 def _data_batches(
     path: str, from_position: int, to_position: int, max_bytes: int, store: Store
 ) -> Iterator[V2Batch | LegacyBatch | BatchRun]:
-    """Batches that have to be decompressed or are old one by one, the others in runs."""
+    """Yield compressed and old batches one by one, and the others in runs."""
     position = from_position
     with FileReader(path, store) as reader:
         while position < to_position:
@@ -347,8 +347,8 @@ def _data_batches(
                 continue
             frame = _read_frame(reader, path, position, to_position - position)
             if isinstance(frame, TornBatch):
-                found = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
-                raise corrupt(path, position, "the batch that was found here before", found)
+                actual = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
+                raise corrupt(path, position, "the batch that was found here before", actual)
             batch = _open_frame(path, frame, max_bytes)
             if batch is not None:
                 yield batch

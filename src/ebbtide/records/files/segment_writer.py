@@ -1,4 +1,4 @@
-"""Batches as a table keeps them, and their records, as the bytes of a segment file: always magic 2.
+"""Encode a table's batches and their records as the bytes of a segment file: always magic 2.
 
 A batch of magic 0 or 1 becomes one of magic 2 with the same offsets, records, codec and times.
 Source: KIP-534 and Kafka's `DefaultRecordBatch`, `MemoryRecords.filterTo`.
@@ -25,7 +25,7 @@ from ebbtide.records.attributes import (
 from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
-# What of a records table is written.
+# The columns of a records table that are written.
 RECORD_COLUMNS = (
     *("offset", "batch", "timestamp", "event_time"),
     *("key", "value", "headers", "attributes"),
@@ -33,7 +33,7 @@ RECORD_COLUMNS = (
 # Python objects of this many records are alive at a time, and those of one batch.
 ROWS_AT_ONCE = 4096
 
-Headers = list[tuple[bytes, bytes | None]]
+HeaderPairs = list[tuple[bytes, bytes | None]]
 
 
 class StoredBatch(NamedTuple):
@@ -62,9 +62,9 @@ class StoredBatch(NamedTuple):
 
     @property
     def has_producer_times(self) -> bool:
-        """Whether its records' deltas are those of its producer, and not of the broker's clock.
+        """Whether the records' timestamp deltas are the producer's, not from the broker's clock.
 
-        Kafka leaves them alone where the broker stamps a batch, until the cleaner writes it anew.
+        Kafka leaves them unchanged where the broker stamps a batch, until the cleaner rewrites it.
         """
         return bool(self.attributes & LOG_APPEND_TIME) and self.crc is not None
 
@@ -78,9 +78,9 @@ class WrittenBatch(NamedTuple):
 
 
 def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
-    """The rows of a batches table that has the columns of StoredBatch, or all but those added."""
+    """Read rows of a batches table; columns of StoredBatch that were added later may be missing."""
     names = [name for name in StoredBatch._fields if name in rows.column_names]
-    # Where a live topic's source does not say it.
+    # A live topic's source does not tell the epoch.
     unknown = rows["leader_epoch"].fill_null(NO_LEADER_EPOCH)
     rows = rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", unknown)
     columns = [rows[name].to_pylist() for name in names]
@@ -88,7 +88,7 @@ def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
 
 
 def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[WrittenBatch]:
-    """Each batch with the records that `rows` (RECORD_COLUMNS, in offset order) has of it."""
+    """Yield each batch with the records that `rows` (RECORD_COLUMNS, in offset order) has of it."""
     records = _to_records(rows, _times_ms(batches, rows))
     bases, counts = np.unique(rows["batch"].to_numpy(), return_counts=True)
     held = dict(zip(bases.tolist(), counts.tolist(), strict=True))
@@ -98,9 +98,10 @@ def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[Wr
 
 
 def encode_batch(batch: StoredBatch, records: Sequence[Record]) -> bytes:
-    """The batch with `records`, which may be fewer than it counts; a control batch has its own.
+    """Encode a batch with `records`, which may be fewer than it counts.
 
-    Without any that it counts, it is left as Kafka leaves an emptied batch: a header alone.
+    A control batch has its own record. A batch that lost all its records is encoded as Kafka
+    leaves it: as a header alone.
     """
     if batch.is_control and batch.record_count:
         records = [_control_record(batch)]
@@ -135,12 +136,12 @@ def _control_record(batch: StoredBatch) -> Record:
 
 
 def _times_ms(batches: Sequence[StoredBatch], rows: pa.Table) -> Int64s:
-    """The time that each record's delta leads to; -1 where no column holds it."""
+    """Return the time that each record's delta leads to; -1 where no column holds it."""
     timestamp_ms = to_ms(rows["timestamp"])
-    own = [batch.base_offset for batch in batches if batch.has_producer_times]
-    if not own:
+    producer_timed = [batch.base_offset for batch in batches if batch.has_producer_times]
+    if not producer_timed:
         return timestamp_ms
-    is_own = np.isin(rows["batch"].to_numpy(), own)
+    is_own = np.isin(rows["batch"].to_numpy(), producer_timed)
     return np.where(is_own, to_ms(rows["event_time"]), timestamp_ms)
 
 
@@ -166,12 +167,12 @@ def _values(chunk: pa.Table, name: str) -> list[Any]:
     return list(chunk[name].to_pylist())
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> Headers:
+def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 
-def without_kept_time(headers: Headers, time_ms: int) -> tuple[Headers, int]:
-    """The headers without the one that ingest adds for a timestamp that no column can hold."""
+def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, int]:
+    """Remove the header that ingest adds for a timestamp that no column can hold."""
     if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
         return headers, time_ms
     try:

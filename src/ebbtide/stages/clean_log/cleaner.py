@@ -1,44 +1,35 @@
-"""What a cleaner round does to a topic, worked out from the snapshots that the round pins.
+"""Work out what a cleaner round does to a topic, from the snapshots that the round pins.
 
-The driver judges the few batches that rules look at (transactions, markers, empty ones), tasks
-judge records, a segment each: first the dirty ones for the offset map, then all that the round
-covers, once.
+The driver judges the few batches that need rules of their own: transactions, markers and empty
+batches. Tasks judge the records, one segment each: first the dirty ones for the offset map, then
+once all that the round covers.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import COLUMNS as HEADER_COLUMNS
-from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved
-from ebbtide.columns.compaction import IsSuperseded, clean_segment, dirty_keys
+from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
+from ebbtide.columns.header_columns import BatchHeaders, batches_of_affected_producers
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
-from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting
+from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.columns.row_changes import after_changes, changes_of, in_segment, no_changes
+from ebbtide.columns.segment_cleaning import IsSuperseded, clean_segment, dirty_keys
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import (
-    DeletionVector,
-    SegmentFiles,
-    count_rows,
-    deletion_of,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, deletion_of, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.iceberg.topics import Topic
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
 from ebbtide.log.compaction import (
-    MAX_OFFSET,
     Round,
     Survivors,
     Verdict,
@@ -46,64 +37,41 @@ from ebbtide.log.compaction import (
     needs_horizon,
     rewrite,
 )
-from ebbtide.log.logical_segments import Segment, segment_of
-from ebbtide.log.producers import LastRecord, carried, last_records
+from ebbtide.log.logical_segments import segment_of
+from ebbtide.log.producers import carried, last_records
 from ebbtide.log.state.topic_state import NEVER
 from ebbtide.records.varint import varint_size
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.spark.tasks import Shared, shared
+from ebbtide.stages.clean_log.effect_numbers import (
+    JudgedPartition,
+    PartitionEffect,
+    RoundEffect,
+    UnitEffect,
+    add_numbers,
+    described,
+)
 from ebbtide.stages.clean_log.offset_map import map_with_superseded
-from ebbtide.text import moment, number, size
+from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
 
-# Numbers of a partition, in words.
-_REMOVED = {
-    "superseded": "superseded",
-    "aborted": "aborted",
-    "keyless": "without a key",
-    "tombstones_removed": "tombstones",
-    "markers_removed": "transaction markers",
-}
-
-
-@dataclass(slots=True)
-class RoundEffect:
-    """What a round removes and changes, before anything of it is committed."""
-
-    deletions: list[DeletionVector] = field(default_factory=list)
-    changes: pa.Table = field(default_factory=no_changes)
-    victims: int = 0
-    bytes_removed: int = 0
-    numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
-    next_clean_ms: dict[int, int] = field(default_factory=dict)
-    segments: dict[int, Sequence[Segment]] = field(default_factory=dict)  # before the round
-
-
 class _Rules(NamedTuple):
-    """What tasks have to know of one partition's round."""
+    """The part of one partition's round that tasks need."""
 
     this_round: Round
     verdicts: dict[int, Verdict]  # of data batches, by base offset; those that are not ORDINARY
 
-
-class _Judged(NamedTuple):
-    """One partition's round: its parameters, and the batches that rules look at."""
-
-    this_round: Round
-    part: PartitionRound
-    last_records: dict[int, LastRecord]
-    verdicts: list[tuple[Batch, Verdict]]
-
-    def rules(self) -> _Rules:
-        """What tasks have to know of it."""
+    @classmethod
+    def of(cls, judged: JudgedPartition) -> _Rules:
+        """Return the rules of a partition that the driver has judged."""
         of_data = {
             batch.base_offset: verdict
-            for batch, verdict in self.verdicts
+            for batch, verdict in judged.verdicts
             if not batch.is_control and batch.record_count and verdict != ORDINARY
         }
-        return _Rules(self.this_round, of_data)
+        return cls(judged.this_round, of_data)
 
 
 class _Unit(NamedTuple):
@@ -114,32 +82,19 @@ class _Unit(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the work on each segment looks at."""
+    """The input of the work on each segment."""
 
     rules: Mapping[int, _Rules]  # by partition
     units: Sequence[_Unit]
     future_limit_ms: int
 
 
-class _UnitEffect(NamedTuple):
-    """What the round does to one segment's data batches that hold records."""
-
-    partition: int
-    first_base_offset: int
-    deletions: list[DeletionVector]
-    by_rule: dict[str, int]
-    tombstones_kept: int
-    tombstones_held_back: int
-    rewriting: Rewriting
-    newest_left: BatchHeaders  # of each producer
-
-
 def effect_of(
     topic: Topic, cleaning: CleaningRound, headers: Mapping[int, LogHeaders] | None = None
 ) -> RoundEffect:
-    """Work out the round; a pure function of it and of the snapshots it names.
+    """Work out the round's effect, which follows from the round and its snapshots alone.
 
-    `headers` are those of the round's batches snapshot, if somebody has looked at them before.
+    `headers` are those of the round's batches snapshot, if they have been read before.
     """
     name = topic.name
     if headers is None:
@@ -157,7 +112,7 @@ def effect_of(
     units = _clean_units(topic, cleaning, judged)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     tables = []
-    by_partition: dict[int, list[_UnitEffect]] = {partition: [] for partition in judged}
+    by_partition: dict[int, list[UnitEffect]] = {partition: [] for partition in judged}
     for unit in units:
         by_partition[unit.partition].append(unit)
     for partition, of_partition in judged.items():
@@ -167,28 +122,17 @@ def effect_of(
         changes = _changes(partition, notable, after, mine)
         known = notable.with_more(unit.newest_left for unit in mine)
         tables.append(_with_carried(partition, known, of_partition, changes))
-        _describe(effect, partition, (of_partition, after), mine)
-    log_partitions(log, {p: _decided(numbers) for p, numbers in effect.numbers.items()})
+        add_numbers(effect, partition, PartitionEffect(of_partition, after, mine))
+    log_partitions(log, {p: described(numbers) for p, numbers in effect.numbers.items()})
     effect.changes = pa.concat_tables(tables) if tables else no_changes()
     effect.deletions = [deletion for unit in units for deletion in unit.deletions]
     return effect
 
 
-def _decided(numbers: Mapping[str, Any]) -> str:
-    """What the round does to a partition, as its log says it."""
-    removed = [
-        f"{number(count)} {what}" for name, what in _REMOVED.items() if (count := numbers.get(name))
-    ]
-    return (
-        f"removes {', '.join(removed) or 'no record'}; "
-        f"{size(numbers['bytes_before'])} become {size(numbers['bytes_after'])}; "
-        f"{number(numbers['tombstones_kept'])} tombstones stay, next horizon "
-        f"{moment(numbers['next_horizon_ms'])}"
-    )
-
-
-def _judge(topic: Topic, partition: int, notable: BatchHeaders, cleaning: CleaningRound) -> _Judged:
-    """Verdicts on transactions, markers, empty batches and those that must not go."""
+def _judge(
+    topic: Topic, partition: int, notable: BatchHeaders, cleaning: CleaningRound
+) -> JudgedPartition:
+    """Judge the partition's transactions, markers, empty batches and the batches that must stay."""
     part = cleaning.partitions[partition]
     bound = part.first_uncleanable_offset
     this_round = Round(
@@ -201,7 +145,7 @@ def _judge(topic: Topic, partition: int, notable: BatchHeaders, cleaning: Cleani
         part.held_back_from,
     )
     last = last_records(
-        notable.of_last_records.batches(),
+        notable.last_batches_of_producers.batches(),
         now_ms=cleaning.now_ms,
         expiration_ms=cleaning.producer_id_expiration_ms,
     )
@@ -214,20 +158,20 @@ def _judge(topic: Topic, partition: int, notable: BatchHeaders, cleaning: Cleani
     is_special |= last_offsets == bound - 1
     is_special &= notable.column("base_offset") >= part.first_segment_offset
     special = notable.where(is_special).batches()
-    return _Judged(this_round, part, last, list(judge(special, this_round, last)))
+    return JudgedPartition(this_round, part, last, list(judge(special, this_round, last)))
 
 
 def _clean_units(
-    topic: Topic, cleaning: CleaningRound, judged: Mapping[int, _Judged]
-) -> list[_UnitEffect]:
-    """The offset map from the dirty segments, then each segment of the round."""
+    topic: Topic, cleaning: CleaningRound, judged: Mapping[int, JudgedPartition]
+) -> list[UnitEffect]:
+    """Return the offset map from the dirty segments, then each segment of the round."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in cleaning.partitions.items()}
     batches = {
         (unit.partition, unit.segment): unit
         for unit in plan_segments(spark, name.batches_table, cleaning.batches_snapshot, ends)
     }
-    # Where no batch is left, no record is: what the file holds is deleted.
+    # Where no batch is left, no record is left either: the file's rows are all deleted.
     units = [
         _Unit(unit, batches[unit.partition, unit.segment])
         for unit in plan_segments(spark, name.records_table, cleaning.records_snapshot, ends)
@@ -235,7 +179,7 @@ def _clean_units(
     ]
     future_limit_ms = topic.config.message_timestamp_after_max_ms
     dirty = [unit.records for unit in _dirty_units(units, judged)]
-    rules = {partition: of_partition.rules() for partition, of_partition in judged.items()}
+    rules = {partition: _Rules.of(of_partition) for partition, of_partition in judged.items()}
     log.info("judges %d segments, of which %d may hold dirty records", len(units), len(dirty))
     started = time.monotonic()
     of_records = [unit.records for unit in units]
@@ -247,8 +191,8 @@ def _clean_units(
     return [effect for effect in effects if effect is not None]
 
 
-def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[_Unit]:
-    """Segments that hold dirty records; none in an idle round."""
+def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, JudgedPartition]) -> list[_Unit]:
+    """Return the segments that hold dirty records; none in an idle round."""
     by_partition: dict[int, list[_Unit]] = {}
     for unit in units:
         by_partition.setdefault(unit.records.partition, []).append(unit)
@@ -262,7 +206,7 @@ def _dirty_units(units: Sequence[_Unit], judged: Mapping[int, _Judged]) -> list[
 
 
 def _dirty_keys(known: Shared[_Known], unit: SegmentFiles) -> pa.Table:
-    """In a task: where each key of a dirty segment was written last."""
+    """Return the offset of each key's last record in a dirty segment; runs in a task."""
     this_round, verdicts = known.value.rules[unit.partition]
     rows = read_segment(unit, ("offset", "batch", "key")).table
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
@@ -271,22 +215,24 @@ def _dirty_keys(known: Shared[_Known], unit: SegmentFiles) -> pa.Table:
 
 def _clean_unit(
     known: Shared[_Known], number: int, is_superseded: IsSuperseded
-) -> _UnitEffect | None:
-    """In a task: the round over one segment; None where it holds no record."""
+) -> UnitEffect | None:
+    """Run the round over one segment, in a task; return None where it holds no record."""
     rules, units, future_limit_ms = known.value
     unit = units[number]
     partition, segment = unit.records.partition, unit.records.segment
     this_round, verdicts = rules[partition]
-    found = read_segment(unit.records, COLUMNS)
-    is_covered = found.table["offset"].to_numpy() >= this_round.log_start_offset
-    rows = found.table if is_covered.all() else found.table.filter(pa.array(is_covered))
+    segment_rows = read_segment(unit.records, COLUMNS)
+    is_covered = segment_rows.table["offset"].to_numpy() >= this_round.log_start_offset
+    rows = (
+        segment_rows.table if is_covered.all() else segment_rows.table.filter(pa.array(is_covered))
+    )
     if not rows.num_rows:
         return None
     headers = BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
     done = clean_segment(rows, headers, verdicts, is_superseded, this_round, future_limit_ms)
     gone = np.flatnonzero(is_covered)[done.is_victim]
-    files, positions = found.files[gone], found.positions[gone]
-    return _UnitEffect(
+    files, positions = segment_rows.files[gone], segment_rows.positions[gone]
+    return UnitEffect(
         partition,
         rows["batch"][0].as_py(),
         [
@@ -302,11 +248,12 @@ def _clean_unit(
     )
 
 
-def _after(judged: _Judged, seen: Container[int]) -> Iterator[tuple[Batch, Batch | None]]:
-    """What becomes of each batch whose records no task has seen, as `seen` tells.
+def _after(judged: JudgedPartition, seen: Container[int]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Yield each batch whose records no task has seen, with what becomes of it.
 
-    Those are control batches, empty ones, and one astride the log start all of whose records that
-    are left lie below it.
+    `seen` holds the base offsets that tasks have seen. The others are control batches, empty
+    batches, and one that begins below the log start offset and has no record left at or above
+    it.
     """
     for batch, verdict in judged.verdicts:
         if batch.is_control or not batch.record_count:
@@ -319,7 +266,7 @@ def _after(judged: _Judged, seen: Container[int]) -> Iterator[tuple[Batch, Batch
 
 
 def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
-    """A control batch holds one record; its delta grows when its horizon is set."""
+    """Return a control batch holds one record; its delta grows when its horizon is set."""
     if verdict.discards_records or not batch.record_count:
         return Survivors(0)
     at_ms = batch.max_timestamp_ms
@@ -327,7 +274,7 @@ def _control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivor
     if not needs_horizon(batch, verdict, left):
         return left
     horizon_ms = this_round.now_ms + this_round.delete_retention_ms
-    # One byte tells a control record's length, which stays below 64.
+    # A control record's length fits in one varint byte: it stays below 64.
     body_bytes = batch.size_bytes - HEADER_BYTES - 1
     body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)
     body_bytes += varint_size(at_ms - horizon_ms)
@@ -338,12 +285,14 @@ def _changes(
     partition: int,
     headers: BatchHeaders,
     after: Sequence[tuple[Batch, Batch | None]],
-    units: Sequence[_UnitEffect],
+    units: Sequence[UnitEffect],
 ) -> pa.Table:
-    """All changes of the partition's rows, those of batches without data among them."""
+    """Return all changes of the partition's rows, batches without data included."""
     changed = [(before, batch, NEVER) for before, batch in after if batch != before]
-    own = _by_segment(partition, headers, changed)
-    return pa.concat_tables([no_changes(), *own, *(unit.rewriting.changes for unit in units)])
+    by_segment = _by_segment(partition, headers, changed)
+    return pa.concat_tables(
+        [no_changes(), *by_segment, *(unit.rewriting.changes for unit in units)]
+    )
 
 
 def _by_segment(
@@ -360,12 +309,12 @@ def _by_segment(
 
 
 def _with_carried(
-    partition: int, headers: BatchHeaders, judged: _Judged, changes: pa.Table
+    partition: int, headers: BatchHeaders, judged: JudgedPartition, changes: pa.Table
 ) -> pa.Table:
-    """The changes, and those of rows that must go on saying what removed rows said."""
+    """Return the changes, with those of rows that take over producers' facts from removed rows."""
     removed = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     first_segment = judged.part.first_segment_offset
-    told = of_bereaved(headers, removed, first_segment)
+    told = batches_of_affected_producers(headers, removed, first_segment)
     if not len(told):
         return changes
     log = [after_changes(batch, changes) for batch in told.batches()]
@@ -377,94 +326,3 @@ def _with_carried(
     is_moved = np.isin(changes["base_offset"], [before.base_offset for before, _, _ in moved])
     kept = changes.filter(pa.array(~is_moved))
     return pa.concat_tables([kept, *_by_segment(partition, headers, moved)])
-
-
-def _describe(
-    effect: RoundEffect,
-    partition: int,
-    before: tuple[_Judged, Sequence[tuple[Batch, Batch | None]]],
-    units: Sequence[_UnitEffect],
-) -> None:
-    """Add the partition's numbers to the effect."""
-    judged, after = before
-    rewritings = [unit.rewriting for unit in units]
-    by_rule = sum((Counter(unit.by_rule) for unit in units), Counter[str]())
-    waits = [of.next_horizon_ms for of in rewritings if of.next_horizon_ms is not None]
-    waits += list(_waiting_markers(judged, after, rewritings))
-    totals = _totals(effect.segments[partition], after, rewritings)
-    effect.victims += by_rule.total()
-    effect.bytes_removed += totals["bytes_before"] - totals["bytes_after"]
-    effect.next_clean_ms[partition] = min(waits, default=NEVER)
-    effect.numbers[partition] = totals | {
-        "superseded": by_rule["superseded"],
-        "aborted": by_rule["aborted"],
-        "keyless": by_rule["keyless"],
-        "tombstones_kept": sum(unit.tombstones_kept for unit in units),
-        "tombstones_removed": by_rule["tombstone"],
-        **_markers(after),
-        "next_horizon_ms": min((wait for wait in waits if wait), default=None),
-    }
-    if judged.part.held_back_from < MAX_OFFSET:
-        tombstones = sum(unit.tombstones_held_back for unit in units)
-        held_back = {"tombstones": tombstones, "markers": _markers_held_back(judged)}
-        effect.numbers[partition]["held_back"] = held_back
-
-
-def _totals(
-    segments: Sequence[Segment],
-    after: Sequence[tuple[Batch, Batch | None]],
-    rewritings: Sequence[Rewriting],
-) -> dict[str, Any]:
-    """Records of data and bytes before and after, as the headers of the segments count them."""
-    records = sum(segment.record_count for segment in segments)
-    size_bytes = sum(segment.size_bytes for segment in segments)
-    records_removed = sum(of.records_removed for of in rewritings)
-    bytes_removed = sum(of.bytes_removed for of in rewritings)
-    for batch, left in after:
-        bytes_removed += batch.size_bytes - (left.size_bytes if left else 0)
-        if not batch.is_control:
-            records_removed += batch.record_count - (left.record_count if left else 0)
-    return {
-        "records_before": records,
-        "records_after": records - records_removed,
-        "bytes_before": size_bytes,
-        "bytes_after": size_bytes - bytes_removed,
-    }
-
-
-def _markers(after: Sequence[tuple[Batch, Batch | None]]) -> dict[str, int]:
-    markers = [left for batch, left in after if batch.is_control and batch.record_count]
-    removed = sum(1 for left in markers if left is None or left.record_count == 0)
-    return {"markers_removed": removed, "markers_kept": len(markers) - removed}
-
-
-def _markers_held_back(judged: _Judged) -> int:
-    """How many markers would go if it were not for a replica that ends before them."""
-    everything = judged.this_round._replace(held_back_from=MAX_OFFSET)
-    freely = judge([batch for batch, _ in judged.verdicts], everything, judged.last_records)
-    pairs = zip(judged.verdicts, freely, strict=True)
-    return sum(1 for (_, held), (_, free) in pairs if free != held)
-
-
-def _waiting_markers(
-    judged: _Judged,
-    after: Sequence[tuple[Batch, Batch | None]],
-    rewritings: Sequence[Rewriting],
-) -> Iterator[int]:
-    """When each marker left may go; 0 for one without horizon that has outlived its data."""
-    bases = [batch.base_offset for batch, _ in judged.verdicts]
-    removed = {base for of in rewritings for base in np.intersect1d(of.removed, bases).tolist()}
-    control = {before.base_offset: batch for before, batch in after}
-    left = [
-        batch
-        for before, _ in judged.verdicts
-        if (batch := control.get(before.base_offset, before)) is not None
-        and before.base_offset not in removed
-    ]
-    for batch, verdict in judge(left, judged.this_round, {}):
-        if not batch.is_control or not batch.record_count or judged.this_round.is_hidden(batch):
-            continue
-        if batch.delete_horizon_ms is not None:
-            yield batch.delete_horizon_ms
-        elif verdict.is_marker_of_empty_transaction:
-            yield 0

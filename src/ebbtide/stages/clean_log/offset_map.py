@@ -1,14 +1,15 @@
-"""Which records a later one supersedes, for each segment: Kafka's offset map, of any size.
+"""Find the records that later ones supersede, by segment: Kafka's offset map, of any size.
 
-Kafka bounds its map by memory and cleans less; here a round is never partial. Partitions whose
-maps together fit go through at once, and their maps are sent to every task. A map that does not fit
-is made a share of the keys at a time, and marks what each share supersedes before the next.
+Kafka bounds its map by memory and cleans only what fits; here a round is never partial. Partitions
+whose maps together fit into `spark.ebbtide.offset.map.bytes` are cleaned together, and their maps
+are sent to every task. A larger map is built for one share of the keys at a time; the records that
+a share supersedes are marked before the next share is built.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,17 +18,28 @@ import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.compaction import IsSuperseded
 from ebbtide.columns.keys import Hashes, OffsetMap, hash_keys
-from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.columns.segment_cleaning import IsSuperseded
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    column_bytes,
+    count_rows,
+    read_segment,
+)
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.tasks import Shared, map_segments, shared
+from ebbtide.spark.tasks import Shared, in_threads, map_segments, shared
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
-# Dirty records whose map is sent to every task: some 200 bytes each there.
-MAX_SENT_RECORDS = 4_000_000
+MAP_BYTES_SETTING = "spark.ebbtide.offset.map.bytes"
+MAP_BYTES = 768 * 1024 * 1024
+# What a dirty record takes while its map is made: hash, offset, filter and order, and its key,
+# which is copied twice.
+RECORD_BYTES = 150
+KEY_COPIES = 3
+# A key column is taken to be at most this many times larger than its file.
+MOST_COMPRESSED = 20
 
 R = TypeVar("R")
 FindKeys = Callable[[SegmentFiles], pa.Table]
@@ -48,7 +60,7 @@ class _Share(NamedTuple):
     shares: int
 
     def holds(self, hashes: Hashes) -> Bools:
-        """Whether each key, given by its hash, is of this share."""
+        """Return for each key, given by its hash, whether it belongs to this share."""
         # The filter before the map goes by the low bits of the same hashes.
         high = hashes >> np.uint64(48)
         return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
@@ -61,12 +73,14 @@ def map_with_superseded(
     find_keys: FindKeys,
     clean: Clean[R],
 ) -> list[R]:
-    """What `clean` makes of each segment, given its number and which of its records are superseded.
+    """Clean each segment, given its number and its superseded records; return the results.
 
-    `find_keys` gives a dirty segment's `hash, key, offset`; both run in tasks.
+    `find_keys` returns the columns `hash, key, offset` of a dirty segment. Both functions run
+    in tasks.
     """
     done: dict[int, R] = {}
-    for turn in _turns(segments, dirty):
+    limit = int(spark.conf.get(MAP_BYTES_SETTING, str(MAP_BYTES)) or MAP_BYTES)
+    for turn in _turns(_bytes_by_partition(spark, segments, dirty, limit), limit):
         numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
         mine = [unit for unit in dirty if unit.partition in turn.partitions]
         of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
@@ -75,23 +89,47 @@ def map_with_superseded(
     return [done[number] for number in range(len(segments))]
 
 
-def _turns(segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles]) -> Iterator[_Turn]:
-    """All partitions, as many of them together as their dirty records allow."""
-    counts = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+def _bytes_by_partition(
+    spark: SparkSession, segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles], limit: int
+) -> dict[int, int]:
+    """Return the memory that each partition's map takes, in bytes; 0 if nothing in it is dirty."""
+    sizes = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
+    most = sum(file.size_bytes for unit in dirty for file in unit.files) * MOST_COMPRESSED
     for unit in dirty:
-        counts[unit.partition] += unit.record_count
+        sizes[unit.partition] += unit.record_count * RECORD_BYTES
+    if KEY_COPIES * most > limit:  # else their footers need not be opened
+        key_sizes = in_threads(spark, _key_bytes, dirty, "looks at keys of")
+        for unit, key_bytes in zip(dirty, key_sizes, strict=True):
+            sizes[unit.partition] += KEY_COPIES * key_bytes
+    return sizes
+
+
+def _key_bytes(unit: SegmentFiles) -> int:
+    """Estimate the bytes of a segment's keys; a repeated key may count once."""
+    return column_bytes(unit, "key")
+
+
+def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
+    """Yield all partitions, as many together as fit into `limit` bytes."""
     together, held = set[int](), 0
-    for partition, count in counts.items():
-        if count > MAX_SENT_RECORDS:
-            yield _Turn(frozenset({partition}), -(-count // max(MAX_SENT_RECORDS, 1)))
+    for partition, size_bytes in sizes.items():
+        if size_bytes > limit:
+            yield _Turn(frozenset({partition}), -(-size_bytes // limit))
             continue
-        if held + count > MAX_SENT_RECORDS:
+        if held + size_bytes > limit:
             yield _Turn(frozenset(together), 1)
             together, held = set(), 0
         together.add(partition)
-        held += count
+        held += size_bytes
     if together:
         yield _Turn(frozenset(together), 1)
+
+
+class _Superseded(NamedTuple):
+    """The superseded records of a segment, which is known by its number."""
+
+    number: int
+    offsets: BitMap64
 
 
 class _TurnWork(NamedTuple):
@@ -112,19 +150,22 @@ class _TurnWork(NamedTuple):
         superseded = [BitMap64() for _ in self.numbers]
         for turn_number in range(turn.shares):
             share = _Share(turn_number, turn.shares)
-            found = self._with_map(share, partial(_superseded, share))
-            superseded = [one | more for one, more in zip(superseded, found, strict=True)]
+            of_share = self._with_map(share, partial(_find_superseded, share))
+            superseded = [one | more for one, more in zip(superseded, of_share, strict=True)]
         work = partial(_clean_by_offsets, clean)
-        return self._in_tasks(work, list(zip(self.numbers, superseded, strict=True)))
+        of_segments = [_Superseded(*of) for of in zip(self.numbers, superseded, strict=True)]
+        return self._in_tasks(work, of_segments)
 
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
-        """What `work` makes of a partition's map, a number and its segment."""
+        """Run `work` with its partition's map on each segment by number; return the results."""
         keys = partial(_keys_of, self.find_keys, share)
-        found = map_segments(self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of")
+        offset_maps = map_segments(
+            self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of"
+        )
         by_partition: dict[int, list[pa.Table]] = {
             self.segments[n].partition: [] for n in self.numbers
         }
-        for unit, of_segment in zip(self.dirty, found, strict=True):
+        for unit, of_segment in zip(self.dirty, offset_maps, strict=True):
             by_partition[unit.partition].append(of_segment)
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
@@ -140,7 +181,7 @@ class _TurnWork(NamedTuple):
 
 
 def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
-    """In a task: the share's keys of a dirty segment."""
+    """Return the share's keys of a dirty segment; runs in a task."""
     keys = find_keys(unit)
     if share.shares == 1:
         return keys
@@ -152,7 +193,7 @@ def _of_segment(
     work: Callable[[OffsetMap, int, SegmentFiles], R],
     number: int,
 ) -> R:
-    """In a task: `work` on one segment."""
+    """Run `work` on one segment, in a task."""
     maps, segments = known.value
     return work(maps[segments[number].partition], number, segments[number])
 
@@ -161,8 +202,8 @@ def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: Segmen
     return clean(number, lambda keys, offsets: offsets < offset_map.latest(keys))
 
 
-def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
-    """Offsets of a segment's records that the share of the map supersedes."""
+def _find_superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
+    """Return the offsets of a segment's records that this share of the map supersedes."""
     rows = read_segment(unit, ("offset", "key")).table
     hashes = hash_keys(rows["key"].combine_chunks())
     is_mine = share.holds(hashes)
@@ -172,11 +213,10 @@ def _superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles
     return BitMap64(offsets[offsets < latest].astype(np.uint64))
 
 
-def _clean_by_offsets(clean: Clean[R], of_segment: tuple[int, BitMap64]) -> R:
-    number, bitmap = of_segment
-    superseded = np.frombuffer(bitmap.to_array(), np.int64)
+def _clean_by_offsets(clean: Clean[R], of_segment: _Superseded) -> R:
+    superseded = np.frombuffer(of_segment.offsets.to_array(), np.int64)
 
     def is_superseded(_: pa.ChunkedArray, offsets: Int64s) -> Bools:
         return np.isin(offsets, superseded, assume_unique=True)
 
-    return clean(number, is_superseded)
+    return clean(of_segment.number, is_superseded)

@@ -1,7 +1,8 @@
-"""Small neighbouring segments become one file, where a cleaner round has merged them.
+"""Merge the small files of neighbouring segments that a cleaner round has joined.
 
-A round merges logical segments, as Kafka's does, and moves no row; so each night would leave one
-more small file in both tables for ever. Order: written down, records, batches, state.
+A round merges logical segments, as Kafka's does, but moves no row. Without this merge each night
+would leave one more small file in both tables. Order: plan written to the state, records, batches,
+state.
 """
 
 from __future__ import annotations
@@ -16,27 +17,34 @@ import pyarrow as pa
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    plan_with_lineage,
-    read_segment,
-    write_rows,
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment, write_rows
+from ebbtide.iceberg.files.file_commits import (
+    Commit,
+    PlannedRewrite,
+    Replacement,
+    planned_rewrites,
+    prepare_rewrite,
 )
-from ebbtide.iceberg.files.file_commits import Commit, Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.holds import Hold, held_by, release
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot, find_snapshot
-from ebbtide.iceberg.unfinished.planned_merge import Merge, last_merge, open_merge
-from ebbtide.iceberg.unfinished.planned_round import is_open, open_round
+from ebbtide.iceberg.planned.planned_merge import Merge, last_merge, open_merge
+from ebbtide.iceberg.planned.planned_round import is_open, open_round
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    find_snapshot,
+)
 from ebbtide.log.logical_segments import neighbours_to_merge
 from ebbtide.log.state.topic_state import MERGE
 from ebbtide.spark.tasks import map_segments
 
 log = logging.getLogger(__name__)
 
-# So many small neighbours are waited for: each row is then written again a few times, not nightly.
+# A merge waits for this many small neighbours, so that a row is rewritten rarely, not nightly.
 AT_LEAST = 8
 
 
@@ -55,17 +63,17 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
     return sum(len(group) - 1 for of in groups.values() for group in of)
 
 
-def _started(merge: Merge, current: Topic) -> Changes | None:
+def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
     is_free = open_round(current) is None and open_merge(current) is None
     return {MERGE: merge.to_json()} if is_free else None
 
 
 def finish_merge(topic: Topic) -> Topic:
-    """Finish the merge in flight, if there is one; the topic as it is then."""
+    """Finish the merge in flight, if there is one; return the topic afterwards."""
     spark, name = topic.spark, topic.name
     merge = open_merge(topic)
     if merge is None:
-        # What a job held that was killed before it let go.
+        # Tags of a job that was killed before it removed them.
         release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
     for step, table, by in (
@@ -82,7 +90,7 @@ def finish_merge(topic: Topic) -> Topic:
 
 
 def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
-    """Whether the merge's commit on the table was made; the history tells of older versions'."""
+    """Return whether the merge is committed to the table; the history tells for older versions."""
     if held_by(topic.spark, table, _hold(merge)).own is not None:
         return True
     return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
@@ -92,13 +100,13 @@ def _hold(merge: Merge) -> Hold:
     return Hold("merge", merge.id)
 
 
-def _finished(merge: Merge, current: Topic) -> Changes | None:
-    found = last_merge(current)
-    return {MERGE: merge.done().to_json()} if found is not None and found.id == merge.id else None
+def _finished(merge: Merge, current: Topic) -> PropertyChanges | None:
+    last = last_merge(current)
+    return {MERGE: merge.done().to_json()} if last is not None and last.id == merge.id else None
 
 
 def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
-    """The neighbours to merge in each partition, from manifests alone."""
+    """Return the neighbours to merge in each partition, from manifests alone."""
     target_bytes = topic.config.merge_target_bytes
     states, name = topic.partitions, topic.name
     sizes: dict[int, Counter[int]] = {}
@@ -117,7 +125,7 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
         )
         for partition, state in states.items()
     }
-    return {partition: found for partition, found in groups.items() if found}
+    return {partition: of_partition for partition, of_partition in groups.items() if of_partition}
 
 
 def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
@@ -127,29 +135,31 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
         return None
     segments = {(p, base) for p, groups in merge.groups.items() for of in groups for base in of}
     planned = plan_with_lineage(spark, table, segments)
-    found = {(unit.partition, unit.segment): unit for unit in planned}
-    units = list(filter(None, (_as_one(found, p, g) for p, of in merge.groups.items() for g in of)))
+    by_place = {(unit.partition, unit.segment): unit for unit in planned}
+    units = list(
+        filter(None, (_as_one(by_place, p, g) for p, of in merge.groups.items() for g in of))
+    )
     if not units:
         return None
-    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    work = planned_rewrites(spark, table, units)
     written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
     return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _hold(merge))
 
 
 def _as_one(
-    found: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
+    by_place: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
 ) -> SegmentFiles | None:
-    """The files of a group as those of its first segment; None where they are that already."""
-    members = [found[partition, base] for base in group if (partition, base) in found]
+    """Return a group's files as those of its first segment; None where they are already."""
+    members = [by_place[partition, base] for base in group if (partition, base) in by_place]
     if all(member.segment == group[0] for member in members):
         return None
     files = tuple(file for member in members for file in member.files)
     return members[0]._replace(segment=group[0], files=files)
 
 
-def _write_as_one(by: str, work: tuple[SegmentFiles, str]) -> Replacement:
-    """In a task: write a group's live rows to one file."""
-    unit, path = work
+def _write_as_one(by: str, planned: PlannedRewrite) -> Replacement:
+    """Write a group's live rows to one file, in a task."""
+    unit, path = planned
     rows = read_segment(unit, None, by).table
     if not rows.num_rows:
         return Replacement(unit, None)

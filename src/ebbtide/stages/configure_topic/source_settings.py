@@ -1,4 +1,4 @@
-"""The settings that a topic's brokers have and its table has not, to be taken over."""
+"""Find the settings of a topic's brokers that its table lacks, to copy them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ebbtide.stages.ingest_segments.append import check_topic_id
 
 
 def changes_from_source(topic: Topic) -> dict[str, str | None]:
-    """Each setting that differs, as the brokers of the topic's source have it."""
+    """Return each setting that differs, as the brokers of the topic's source have it."""
     upstream = topic.config.upstream
     if upstream is None or upstream.connection is None:
         raise ConfigurationError(

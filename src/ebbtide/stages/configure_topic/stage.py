@@ -1,4 +1,4 @@
-"""configure_topic: settings are checked, and their effect is shown, before they are set."""
+"""configure_topic: check settings and show their effect before setting them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
-from ebbtide.log.settings.changes import changed, check_names
+from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import plan_clean
@@ -25,13 +25,13 @@ class ConfigurePlan:
     """The settings to change, and what the next run would remove with them."""
 
     topic: Topic
-    changes: Changes
+    changes: SettingChanges
     effect: dict[int, dict[str, Any]]
     guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
     marking: MarkPlan | None = None  # where what makes a tombstone changes
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         before = self.topic.properties
         changes = {name: [before.get(name), after] for name, after in self.changes.items()}
         outcome = JobOutcome(topic={"changes": changes, "next_run": self.guard})
@@ -49,12 +49,12 @@ class ConfigurePlan:
                 f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
                 "the event time they have"
             )
-        if self.marking is not None and "note" in (said := self.marking.outcome().topic):
-            notes.append(said["note"])
+        if self.marking is not None and "note" in (numbers := self.marking.outcome().topic):
+            notes.append(numbers["note"])
         return notes
 
 
-def plan_configure(topic: Topic, changes: Changes, now_ms: int) -> ConfigurePlan:
+def plan_configure(topic: Topic, changes: SettingChanges, now_ms: int) -> ConfigurePlan:
     """Check the changes and work out what a run at `now_ms` would then remove."""
     check_names(changes)
     properties = changed(topic.properties, changes)

@@ -10,7 +10,7 @@ from typing import Any
 from ebbtide.errors import EbbtideError, RequestError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
-from ebbtide.log.delete_records import (
+from ebbtide.log.delete_answers import (
     HIGH_WATERMARK,
     Answer,
     ErrorCode,
@@ -21,7 +21,7 @@ from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
-from ebbtide.stages.delete_records.replicas import Replicas, Wanted, raise_starts
+from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class DeletePlan:
     answers: dict[int, Answer]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
         for partition, reply in self.answers.items():
             numbers = numbers_of(reply, self.topic.partitions.get(partition))
@@ -49,7 +49,7 @@ class DeletePlan:
 
 
 def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:
-    """An answer as a row in `runs` has it."""
+    """Return an answer as a row in `runs` has it."""
     numbers = {
         "log_start_offset": reply.log_start_offset,
         "low_watermark": reply.low_watermark,
@@ -61,7 +61,7 @@ def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, 
 
 
 def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
-    """What the run fails with, once the other partitions are done; a retry can help a timeout."""
+    """Return the error for all refused partitions together; a timeout's may be retried."""
     refusals = [
         f"{topic} partition {p}: {reply.error.name} ({reply.note or way_out(reply.error)})"
         for p, reply in sorted(answers.items())
@@ -93,13 +93,15 @@ def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> JobOutcome
     replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
-    truncation, snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    truncation = truncate_below_start(plan.topic, plan.now_ms)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
-    outcome.snapshot_ids = snapshot_ids
+    outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
-    outcome.bytes_removed = truncation.bytes
+    outcome.topic = {"file_bytes_removed": truncation.file_bytes}
+    if removed := replicas.records_removed:
+        outcome.topic["replicas"] = removed
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition]
     return outcome

@@ -1,4 +1,4 @@
-"""What a DeleteRecords request means in offsets: times by the tables, groups by a broker."""
+"""Resolve a DeleteRecords request to offsets: times by the tables, groups by a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.delete_records import HIGH_WATERMARK
+from ebbtide.log.delete_answers import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.runs.runs_table import JobOutcome
@@ -24,7 +24,7 @@ NOTHING = 0  # as Kafka has it, an offset at or below the log start changes noth
 
 @dataclass(frozen=True, slots=True)
 class RequestedOffsets:
-    """The offset asked of each partition, and how it was found."""
+    """The offset requested for each partition, and how it was determined."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     said: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -37,17 +37,17 @@ class RequestedOffsets:
 
 
 def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:
-    """The offsets that a request means at `now_ms`; -1 stands for the high watermark.
+    """Return the offsets that a request means at `now_ms`; -1 stands for the high watermark.
 
     A partition that the topic does not have gets some offset: its answer does not depend on it.
     """
-    found = RequestedOffsets()
+    requested = RequestedOffsets()
     times: dict[int, int] = {}
     groups: dict[CommittedBy, list[int]] = defaultdict(list)
     for partition, selector in asked.of(topic.partitions).items():
-        found.offsets[partition] = NOTHING
+        requested.offsets[partition] = NOTHING
         if isinstance(selector, AtOffset):
-            found.offsets[partition] = selector.offset
+            requested.offsets[partition] = selector.offset
         elif partition not in topic.partitions:
             continue
         elif isinstance(selector, CommittedBy):
@@ -56,29 +56,30 @@ def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> Requested
             time = selector.at(now_ms) if isinstance(selector, OlderThan) else selector
             times[partition] = time.timestamp_ms
     if times:
-        _resolve_times(topic, times, found)
+        _resolve_times(topic, times, requested)
     for committed, partitions in groups.items():
-        _resolve_groups(topic, committed, partitions, found)
-    return found
+        _resolve_groups(topic, committed, partitions, requested)
+    return requested
 
 
-def _resolve_times(topic: Topic, times: Mapping[int, int], found: RequestedOffsets) -> None:
+def _resolve_times(topic: Topic, times: Mapping[int, int], requested: RequestedOffsets) -> None:
     first_offsets = find_first_at_or_after(topic, times)
     older = count_older(topic, times, first_offsets)
     for partition, timestamp_ms in times.items():
         # Kafka: offsetsForTimes finds nothing, so everything is older.
-        found.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
-        found.said[partition] = {
+        requested.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
+        requested.said[partition] = {
             "timestamp_ms": timestamp_ms,
             "older_kept": older.get(partition, 0),
         }
 
 
 def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, int]:
-    """Each partition's first offset whose timestamp is at or after its time, markers included.
+    """Return each partition's first offset at or after its timestamp, markers included.
 
-    Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp, but that where
-    the log starts inside a segment, Kafka may find nothing although later segments hold it.
+    Partitions without one are left out. Kafka: UnifiedLog.fetchOffsetByTimestamp. One
+    difference: where the log starts inside a segment, Kafka may find nothing although a later
+    segment holds such an offset.
     """
 
     def is_found(timestamp: Callable[[int], Column]) -> Column:
@@ -90,20 +91,20 @@ def find_first_at_or_after(topic: Topic, times: Mapping[int, int]) -> dict[int, 
             ),
         )
 
-    found = (
+    first_offsets = (
         _records(topic)
         .where(is_found(_timestamp))
         .select("partition", "offset")
         .union(_markers(topic).where(is_found(F.lit)).select("partition", "offset"))
     )
-    rows = found.groupBy("partition").agg(F.min("offset").alias("first"))
+    rows = first_offsets.groupBy("partition").agg(F.min("offset").alias("first"))
     return {row["partition"]: row["first"] for row in rows.collect()}
 
 
 def count_older(
     topic: Topic, times: Mapping[int, int], first_offsets: Mapping[int, int]
 ) -> dict[int, int]:
-    """Records from each first offset on whose timestamp is before the partition's time."""
+    """Count the records after each first offset whose timestamp is before the partition's time."""
     if not first_offsets:
         return {}
 
@@ -117,7 +118,7 @@ def count_older(
 
 
 def _resolve_groups(
-    topic: Topic, asked: CommittedBy, partitions: list[int], found: RequestedOffsets
+    topic: Topic, asked: CommittedBy, partitions: list[int], requested: RequestedOffsets
 ) -> None:
     connection = asked.connection or _only_connection(topic)
     live = LiveTopic.connect(connection, topic.name.topic)
@@ -125,12 +126,12 @@ def _resolve_groups(
         end = topic.partitions[partition].log_end_offset
         without = [group for group, offset in committed.items() if offset is None]
         offsets = [offset for offset in committed.values() if offset is not None]
-        found.said[partition] = {"committed": committed}
+        requested.said[partition] = {"committed": committed}
         if without:
             note = f"left alone: no commit of {', '.join(without)}"
-            found.said[partition]["note"] = note
+            requested.said[partition]["note"] = note
         else:
-            found.offsets[partition] = min(*offsets, end)
+            requested.offsets[partition] = min(*offsets, end)
 
 
 def _only_connection(topic: Topic) -> str:
@@ -149,7 +150,7 @@ def _records(topic: Topic) -> DataFrame:
 
 
 def _markers(topic: Topic) -> DataFrame:
-    """The control records, each the one record of its batch; their timestamps in ms."""
+    """Return the control records, each the one record of its batch; their timestamps in ms."""
     batches = topic.spark.table(topic.name.batches_table)
     is_marker = F.col("control_type").isNotNull() & (F.col("record_count") > 0)
     return batches.where(is_marker).select(

@@ -1,4 +1,4 @@
-"""One topic's part of a DeleteRecords request, from what was asked to what is answered."""
+"""Answer one topic's part of a DeleteRecords request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import refusal_of
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.log.delete_records import ErrorCode, refused, way_out
+from ebbtide.log.delete_answers import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
@@ -26,7 +26,7 @@ def answer_request(
     *,
     plan_only: bool = False,
 ) -> JobOutcome:
-    """Do what is asked of the topic, or only plan it; one bad partition stops no other.
+    """Truncate the topic's partitions, or only plan it; one bad partition stops no other.
 
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
     """
@@ -46,7 +46,7 @@ def answer_request(
 
 
 def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> JobOutcome:
-    """The outcome where the topic cannot be read: each partition that was named is refused."""
+    """Refuse every named partition of a topic that cannot be read."""
     note = note or way_out(error)
     numbers = numbers_of(refused(error, note=note))
     return JobOutcome(

@@ -1,186 +1,212 @@
-"""Moving the log start offset, and removing what then lies below it.
+"""Move the log start offset, and remove what then lies below it.
 
 The order makes it safe: log start offset first, then records, then batches. Every run removes
-whatever still lies below, so a killed one is finished by the next.
+whatever still lies below, so the next run finishes a killed one. Manifests tell which files may
+hold such rows; no other file is opened.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
-from pyspark.sql import DataFrame
+import numpy as np
 
-from ebbtide.columns.batch_headers import BatchHeaders, open_transactions
+from ebbtide.columns.header_columns import BatchHeaders, open_transactions
+from ebbtide.columns.log_headers import LogOutline
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.batch_rows import read_headers
-from ebbtide.iceberg.files.deletes import delete_rows, delete_segments
+from ebbtide.iceberg.files.batch_rows import look_at_headers
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.deletes import Leaving, delete_leaving, delete_segments, leaving_of
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
-from ebbtide.iceberg.history import live_rows
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.producers import last_records, remembered
+from ebbtide.records.arrays import Int64s
+from ebbtide.spark.tasks import map_segments
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
-Ids = list[int]
+# How often rows are found anew where other work moves them meanwhile.
+COMMIT_ATTEMPTS = 5
 
 
 @dataclass(slots=True)
 class Truncation:
-    """What lies below the log start offsets, by how it leaves; {partition: segments}."""
+    """The records that lay below the log start offsets and are removed."""
 
-    whole: dict[int, Ids] = field(default_factory=dict)
-    astride: dict[int, Ids] = field(default_factory=dict)
-    batches_whole: dict[int, Ids] = field(default_factory=dict)
-    batches_single: dict[int, Ids] = field(default_factory=dict)  # base offsets
     rows: Counter[int] = field(default_factory=Counter)  # live rows, by partition
-    files: int = 0  # data files of records
-    bytes: int = 0  # of these files
+    files: int = 0  # data files of records that left as a whole
+    file_bytes: int = 0  # of these files
+    snapshot_ids: list[int] = field(default_factory=list)  # of both tables
+
+    def add_records(self, leaving: Sequence[Leaving]) -> None:
+        """Count the rows and files that leave the records table."""
+        for of_segment in leaving:
+            self.rows[of_segment.unit.partition] += of_segment.rows
+            self.files += len(of_segment.dropped)
+            self.file_bytes += sum(file.size_bytes for file in of_segment.dropped)
 
 
-def truncate_below_start(topic: Topic, now_ms: int) -> tuple[Truncation, list[int]]:
-    """Remove what lies below each log start offset; what went and the snapshots that did it."""
-    current, found = load(topic.spark, topic.name), Truncation()
-    snapshots = _truncate_records(current, found) + _truncate_batches(current, found, now_ms)
-    return found, [snapshot for snapshot in snapshots if snapshot is not None]
+def truncate_below_start(topic: Topic, now_ms: int) -> Truncation:
+    """Remove what lies below each log start offset."""
+    current, done = load(topic.spark, topic.name), Truncation()
+    records = _Table(
+        topic.name.records_table,
+        partial(_leaving_records, current),
+        Step.TRUNCATE_RECORD_SEGMENTS,
+        Step.TRUNCATE_RECORDS,
+    )
+    for deleted in _truncate(current, records):
+        done.add_records(deleted.leaving)
+        done.snapshot_ids += deleted.snapshots
+    if rows := done.rows.total():
+        log.info("removed %s records, %d whole files", number(rows), done.files)
+    batches = _Table(
+        topic.name.batches_table,
+        partial(_leaving_batches, current, now_ms),
+        Step.TRUNCATE_BATCHES,
+        Step.TRUNCATE_BATCHES,
+    )
+    for deleted in _truncate(current, batches):
+        done.snapshot_ids += deleted.snapshots
+    return done
 
 
-def _truncate_records(topic: Topic, found: Truncation) -> list[int | None]:
-    spark, table, committed = topic.spark, topic.name.records_table, []
-    snapshot = current_snapshot(spark, table)
-    if snapshot is None:
-        return []
-    _find_records(topic, found, snapshot)
-    if found.whole or found.astride:
-        rows, segments = found.rows.total(), sum(map(len, found.whole.values()))
-        log.info("removes %s records, among them %d whole segments", number(rows), segments)
+class _Table(NamedTuple):
+    """A data table, what finds its rows that leave in a snapshot, and the steps of doing so."""
+
+    name: str
+    find: Callable[[int], list[Leaving]]
+    whole: Step
+    single: Step
+
+
+class _Deleted(NamedTuple):
+    """Rows that have left, and the snapshots of it."""
+
+    leaving: Sequence[Leaving]
+    snapshots: list[int]
+
+
+def _truncate(topic: Topic, table: _Table) -> Iterator[_Deleted]:
+    """Remove whole segments, then single rows; find them again where a merge moves them."""
+    for attempt in range(1, COMMIT_ATTEMPTS + 1):
+        snapshot = current_snapshot(topic.spark, table.name)
+        leaving = [] if snapshot is None else table.find(snapshot)
+        if snapshot is None or not leaving:
+            return
         announce_removal(topic)
-    if found.whole:
-        step = Step.TRUNCATE_RECORD_SEGMENTS
-        committed.append(delete_segments(spark, table, snapshot, found.whole, step, {}))
-    if found.astride:
-        below = _below_start(topic, found.astride)
-        deleted = delete_rows(spark, table, below, Step.TRUNCATE_RECORDS)
-        committed.append(deleted.snapshot)
-        found.files += len(deleted.files)
-        found.bytes += sum(file.size_bytes for file in deleted.files)
-    return committed
+        whole = [of_segment for of_segment in leaving if of_segment.is_whole]
+        rest = [of_segment for of_segment in leaving if not of_segment.is_whole]
+        try:
+            if whole:
+                yield _Deleted(whole, _drop(topic, table, whole, snapshot))
+            if rest:
+                deleted = delete_leaving(topic.spark, table.name, rest, table.single)
+                yield _Deleted(rest, deleted.snapshots)
+            return
+        except CommitConflictError as error:
+            if attempt == COMMIT_ATTEMPTS:
+                raise
+            log.info("finds them again: %s", error)
 
 
-def _truncate_batches(topic: Topic, found: Truncation, now_ms: int) -> list[int | None]:
-    spark, table, committed = topic.spark, topic.name.batches_table, []
-    snapshot = current_snapshot(spark, table)
-    if snapshot is None:
+def _drop(topic: Topic, table: _Table, whole: Sequence[Leaving], planned: int) -> list[int]:
+    """Drop whole segments, with the files that they had when planned; the snapshot of it."""
+    segments: dict[int, list[int]] = {}
+    for of_segment in whole:
+        segments.setdefault(of_segment.unit.partition, []).append(of_segment.unit.segment)
+    snapshot = delete_segments(topic.spark, table.name, planned, segments, table.whole, {})
+    return [] if snapshot is None else [snapshot]
+
+
+def _leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
+    """The records below the log start offsets; only of a segment astride one a file is opened."""
+    spark, table = topic.spark, topic.name.records_table
+    starts = {p: s.log_start_offset for p, s in topic.partitions.items() if s.log_start_offset}
+    if not starts:
         return []
-    _find_batches(topic, found, now_ms, snapshot)
-    if found.batches_whole or found.batches_single:
-        announce_removal(topic)
-    if found.batches_whole:
-        step = Step.TRUNCATE_BATCHES
-        committed.append(delete_segments(spark, table, snapshot, found.batches_whole, step, {}))
-    if found.batches_single:
-        condition = " OR ".join(
-            f"(`partition` = {p} AND base_offset IN ({', '.join(map(str, offsets))}))"
-            for p, offsets in found.batches_single.items()
+    units = plan_segments(spark, table, snapshot, starts, bound="offset")
+    whole = [unit for unit in units if _is_below(unit, starts[unit.partition])]
+    astride = [unit for unit in units if not _is_below(unit, starts[unit.partition])]
+    find = partial(_records_below, starts)
+    parts = map_segments(spark, find, astride, count_rows(astride), "truncates")
+    leaving = [Leaving(unit, unit.live_count, dropped=unit.files) for unit in whole]
+    return [of_segment for of_segment in [*leaving, *parts] if of_segment.rows]
+
+
+def _is_below(unit: SegmentFiles, start: int) -> bool:
+    """Return whether a segment lies wholly below `start`, as far as its manifests tell."""
+    return all(file.last is not None and file.last < start for file in unit.files)
+
+
+def _records_below(starts: Mapping[int, int], unit: SegmentFiles) -> Leaving:
+    """Return a segment's records below the log start offset; runs in a task."""
+    rows = read_segment(unit, ("offset",))
+    return leaving_of(unit, rows, rows.table["offset"].to_numpy() < starts[unit.partition])
+
+
+def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
+    """Batch rows before the first logical segment, except those that must stay."""
+    spark, table = topic.spark, topic.name.batches_table
+    firsts = {p: state.segments[0].base_offset for p, state in topic.partitions.items()}
+    ends = {partition: first for partition, first in firsts.items() if first}
+    units = plan_segments(spark, table, snapshot, ends) if ends else []
+    if not units:
+        return []
+    outlines = {}
+    for partition in {unit.partition for unit in units}:
+        state = topic.partitions[partition]
+        # With a segment at 0, no header lies before the first segment and is notable for that.
+        segments = (SegmentStart(0, 0), *state.segments)
+        outlines[partition] = LogOutline(state.log_start_offset, segments)
+    headers = look_at_headers(spark, table, outlines, snapshot)
+    staying = {
+        partition: _StayingBatches(
+            _remembered(topic, of_partition.notable, now_ms),
+            outlines[partition].log_start_offset,
         )
-        committed.append(delete_rows(spark, table, condition, Step.TRUNCATE_BATCHES).snapshot)
-    return committed
+        for partition, of_partition in headers.items()
+    }
+    find = partial(_batches_before, staying)
+    parts = map_segments(spark, find, units, count_rows(units), "truncates headers of")
+    return [of_segment for of_segment in parts if of_segment.rows]
 
 
-def _find_records(topic: Topic, found: Truncation, snapshot: int) -> None:
-    """Physical segments that lie below the log start offset, or astride it."""
-    states = topic.partitions
-    for row in _files(topic, snapshot).collect():
-        state = states.get(row["partition"])
-        if state is None or row["first_offset"] >= state.log_start_offset:
-            continue
-        if row["last_offset"] < state.log_start_offset:
-            found.whole.setdefault(row["partition"], []).append(row["segment"])
-            found.files += row["files"]
-            found.rows[row["partition"]] += row["rows"]
-            found.bytes += row["bytes"]
-        else:
-            found.astride.setdefault(row["partition"], []).append(row["segment"])
-    if found.astride:
-        _count_astride(topic, found)
-
-
-def _files(topic: Topic, snapshot: int) -> DataFrame:
-    """One row a physical segment of the records table, from its manifests alone."""
-    more = """
-        min(readable_metrics.offset.lower_bound) AS first_offset,
-        max(readable_metrics.offset.upper_bound) AS last_offset,
-        count(*) AS files, sum(file_size_in_bytes) AS bytes
-    """
-    return live_rows(topic.spark, topic.name.records_table, snapshot, more)
-
-
-def _count_astride(topic: Topic, found: Truncation) -> None:
-    """Count the rows to be removed one by one; a partition without any is left out.
-
-    The condition also holds for rows of whole segments, which are counted already.
-    """
-    rows = (
-        topic.spark.table(topic.name.records_table)
-        .where(_below_start(topic, found.astride))
-        .groupBy("partition")
-        .count()
-        .collect()
-    )
-    counts = {row["partition"]: row["count"] - found.rows[row["partition"]] for row in rows}
-    found.astride = {p: segments for p, segments in found.astride.items() if counts.get(p)}
-    found.rows.update(counts)
-
-
-def _below_start(topic: Topic, segments: dict[int, Ids]) -> str:
-    states = topic.partitions
-    return " OR ".join(
-        # A merge may move rows to an earlier segment meanwhile.
-        f"(`partition` = {p} AND segment <= {max(bases)} AND offset < {states[p].log_start_offset})"
-        for p, bases in segments.items()
-    )
-
-
-def _find_batches(topic: Topic, found: Truncation, now_ms: int, snapshot: int) -> None:
-    """Batch rows before the first logical segment, but for those that must stay."""
-    headers = read_headers(topic.spark, topic.name.batches_table, topic.partitions, snapshot)
-    for partition, state in topic.partitions.items():
-        of_partition = headers[partition]
-        is_before = of_partition.column("segment") < state.segments[0][0]
-        if not is_before.any():
-            continue
-        kept = _kept_batches(topic, of_partition, state.log_start_offset, now_ms)
-        leaving: dict[int, Ids] = defaultdict(list)
-        holding = set()
-        before = of_partition.where(is_before)
-        pairs = zip(before.column("segment"), before.column("base_offset"), strict=True)
-        for segment, base_offset in pairs:
-            if int(base_offset) in kept:
-                holding.add(int(segment))
-            else:
-                leaving[int(segment)].append(int(base_offset))
-        for segment, offsets in leaving.items():
-            if segment in holding:
-                found.batches_single.setdefault(partition, []).extend(offsets)
-            else:
-                found.batches_whole.setdefault(partition, []).append(segment)
-
-
-def _kept_batches(
-    topic: Topic, headers: BatchHeaders, log_start_offset: int, now_ms: int
-) -> set[int]:
-    """Base offsets of what stays although its segment went.
+@dataclass(frozen=True, slots=True)
+class _StayingBatches:
+    """Which batches of a partition stay although their segment went.
 
     Kafka remembers, without their segments, producers that have not expired and where an open
-    transaction begins. And an ingest that appends meanwhile may still write at or
-    above the log start offset into a segment that retention has rolled away.
+    transaction begins. And an ingest that appends meanwhile may still write at or above the log
+    start offset into a segment that retention has rolled away.
     """
-    is_above = headers.column("last_offset") >= log_start_offset
-    kept = {int(base) for base in headers.where(is_above).column("base_offset")}
-    kept |= set(open_transactions(headers).first_offsets.values())
-    log = headers.of_last_records.batches()
+
+    remembered: Int64s  # base offsets
+    log_start_offset: int
+
+
+def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
+    """Return base offsets of batches that tell a producer's last record or an open transaction."""
+    candidates = notable.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
-    last = last_records(log, now_ms=now_ms, expiration_ms=expiration_ms)
-    return kept | remembered(log, last)
+    last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
+    first_offsets = open_transactions(notable).first_offsets.values()
+    return np.array(sorted({*first_offsets, *remembered(candidates, last)}), np.int64)
+
+
+def _batches_before(staying: Mapping[int, _StayingBatches], unit: SegmentFiles) -> Leaving:
+    """Return the batch rows of a segment that leave; runs in a task."""
+    of_partition = staying[unit.partition]
+    rows = read_segment(unit, ("base_offset", "last_offset"), "base_offset")
+    stays = np.isin(rows.table["base_offset"].to_numpy(), of_partition.remembered)
+    stays |= rows.table["last_offset"].to_numpy() >= of_partition.log_start_offset
+    return leaving_of(unit, rows, ~stays)

@@ -1,8 +1,8 @@
-"""Tombstones that are appended to the tables directly, of a topic that nobody writes any more.
+"""Append tombstones directly to the tables of a topic that nobody writes any more.
 
-Order: written down, records, batches, state. Batches and state follow from the records in the
-table, so whoever finds some beyond the log end finishes that append, and one that was killed before
-its records is none.
+Order: plan written to the state, records, batches, state. Batches and state follow from the records
+in the table. A run that finds records beyond the log end finishes that append; an append that was
+killed before its records leaves nothing to finish.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
@@ -32,6 +32,7 @@ from ebbtide.iceberg.topics import (
     snapshot_after,
 )
 from ebbtide.json_text import whole
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.requests.erase_request import RUN_ID, Erasure, sliced
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import APPEND, NEVER, PartitionState, to_properties
@@ -66,7 +67,7 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Appended:
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
-    records = _append_alone(topic, topic.name.records_table, rows, (Step.APPEND_RECORDS, pinned))
+    records = _append_alone(topic, topic.name.records_table, rows, Step.APPEND_RECORDS, pinned)
     after, batches = _finish(read_again(topic), ends)
     return Appended(after, records + batches)
 
@@ -81,19 +82,19 @@ def finish_append(topic: Topic) -> Appended:
 
 
 def _begun(topic: Topic) -> set[int]:
-    """The partitions that the append in flight writes to."""
+    """Return the partitions that the append in flight writes to."""
     text = topic.properties.get(APPEND, "[]")
     return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
 
 
 def _append_alone(
-    topic: Topic, table: str, rows: pa.Table, at: tuple[Step, int | None]
+    topic: Topic, table: str, rows: pa.Table, step: Step, pinned: int | None
 ) -> list[int]:
     """Append the rows; CommitConflictError where anybody added some since the pinned snapshot.
 
     The snapshots that hold them: one.
     """
-    spark, (step, pinned) = topic.spark, at
+    spark = topic.spark
     writer = spark.createDataFrame(rows).writeTo(table)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("use-table-distribution-and-ordering", "false")
@@ -101,14 +102,17 @@ def _append_alone(
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))
-    # To overwrite nothing is to append, but for the check that nobody else did.
+    # Overwriting no rows is an append that also checks that nobody else appended.
     append = partial(writer.overwrite, F.lit(False))
     snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
 
 
 def _beyond(topic: Topic, ends: Ends) -> set[int]:
-    """The partitions with tombstones beyond their ends; ForeignLogError where those are others'."""
+    """Return the partitions with tombstones beyond their ends.
+
+    Raise ForeignLogError where rows beyond an end are not an erasure's.
+    """
     held = find_ends(topic, ends)
     reach = {p: max(held[p].records_end, held[p].batches_end) for p in ends}
     beyond = {p for p, end in ends.items() if reach[p] > end}
@@ -125,7 +129,7 @@ def _beyond(topic: Topic, ends: Ends) -> set[int]:
     return beyond
 
 
-def _started(ends: Ends, current: Topic) -> Changes:
+def _started(ends: Ends, current: Topic) -> PropertyChanges:
     if current.config.upstream is not None:
         raise RequestError(
             f"expected a topic without an upstream, found that {current.config.upstream} became "
@@ -154,7 +158,7 @@ def _unmoved(current: Topic, partition: int, end: int) -> PartitionState:
 
 
 def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure) -> pa.Table:
-    """The tombstones as rows of the records table: in order of keys, in batches as they may be."""
+    """Return the tombstones as rows of the records table, by key, in batches of legal size."""
     state = topic.partitions[partition]
     keys = sorted(keys)
     headers = [(name.encode(), value) for name, value in erasure.headers]
@@ -168,7 +172,7 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
     ]
     count = len(keys)
     now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
-    said = [{"key": name, "value": value} for name, value in erasure.headers]
+    record_headers = [{"key": name, "value": value} for name, value in erasure.headers]
     columns: dict[str, pa.Array] = {
         "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
         "offset": pa.array(range(first, first + count), pa.int64()),
@@ -179,7 +183,7 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
         "append_time": pa.repeat(pa.scalar(now, TIME), count),
         "key": pa.array(keys, pa.binary()),
         "value": pa.nulls(count, pa.binary()),
-        "headers": pa.array([said] * count, HEADERS_TYPE),
+        "headers": pa.array([record_headers] * count, HEADERS_TYPE),
         "attributes": pa.repeat(pa.scalar(TOMBSTONE, pa.int32()), count),
         "is_tombstone": pa.repeat(pa.scalar(False), count),
         "tombstone_by": pa.nulls(count, pa.string()),
@@ -189,7 +193,10 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
 
 
 def _event_time(state: PartitionState, now: datetime) -> datetime:
-    """The newest event of the partition: a request is no event, and must not make others old."""
+    """Return the partition's newest event time, or now where it has none.
+
+    An erasure is no event: its own time must not make other records old.
+    """
     newest_ms = state.max_event_time_ms
     if newest_ms is None or newest_ms == NEVER:
         return now
@@ -206,8 +213,8 @@ def _finish(topic: Topic, ends: Ends) -> Appended:
         is_lacking = pc.is_in(written["partition"], pa.array(lacking, pa.int32()))
         batches = _batches(topic, written.filter(is_lacking))
         if batches.num_rows:
-            at = (Step.APPEND_BATCHES, pinned)
-            snapshots = _append_alone(topic, topic.name.batches_table, batches, at)
+            table, step = topic.name.batches_table, Step.APPEND_BATCHES
+            snapshots = _append_alone(topic, table, batches, step, pinned)
     columns = [written[name].to_pylist() for name in ("partition", "offset", "append_time_ms")]
     lasts = {p: _Last(offset, ms) for p, offset, ms in zip(*columns, strict=True)}
     after = set_counted(topic, Step.APPEND_STATE, partial(_finished, ends, lasts))
@@ -238,7 +245,7 @@ def _read_back(topic: Topic, ends: Ends) -> pa.Table:
 
 
 def _batches(topic: Topic, rows: pa.Table) -> pa.Table:
-    """The batches that hold the rows, as the batches table has them."""
+    """Return the batches that hold the rows, as the batches table has them."""
     epochs = _leader_epochs(topic)
     keys = [rows["partition"].to_pylist(), rows["batch"].to_pylist()]
     counts = Counter(zip(*keys, strict=True))
@@ -288,7 +295,7 @@ _BATCH_ROWS = pa.schema(
 
 
 def _leader_epochs(topic: Topic) -> dict[int, int]:
-    """The last leader epoch of each partition: nobody has led it since."""
+    """Return the last leader epoch of each partition: nobody has led it since."""
     rows = (
         topic.spark.table(topic.name.batches_table)
         .where(F.col("leader_epoch") != NO_LEADER_EPOCH)
@@ -299,8 +306,8 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
     return {row["partition"]: row["epoch"] for row in rows}
 
 
-def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes:
-    """The states past the last appended offsets; as they were before, where nothing was."""
+def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
+    """Return the states past the last appended offsets, or as before where none was appended."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]
@@ -312,12 +319,16 @@ def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Changes
 
 
 def _state_after(state: PartitionState, last: _Last) -> PartitionState:
-    """The tombstones lie in a segment of their own, closed by an empty one: it can be cleaned."""
+    """Return the state after the append.
+
+    The tombstones lie in a segment of their own, closed by an empty one, so that it can be
+    cleaned.
+    """
     first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
-    before = [segment for segment in state.segments if segment[0] < first]
+    before = [segment for segment in state.segments if segment.base_offset < first]
     known_ms = state.max_event_time_ms
     return _with_first_appended(state, first).moved(
         log_end_offset=end,
-        segments=(*before, (first, now_ms), (end, now_ms)),
+        segments=(*before, SegmentStart(first, now_ms), SegmentStart(end, now_ms)),
         max_event_time_ms=now_ms if known_ms == NEVER else known_ms,
     )

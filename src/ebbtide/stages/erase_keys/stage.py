@@ -1,4 +1,4 @@
-"""erase_keys: each key gets a tombstone, which the cleaner then lets supersede all before it.
+"""erase_keys: each key gets a tombstone, so that the cleaner removes all records before it.
 
 Where somebody writes the log, tombstones are produced to the live topic and arrive by ingest;
 otherwise they are appended to the tables. A cleaner round follows if Kafka's cleaner would begin
@@ -33,6 +33,7 @@ from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.topics import Topic, load, read_again
 from ebbtide.log.requests.erase_request import (
     Erasure,
+    PartitionKey,
     Way,
     check_is_compacted,
     produced_headers,
@@ -43,14 +44,14 @@ from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
-from ebbtide.stages.erase_keys.keys import (
+from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
     LeftOfKey,
-    PartitionKey,
     find_keys,
     find_left,
     keys_of_file,
 )
+from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk
 from ebbtide.stages.ingest_segments.append import check_topic_id
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
@@ -60,7 +61,7 @@ log = logging.getLogger(__name__)
 
 WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
-# What a reason for no round begins with, and the settings that decide it.
+# The beginning of a reason for no round, and the settings that decide it.
 DECIDED_BY = {
     "dirty ratio": "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides",
 }
@@ -68,7 +69,7 @@ DECIDED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class ErasePlan:
-    """What the tables hold of the keys, and what an earlier try has brought into the log."""
+    """The records that the tables hold of the keys, and what an earlier try has logged."""
 
     topic: Topic
     erasure: Erasure
@@ -89,28 +90,28 @@ class ErasePlan:
 
     @property
     def not_found(self) -> list[bytes]:
-        """The keys of which no partition holds a record."""
-        found = {key for _, key in self.held}
-        return [key for key in self.keys if key not in found]
+        """The keys that no partition holds a record of."""
+        held_keys = {key for _, key in self.held}
+        return [key for key in self.keys if key not in held_keys]
 
     def row_of(self, place: PartitionKey, offset: int | None, way: Way | None) -> KeyRow:
-        """The row of a key before anything was cleaned."""
+        """Return the row of a key before anything was cleaned."""
         partition, key = place
-        found = self.held[place].found
-        return KeyRow(hash_of(key), partition, found, way, offset)
+        records = self.held[place].found
+        return KeyRow(hash_of(key), partition, records, way, offset)
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
-        keys, found = Counter[int](), Counter[int]()
+        keys, records = Counter[int](), Counter[int]()
         for (partition, _), held in self.held.items():
             keys[partition] += 1
-            found[partition] += held.found
+            records[partition] += held.found
         tombstones = Counter(partition for partition, _ in self.lacking)
         for partition in self.topic.partitions:
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
                 "keys": keys[partition],
-                "found": found[partition],
+                "found": records[partition],
                 "tombstones": tombstones[partition],
             }
         outcome.topic = {
@@ -127,7 +128,7 @@ class ErasePlan:
 
 
 def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
-    """Erase the keys; the outcome tells of all that was removed and committed for it."""
+    """Erase the keys; the outcome covers all that was removed and committed for it."""
     topic, done = prepare_erase(spark, name, erasure)
     return execute_erase(plan_erase(topic, erasure), done)
 
@@ -135,7 +136,7 @@ def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOut
 def prepare_erase(
     spark: SparkSession, name: TopicName, erasure: Erasure
 ) -> tuple[Topic, JobOutcome]:
-    """The topic once nothing is in flight and what can be told a tombstone is marked.
+    """Return the topic once nothing is in flight and what can be told a tombstone is marked.
 
     Beside it what that removed and committed.
     """
@@ -175,7 +176,7 @@ def plan_erase(topic: Topic, erasure: Erasure) -> ErasePlan:
 
 
 def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
-    """The keys that were typed in or those of the file; RequestError where both or none are."""
+    """Return the keys from the request or its file; RequestError where both or none are given."""
     if erasure.keys and erasure.keys_file:
         raise RequestError("expected keys or a file of them, found both; leave one of them empty")
     keys = erasure.keys
@@ -187,13 +188,13 @@ def _keys(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
 
 
 def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
-    """Bring the tombstones into the log, let the cleaner begin, and report what is left.
+    """Log the tombstones, run a cleaner round if one is due, and report what is left.
 
-    `done` is what the run has removed and committed before; the outcome counts it too.
+    `done` holds earlier removals and commits of the run; the outcome counts them too.
     """
     topic, erasure = plan.topic, plan.erasure
-    found = "%d keys, found in %d places, of which %d lack a tombstone"
-    log.info(found, len(plan.keys), len(plan.held), len(plan.lacking))
+    line = "%d keys, found in %d places, of which %d lack a tombstone"
+    log.info(line, len(plan.keys), len(plan.held), len(plan.lacking))
     rows = _log_tombstones(plan, done)
     _await_arrival(topic, rows, erasure.timeout_ms)
     topic = read_again(topic)
@@ -205,13 +206,17 @@ def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
     return outcome
 
 
-Rows = dict[PartitionKey, KeyRow]
+KeyRows = dict[PartitionKey, KeyRow]
 
 
-def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> Rows:
-    """The row of each key that was found, its tombstone in the log: now, before, or long since."""
+def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
+    """Log a tombstone for each held key that needs one, and return all keys' rows.
+
+    A row's tombstone is the one sent now, one that an earlier try sent, or one that was there
+    before.
+    """
     offsets = _send(plan, done)
-    rows: Rows = {}
+    rows: KeyRows = {}
     for place, held in plan.held.items():
         before = plan.logged.get((place[0], hash_of(place[1])))
         if before is not None:
@@ -226,7 +231,7 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> Rows:
 
 
 def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
-    """Produce or append what is lacking; the offsets of the tombstones."""
+    """Produce or append the missing tombstones; return their offsets."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
         return {}
@@ -248,7 +253,7 @@ def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
     }
 
 
-def _await_arrival(topic: Topic, rows: Rows, timeout_ms: int) -> None:
+def _await_arrival(topic: Topic, rows: KeyRows, timeout_ms: int) -> None:
     """Wait until the tables hold the tombstones; UnavailableError where they do not in time."""
     ends: dict[int, int] = {}
     for (partition, _), row in rows.items():
@@ -283,45 +288,54 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     ]
 
 
-def _report(plan: ErasePlan, rows: Rows, cleaned: JobOutcome) -> JobOutcome:
-    """The run's numbers; a row in `erasures` for each key."""
+def _report(plan: ErasePlan, rows: KeyRows, cleaned: JobOutcome) -> JobOutcome:
+    """Return the run's numbers; a row in `erasures` for each key."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}
     left = find_left(topic, tombstones)
-    clock = _Clock.of(topic)
-    reported = [_reported(row, left.get(place, LeftOfKey()), clock) for place, row in rows.items()]
+    disk = _Disk.of(topic)
+    reported = [_reported(row, left.get(place, LeftOfKey()), disk) for place, row in rows.items()]
     missing = [KeyRow(hash_of(key)) for key in plan.not_found]
     append_erasures(topic.spark, topic.name, plan.erasure, REPORTED, [*reported, *missing])
     outcome = plan.outcome()
     for partition, numbers in outcome.partitions.items():
         mine = [row for row in reported if row.partition == partition]
         numbers |= _numbers(mine) | _delay(mine, cleaned.partitions[partition])
-    outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported)}
+    outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported, disk)}
     return outcome
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
-    """When the table last changed, by the clock that ages its snapshots, and how old those get."""
+class _Disk:
+    """When the table last changed, by the clock that ages its snapshots, and when the disk follows.
+
+    From `off_from_ms` on an expire_snapshots takes all deleted rows off it; None while there is
+    something else to `wait` for.
+    """
 
     changed_ms: int
-    max_age_ms: int
+    off_from_ms: int | None
+    wait: str
 
     @classmethod
-    def of(cls, topic: Topic) -> _Clock:
+    def of(cls, topic: Topic) -> _Disk:
         snapshot = java_table(topic.spark, topic.name.records_table).currentSnapshot()
         changed_ms = 0 if snapshot is None else int(snapshot.timestampMillis())
-        return cls(changed_ms, max_snapshot_age_ms(topic.properties))
+        left = find_left_on_disk(topic)
+        if not left.has_date:
+            return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_share))
+        expires_ms = (left.old_files_ms or 0) + max_snapshot_age_ms(topic.properties)
+        return cls(changed_ms, max(changed_ms, expires_ms), "")
 
 
-def _reported(row: KeyRow, left: LeftOfKey, clock: _Clock) -> KeyRow:
+def _reported(row: KeyRow, left: LeftOfKey, disk: _Disk) -> KeyRow:
     is_out = not left.records
     return row._replace(
         superseded=max(0, row.found - left.records),
         left=left.records,
         horizon=left.horizon_ms,
-        out_of_table_at=clock.changed_ms if is_out else None,
-        off_disk_from=clock.changed_ms + clock.max_age_ms if is_out else None,
+        out_of_table_at=disk.changed_ms if is_out else None,
+        off_disk_from=disk.off_from_ms if is_out else None,
     )
 
 
@@ -337,31 +351,36 @@ def _numbers(rows: list[KeyRow]) -> dict[str, Any]:
 
 
 def _latest(times_ms: list[int | None]) -> int | None:
-    """The latest of all; None while one of them is not known."""
+    """Return the latest of all; None while one of them is not known."""
     known = [ms for ms in times_ms if ms is not None]
     return max(known) if known and len(known) == len(times_ms) else None
 
 
-def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow]) -> str:
-    """What the run says aloud, without a key."""
-    said = _numbers(rows)
+def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> str:
+    """Describe the run in a sentence, without naming a key."""
+    totals = _numbers(rows)
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{said['superseded']} superseded records have left the table, {said['left']} have not"
+        f"{totals['superseded']} superseded records have left the table, {totals['left']} have not"
     )
-    if said["off_disk_from_ms"] is not None:
-        text += f"; off the disk from {_moment(said['off_disk_from_ms'])} on"
-    if said["last_horizon_ms"] is not None:
-        text += f", their tombstones may leave from {_moment(said['last_horizon_ms'])} on"
+    if totals["off_disk_from_ms"] is not None:
+        moment = _moment(totals["off_disk_from_ms"])
+        text += f"; they leave the disk with the first expire_snapshots after {moment}"
+    elif totals["out_of_table_ms"] is not None:
+        text += f"; they are on the disk still: {disk.wait}"
+    if totals["last_horizon_ms"] is not None:
+        text += f"; their tombstones may leave from {_moment(totals['last_horizon_ms'])} on"
     return f"{text}. Key by key: lake.ebbtide.erasures"
 
 
 def _moment(ms: int) -> str:
+    """Format the first full minute at or after a time."""
+    ms = -(-ms // 60_000) * 60_000
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _delay(rows: list[KeyRow], cleaned: Mapping[str, Any]) -> dict[str, str]:
-    """Why values are left, and what would change that."""
+    """Return a note on why values are left and what would change that; empty where none are."""
     left = sum(row.left or 0 for row in rows)
     if not left:
         return {}

@@ -1,73 +1,133 @@
-"""Single records past the event-time limit, which leave before their segment does.
+"""Remove single records past the event-time limit before their segment expires.
 
-Their batch rows stay as they are until the segment leaves, as those of records that DeleteRecords
-hides do: sizes, largest timestamps and transactions are judged by what was written, as a log
-whose segments are whole judges them. A cleaner round counts survivors from the records, so it
-never takes a missing one for its own victim, and an export writes what is left of each batch.
+Their batch rows stay unchanged until the segment expires, as they do where DeleteRecords hides
+records. So sizes, largest timestamps and transactions are judged by what was written, as in a log
+with whole segments. A cleaner round counts survivors from the records, so it never counts a missing
+record as one that it removed. An export writes what is left of each batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.deletes import Deleted, delete_rows
-from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    SegmentRows,
+    count_rows,
+    read_segment,
+)
+from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
+from ebbtide.iceberg.files.segment_planning import plan_where
+from ebbtide.iceberg.topics import Topic
 from ebbtide.log.retention import RecordLimit
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.spark.jvm import iceberg_class, java_class
+from ebbtide.spark.tasks import map_segments
+
+_COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
 
 
 class ExpiredRecords(NamedTuple):
-    """How many records of a partition go, and the bytes of their keys, values and headers."""
+    """The number of a partition's expired records, and the bytes of their contents."""
 
     rows: int = 0
     size_bytes: int = 0
 
 
 class Scope(NamedTuple):
-    """The offsets [start, end) of a partition in which records past the limit go."""
+    """The offsets [start, end) of a partition in which records past the limit go.
+
+    An event time more than `future_ms` after the append time counts as that.
+    """
 
     start: int
     end: int
     limit: RecordLimit
+    future_ms: int
 
 
 def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int, ExpiredRecords]:
-    """What goes of each partition, by one scan of the files that may hold any."""
-    table = topic.name.records_table
-    if not scopes or current_snapshot(topic.spark, table) is None:
-        return {}
-    rows = (
-        topic.spark.table(table)
-        .where(_condition(topic, scopes))
-        .groupBy("partition")
-        .agg(F.count("*"), F.sum(F.coalesce("size_bytes", F.lit(0))))
-        .collect()
-    )
-    return {partition: ExpiredRecords(count, size_bytes) for partition, count, size_bytes in rows}
+    """Find each partition's expired records, by one scan of the files that may hold any."""
+    units = _units(topic, scopes)
+    find = partial(_count_expired, scopes)
+    counts = map_segments(topic.spark, find, units, count_rows(units), "looks for old records in")
+    expired: dict[int, ExpiredRecords] = {}
+    for unit, (rows, size_bytes) in zip(units, counts, strict=True):
+        if rows:
+            before = expired.get(unit.partition, ExpiredRecords())
+            after = ExpiredRecords(before.rows + rows, before.size_bytes + size_bytes)
+            expired[unit.partition] = after
+    return expired
 
 
 def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted:
     """Delete them from the records table."""
-    table, condition = topic.name.records_table, _condition(topic, scopes)
-    return delete_rows(topic.spark, table, condition, Step.EXPIRE_RECORDS)
+    units = _units(topic, scopes)
+    find = partial(_leaving, scopes)
+    leaving = map_segments(topic.spark, find, units, count_rows(units), "expires records of")
+    return delete_leaving(topic.spark, topic.name.records_table, leaving, Step.EXPIRE_RECORDS)
 
 
-def _condition(topic: Topic, scopes: Mapping[int, Scope]) -> str:
-    """Which rows go, in literals; its first half alone is what files are pruned by.
+def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
+    """Return segments of the scopes' partitions whose files may hold a record past a limit."""
+    spark, table = topic.spark, topic.name.records_table
+    snapshot = java_table(spark, table).currentSnapshot()
+    if snapshot is None or not scopes:
+        return []
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    # `and`, `or` and `in` are words of Python, so these Java methods are asked for by name.
+    both, either, one_of = (getattr(expressions, name) for name in ("and", "or", "in"))
+    to_integer, to_long = (java_class(spark, f"java.lang.{name}") for name in ("Integer", "Long"))
 
-    An event time too far in the future counts as the append time.
-    """
-    future_ms = topic.config.message_timestamp_after_max_ms
-    may_go, goes = [], []
-    for partition, (start, end, limit) in scopes.items():
-        before = f"timestamp_millis({limit.event_time_ms})"
-        within = f"`partition` = {partition} AND offset >= {start} AND offset < {end}"
-        if limit.append_time_ms is not None:
-            within += f" AND append_time < timestamp_millis({limit.append_time_ms})"
-        may_go.append(f"({within} AND (event_time < {before} OR append_time < {before}))")
-        is_future = f"unix_millis(event_time) - unix_millis(append_time) > {future_ms}"
-        goes.append(f"(`partition` = {partition} AND (event_time < {before} OR {is_future}))")
-    return f"({' OR '.join(may_go)}) AND ({' OR '.join(goes)})"
+    def is_before_a_limit(column: str) -> Any:
+        latest_ms = max(scope.limit.event_time_ms for scope in scopes.values())
+        return expressions.lessThan(column, to_long(latest_ms * 1000))
+
+    is_old = either(is_before_a_limit("event_time"), is_before_a_limit("append_time"))
+    of_any = one_of("partition", [to_integer(partition) for partition in scopes])
+    return plan_where(spark, table, int(snapshot.snapshotId()), both(of_any, is_old))
+
+
+def _count_expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> ExpiredRecords:
+    """Count a segment's expired records and their bytes, in a task."""
+    rows, is_expired = _expired(scopes, unit)
+    sizes = rows.table["size_bytes"].fill_null(0).to_numpy()
+    return ExpiredRecords(int(np.count_nonzero(is_expired)), int(sizes[is_expired].sum()))
+
+
+def _leaving(scopes: Mapping[int, Scope], unit: SegmentFiles) -> Leaving:
+    """Return a segment's expired records; runs in a task."""
+    return leaving_of(unit, *_expired(scopes, unit))
+
+
+def _expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> tuple[SegmentRows, Bools]:
+    rows = read_segment(unit, _COLUMNS)
+    return rows, _is_expired(rows.table, scopes[unit.partition])
+
+
+def _is_expired(rows: pa.Table, scope: Scope) -> Bools:
+    """Return which records have expired; a record without a deciding time has not."""
+    offsets = rows["offset"].to_numpy()
+    event, has_event = _micros(rows["event_time"])
+    append, has_append = _micros(rows["append_time"])
+    before = scope.limit.event_time_ms * 1000
+    is_event_before = has_event & (event < before)
+    is_append_before = has_append & (append < before)
+    is_future = has_event & has_append & (event // 1000 - append // 1000 > scope.future_ms)
+    goes = is_event_before | (is_append_before & is_future)
+    if scope.limit.append_time_ms is not None:
+        goes &= has_append & (append < scope.limit.append_time_ms * 1000)
+    return np.asarray(goes & (offsets >= scope.start) & (offsets < scope.end), np.bool_)
+
+
+def _micros(times: pa.ChunkedArray) -> tuple[Int64s, Bools]:
+    """Return times in us since the epoch, and which of them are present."""
+    micros = times.cast(pa.int64()).fill_null(0).to_numpy()
+    return np.asarray(micros, np.int64), np.asarray(times.is_valid().to_numpy(), np.bool_)

@@ -18,10 +18,10 @@ from ebbtide.columns.log_headers import LogOutline
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.retention import (
     Expiry,
-    Offsets,
+    LogOffsets,
     Rule,
     expire,
     expiry_basis,
@@ -47,9 +47,9 @@ NIGHTLY = "nightly_retention"
 
 @dataclass(frozen=True, slots=True)
 class ExpirePlan:
-    """Which logical segments of each partition go, by which rule, and which single records.
+    """The logical segments that go from each partition, by rule, and the single records.
 
-    `max_event_times_ms` are those that the state misses, worked out anew.
+    `max_event_times_ms` holds those that the state lacks, worked out anew.
     """
 
     topic: Topic
@@ -61,9 +61,9 @@ class ExpirePlan:
 
     @property
     def id(self) -> str:
-        """Names what is left and what goes, so that another plan has another id.
+        """An id made from what goes and what is left, so that another plan has another id.
 
-        A plan that finishes a killed one has the id of that.
+        A plan that finishes a killed one has the killed plan's id.
         """
         partitions = {
             partition: [expiry.log_start_offset, self._records(partition).rows]
@@ -80,7 +80,7 @@ class ExpirePlan:
         """
         limited = sum(expiry.limited_bytes for expiry in self.expiries.values())
         kept = sum(expiry.kept_bytes for expiry in self.expiries.values())
-        records = sum(found.size_bytes for found in self.records.values())
+        records = sum(expired.size_bytes for expired in self.records.values())
         return min(1.0, (limited + records) / (limited + kept)) if limited + kept else 0.0
 
     @property
@@ -93,7 +93,7 @@ class ExpirePlan:
         ]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic={"plan": self.id, "delete_ratio": round(self.delete_ratio, 4)})
         for partition, expiry in self.expiries.items():
             outcome.partitions[partition] = self._numbers(partition, expiry)
@@ -130,9 +130,10 @@ class ExpirePlan:
 
 
 def _before_and_after(expiry: Expiry) -> dict[str, int]:
-    """Records of data and bytes as the headers of the segments count them, as clean_log does.
+    """Count data records and bytes before and after, as the segments' headers tell.
 
-    Single records that go are counted beside them: headers stay until their segment goes.
+    clean_log counts the same way. Expired single records are counted separately: headers stay
+    unchanged until their segment goes.
     """
     removed = [segment for segment, _ in expiry.removed]
     records_after = sum(segment.record_count for segment in expiry.kept)
@@ -145,7 +146,7 @@ def _before_and_after(expiry: Expiry) -> dict[str, int]:
 
 
 def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
-    """What retention removes from the topic at `now_ms`."""
+    """Plan what retention removes from the topic at `now_ms`."""
     states, config = topic.partitions, topic.config
     outlines = {
         partition: LogOutline(state.log_start_offset, state.segments)
@@ -163,24 +164,29 @@ def plan_expire(topic: Topic, now_ms: int) -> ExpirePlan:
         max_event_time_ms = missing[partition] if known_ms is None else known_ms
         expiry = expire(
             headers[partition].segments,
-            Offsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
+            LogOffsets(state.log_start_offset, state.log_end_offset, state.log_end_offset),
             config,
             now_ms=now_ms,
             max_event_time_ms=max_event_time_ms,
         )
         limit = record_limit(config, now_ms=now_ms, max_event_time_ms=max_event_time_ms)
         if limit is not None and expiry.log_start_offset < state.log_end_offset:
-            scopes[partition] = Scope(expiry.log_start_offset, state.log_end_offset, limit)
+            future_ms = config.message_timestamp_after_max_ms
+            scopes[partition] = Scope(
+                expiry.log_start_offset, state.log_end_offset, limit, future_ms
+            )
         expiries[partition] = expiry
     records = find_expired_records(topic, scopes)
     log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
-    past = {p: f"{number(found.rows)} records are past the limit" for p, found in records.items()}
+    past = {
+        p: f"{number(expired.rows)} records are past the limit" for p, expired in records.items()
+    }
     log_partitions(log, past)
     return ExpirePlan(topic, now_ms, expiries, scopes, records, missing)
 
 
 def _going(expiry: Expiry) -> str:
-    """Which segments of a partition go, as its log says it."""
+    """Describe which segments of a partition go, for the log."""
     by = Counter(str(rule) for _, rule in expiry.removed)
     gone = size(sum(segment.size_bytes for segment, _ in expiry.removed))
     return (
@@ -200,12 +206,13 @@ def execute_expire(plan: ExpirePlan, accepted_plans: Collection[str] = ()) -> Jo
     outcome = plan.outcome()
     if plan.changed:
         compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan))
-    truncation, outcome.snapshot_ids = truncate_below_start(plan.topic, plan.now_ms)
+    truncation = truncate_below_start(plan.topic, plan.now_ms)
+    outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]
     if plan.records:
-        outcome.rows_removed += sum(found.rows for found in plan.records.values())
+        outcome.rows_removed += sum(expired.rows for expired in plan.records.values())
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
         deleted = delete_expired_records(plan.topic, scopes)
         outcome.files_removed += len(deleted.files)
@@ -218,13 +225,13 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
     """Write down until when this job would find nothing, so that nights do not start it before."""
     config = plan.topic.config
 
-    def noted(current: Topic) -> Changes:
+    def noted(current: Topic) -> PropertyChanges:
         changes: dict[str, str | None] = {}
         for partition, expiry in plan.expiries.items():
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
-                and state.segments[0][0] == first.base_offset
+                and state.first_segment == first.base_offset
             )
             basis = expiry_basis(state, config)
             if is_as_planned and state.expiry_basis != basis:
@@ -248,14 +255,14 @@ def _too_much(plan: ExpirePlan) -> SafetyError:
     )
 
 
-def _moved(current: Topic, plan: ExpirePlan) -> Changes:
+def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]
         planned, state = plan.topic.partitions[partition], current.partitions[partition]
         _check_unchanged(current, partition, planned, plan)
         added = state.segments[len(planned.segments) :]
-        kept = tuple((segment.base_offset, segment.modified_ms) for segment in expiry.kept)
+        kept = tuple(segment.start for segment in expiry.kept)
         moved: dict[str, Any] = {
             "log_start_offset": max(state.log_start_offset, expiry.log_start_offset),
             "first_dirty_offset": max(state.first_dirty_offset, expiry.log_start_offset),
@@ -273,11 +280,11 @@ def _moved(current: Topic, plan: ExpirePlan) -> Changes:
 def _check_unchanged(
     current: Topic, partition: int, planned: PartitionState, plan: ExpirePlan
 ) -> None:
-    """CommitConflictError where the plan no longer says what to do."""
+    """Raise CommitConflictError where the plan no longer says what to do."""
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset
-    # What an ingest has brought since may hold the largest event time.
+    # An ingest may have appended a larger event time since.
     is_outdated = has_grown and (is_rolled or partition in plan.max_event_times_ms)
     if state.segments[: len(planned.segments)] != planned.segments or is_outdated:
         raise CommitConflictError(

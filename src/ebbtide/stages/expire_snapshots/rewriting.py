@@ -1,4 +1,4 @@
-"""Files too full of deletions are written anew without them: a deleted row lies in its file still.
+"""Rewrite files with too many deleted rows: until then a deleted row stays in its file.
 
 Iceberg's procedure rewrite_data_files does the same with a Spark job for each segment.
 """
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    count_rows,
-    live_groups,
-    plan_with_lineage,
-    write_groups,
+from ebbtide.iceberg.files.data_files import count_rows, live_groups, write_groups
+from ebbtide.iceberg.files.file_commits import (
+    PlannedRewrite,
+    Replacement,
+    planned_rewrites,
+    prepare_rewrite,
 )
-from ebbtide.iceberg.files.file_commits import Replacement, new_paths, prepare_rewrite
 from ebbtide.iceberg.files.manifests import ListedFile, current_files
+from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.tasks import map_segments
 
@@ -28,9 +28,11 @@ FILES_A_RUN = 1000
 
 
 class Deletions(NamedTuple):
-    """Rows that are deleted and lie in the records table's files still."""
+    """Rows that are deleted and lie in files of the records table's current snapshot still."""
 
-    rows: int
+    rows_below_share: int
+    rows_in_active_segments: int
+    rows_due: int
     due: list[ListedFile]  # files that have so many that they are to be rewritten, the worst first
     dangling: list[str]  # files that are gone themselves, while a deletion vector names them
 
@@ -39,23 +41,32 @@ class Deletions(NamedTuple):
         """Whether there is anything to write or to put away."""
         return bool(self.due or self.dangling)
 
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.rows_below_share + self.rows_in_active_segments + self.rows_due
+
 
 def find_deletions(topic: Topic) -> Deletions:
-    """What is deleted, and which files of closed segments are due, from manifests alone."""
+    """Find the deleted rows and which files of closed segments are due, from manifests alone."""
     files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
     data = {file.path: file for file in files if file.is_data}
-    deleted = {file.referenced: file.rows for file in files if file.referenced is not None}
+    vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
+    dangling = [path for path in vectors if path not in data]
+    deleted = {path: rows for path, rows in vectors.items() if path in data}
+    closed = [path for path in deleted if _is_closed(topic, data[path])]
     share = _rewritten_share(topic)
-    due = [
-        data[path]
-        for path, rows in sorted(deleted.items(), key=lambda of: -of[1])
-        if path in data and rows >= share * data[path].rows and _is_closed(topic, data[path])
-    ]
-    return Deletions(sum(deleted.values()), due, [path for path in deleted if path not in data])
+    due = [path for path in closed if deleted[path] >= share * data[path].rows]
+    due.sort(key=lambda path: -deleted[path])
+    rows, rows_closed, rows_due = (
+        sum(deleted[path] for path in paths) for paths in (deleted, closed, due)
+    )
+    worst_first = [data[path] for path in due]
+    return Deletions(rows_closed - rows_due, rows - rows_closed, rows_due, worst_first, dangling)
 
 
 def _rewritten_share(topic: Topic) -> float:
-    """0 means any deleted row."""
+    """Return the share of deleted rows that makes a file due; a setting of 0 means any row."""
     return max(topic.config.rewrite_deleted_share, 1e-9)
 
 
@@ -70,7 +81,7 @@ def _place(file: ListedFile) -> tuple[int, int]:
 
 
 def rewrite_files(topic: Topic, deletions: Deletions) -> int:
-    """Write what is due without the deleted rows; how many files."""
+    """Rewrite the files that are due without their deleted rows; return how many."""
     if not deletions.are_due:
         return 0
     spark, table = topic.spark, topic.name.records_table
@@ -83,16 +94,16 @@ def rewrite_files(topic: Topic, deletions: Deletions) -> int:
         for file in unit.files
         if file.path in due
     ]
-    work = list(zip(units, new_paths(spark, table, units), strict=True))
+    work = planned_rewrites(spark, table, units)
     written = map_segments(spark, _write_anew, work, count_rows(units), "rewrites files of")
     rewrite = prepare_rewrite(spark, table, segments, written, {}, dangling=deletions.dangling)
     commit(Step.REWRITE_FILES, rewrite)
     return len(written)
 
 
-def _write_anew(work: tuple[SegmentFiles, str]) -> Replacement:
-    """In a task: write the live rows of the unit's one file to another."""
-    unit, path = work
+def _write_anew(planned: PlannedRewrite) -> Replacement:
+    """Write the live rows of the unit's one file to another, in a task."""
+    unit, path = planned
     (file,) = unit.files
     is_written = write_groups(unit.store, path, live_groups(unit, file))
     return Replacement(unit, path if is_written else None)

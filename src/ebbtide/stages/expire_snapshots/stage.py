@@ -1,13 +1,12 @@
-"""expire_snapshots: what no kept snapshot needs leaves the disk.
+"""expire_snapshots: delete files that no kept snapshot needs from the disk.
 
-A row that was deleted stays in its file until the file is rewritten, and on the disk until the
-last snapshot with that file expires. Snapshots are stamped by the machine that commits them, so
-their age is taken on its clock, not on `--now`.
+A row that was deleted stays in its file until the file is rewritten, and on the disk until the last
+snapshot with that file expires. Snapshots are stamped by the machine that commits them, so their
+age is taken on its clock, not on `--now`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import iceberg_class
 from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk, snapshots_and_refs
 from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
 from ebbtide.text import number, size
 
@@ -41,7 +40,7 @@ class Disk(NamedTuple):
 
 
 def plan_expire_snapshots(topic: Topic) -> JobOutcome:
-    """What the tables hold now; how much of it is freed shows only when it is done."""
+    """Report the files and bytes that the tables hold now; only a run shows how much is freed."""
     outcome, disk = _outcome(topic), _disk(topic)
     outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
     return outcome
@@ -59,32 +58,31 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
+        outcome.topic |= find_left_on_disk(topic).result()
         return outcome
     before, deletions = _disk(topic), find_deletions(topic)
-    found = "%d files of %s, with %s deleted rows still in them"
-    log.info(found, before.files, size(before.bytes), number(deletions.rows))
+    line = "%d files of %s, with %s deleted rows still in them"
+    log.info(line, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
-    # Nothing is freed before snapshots expire, so what came by then was written.
+    # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
     expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(lambda: merge_segments(topic))
     after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
-    outcome.files_removed = max(0, full.files - left.files)
-    outcome.bytes_removed = max(0, full.bytes - left.bytes)
+    freed_files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
     freed = "%d files of %s left the disk, %d of %s stay"
-    gone = outcome.files_removed, size(outcome.bytes_removed)
-    log.info(freed, *gone, after.files, size(after.bytes))
+    log.info(freed, freed_files, size(freed_bytes), after.files, size(after.bytes))
     outcome.topic |= {
         "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
-        "bytes_freed": outcome.bytes_removed,
+        "bytes_freed": freed_bytes,
         "bytes_kept": after.bytes,
-        "files_removed": outcome.files_removed,
+        "files_freed": freed_files,
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
-        "deleted_rows_in_files": find_deletions(topic).rows if rewritten else deletions.rows,
+        **find_left_on_disk(topic).result(),
     }
     if not (rewritten or merged or outcome.error):
         _note_tidied(topic)
@@ -92,13 +90,13 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
 
 
 def _note_tidied(topic: Topic) -> None:
-    """Note that nothing is left to rewrite or merge, as far as the tables are by now."""
+    """Record in the state that the current tables have nothing left to rewrite or merge."""
     change = tidied(_snapshots(topic), topic.config)
     compare_and_set(topic, Step.TIDIED, lambda _: change)
 
 
 def _tables(topic: Topic) -> dict[str, str]:
-    """All tables whose snapshots expire, by what they hold."""
+    """Return all tables whose snapshots expire, by what they hold."""
     name = topic.name
     tables = {"records": name.records_table, "batches": name.batches_table}
     if table_exists(topic.spark, name.quarantine_table):
@@ -120,12 +118,8 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
 
 
 def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
-    """When each snapshot was made, in ms, that neither a branch nor a tag names; by its id."""
-    parser = iceberg_class(spark, "TableMetadataParser")
-    metadata = json.loads(parser.toJson(table.operations().current()))
-    named = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
-    made_ms = {s["snapshot-id"]: s["timestamp-ms"] for s in metadata["snapshots"]}
-    return {snapshot: at_ms for snapshot, at_ms in made_ms.items() if snapshot not in named}
+    """Return the time in ms of each snapshot that no branch or tag names, by its id."""
+    return snapshots_and_refs(spark, table).unnamed
 
 
 def _clock_ms() -> int:
@@ -133,7 +127,10 @@ def _clock_ms() -> int:
 
 
 def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
-    """What the work on files counts, and why it failed if it did; a lost race is tried again."""
+    """Run the work; return its count and, if it failed, the error.
+
+    A CommitConflictError is raised, so that a lost race is tried again.
+    """
     try:
         return work(), None
     except CommitConflictError:
@@ -143,7 +140,7 @@ def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
 
 
 def expire_run_snapshots(spark: SparkSession) -> None:
-    """The same for `lake.ebbtide.runs`, whose rows stay."""
+    """Expire old snapshots of `lake.ebbtide.runs`; its rows stay."""
     text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
     _expire(spark, RUNS_TABLE, age_ms)

@@ -1,4 +1,4 @@
-"""`lake.ebbtide.runs` kept small: a day's attempts are one file once the day is over."""
+"""Keep `lake.ebbtide.runs` small: a day's rows become one file once the day is over."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def tidy_runs(spark: SparkSession, now: datetime) -> None:
 
 
 def compact_runs(spark: SparkSession, now: datetime) -> int:
-    """Make the files of each day that is over one; how many were rewritten.
+    """Rewrite each past day's files as one file; return how many files were rewritten.
 
-    The readers open only the days of a run, so a day is what they pay for. Another application
-    that does the same at this moment is left to finish it.
+    Readers open only the days of a run, so one file a day keeps them fast. Where another
+    application does the same at this moment, it is left to finish.
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=DAYS_BACK)
@@ -61,7 +61,7 @@ def compact_runs(spark: SparkSession, now: datetime) -> int:
 
 
 def _is_any_in_pieces(spark: SparkSession, first: date, today: date) -> bool:
-    """Whether a day from the first on and before today has several files."""
+    """Return whether a day from the first on and before today has several files."""
     files = current_files(spark, java_table(spark, RUNS_TABLE))
     count = Counter(day for file in files for day in file.partition.values())
     return any(of > 1 and first <= day < today for day, of in count.items())

@@ -1,4 +1,4 @@
-"""Segment files written in parallel by Spark, a logical segment a task."""
+"""Write segment files in parallel by Spark, one logical segment a task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEGMENTS_PER_CORE = 4
 
 
 class StoredSegment(NamedTuple):
-    """Where a physical segment's batch rows lie, and their records; None where none is left."""
+    """The files of a physical segment's batch rows and of its records; None where none is left."""
 
     batches: SegmentFiles
     records: SegmentFiles | None
@@ -57,7 +57,7 @@ class SegmentToWrite(NamedTuple):
 
 
 class WrittenSegment(NamedTuple):
-    """A segment file and what is in it."""
+    """A written segment file and its contents in numbers."""
 
     partition: int
     file: SegmentFile
@@ -72,14 +72,14 @@ class WrittenSegment(NamedTuple):
 def write_segments(
     spark: SparkSession, segments: Sequence[SegmentToWrite]
 ) -> Iterator[list[WrittenSegment]]:
-    """Write the segments, some at a time; what was written of those."""
+    """Write the segments, some at a time; yield what was written."""
     at_once = max(1, spark.sparkContext.defaultParallelism) * SEGMENTS_PER_CORE
     for start in range(0, len(segments), at_once):
         yield in_tasks(spark, write_segment, segments[start : start + at_once], "writes")
 
 
 def write_segment(segment: SegmentToWrite) -> WrittenSegment:
-    """In a task: write one segment file; what is in it."""
+    """Write one segment file, in a task; return what it holds."""
     batches = records = converted = too_large = size_bytes = largest_bytes = 0
     epochs: Epochs = ()
     with _writing(segment.path), open_segment(segment.path) as stream:
@@ -107,7 +107,7 @@ def write_segment(segment: SegmentToWrite) -> WrittenSegment:
 
 @contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """A full or failing disk is no fault of the tables."""
+    """Yield a full or failing disk is no fault of the tables."""
     try:
         yield
     except PermissionError as failure:
@@ -123,7 +123,7 @@ def _writing(path: str) -> Iterator[None]:
 
 
 def _batches(segment: SegmentToWrite) -> Iterator[WrittenBatch]:
-    """The segment's batches; the rows of one physical segment are held at a time."""
+    """Yield the segment's batches; the rows of one physical segment are held at a time."""
     for batches, records in segment.stored:
         headers = read_segment(batches, StoredBatch._fields, "base_offset").table
         stored = to_stored_batches(_within(headers, "base_offset", segment))
@@ -140,22 +140,22 @@ _NO_RECORDS = pa.table({name: pa.array([], pa.int64()) for name in RECORD_COLUMN
 
 
 def _within(rows: pa.Table, column: str, segment: SegmentToWrite) -> pa.Table:
-    """The rows of the segment's batches."""
+    """Return the rows of the segment's batches."""
     bases = rows[column].to_numpy()
     is_within = (bases >= segment.base_offset) & (bases < segment.end_offset)
     return rows if np.all(is_within) else rows.filter(pa.array(is_within))
 
 
 def _check_count(segment: SegmentToWrite, written: WrittenBatch) -> None:
-    """SafetyError where the records table has not all that a visible batch counts."""
-    batch, found, _ = written
+    """Raise SafetyError where the records table has not all that a visible batch counts."""
+    batch, count, _ = written
     expected = 0 if batch.is_control else batch.record_count
     # DeleteRecords hides some below the one, retention may have deleted some below the other.
     may_miss = batch.base_offset < max(segment.log_start_offset, segment.expired_end_offset)
-    if found > expected or (found < expected and not may_miss):
+    if count > expected or (count < expected and not may_miss):
         raise SafetyError(
             f"expected {expected} records of the batch [{batch.base_offset}, {batch.last_offset}] "
-            f"in {partition_name(segment.topic, segment.partition)}, found {found}: rows were "
+            f"in {partition_name(segment.topic, segment.partition)}, found {count}: rows were "
             "added or deleted by another than these jobs; roll the table back to a snapshot "
             "before that"
         )

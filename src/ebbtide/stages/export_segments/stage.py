@@ -1,16 +1,16 @@
-"""export_segments: a topic's tables as the log directory of a broker, in format v2 (KIP-534).
+"""export_segments: write a topic's tables as a broker's log directory, in format v2 (KIP-534).
 
 Every logical segment is a file, the active one too, and every batch row is a batch with its own
-header; so Kafka reads back what the tables hold, delete horizons and markers included. Batches of
+header. So Kafka reads back what the tables hold, delete horizons and markers included. Batches of
 magic 0 and 1 come out as magic 2.
 
-What lies below the log start offset is hidden by its checkpoint, as Kafka hides it: of the batches
-there only headers are written, since their records are gone, and of a batch astride it the records
-that are left, with the header's offsets kept.
-Of a batch that retention took single records from, what is left is written likewise.
+The log start offset's checkpoint hides what lies below it, as in Kafka. The records of whole
+batches there are gone, so only their headers are written. A batch that begins below the log start
+offset and ends above it gets the records that are left, and keeps its header's offsets. A batch
+that retention took single records from is written the same way.
 
-All files are written beside the target, a segment a task, and one renaming makes it whole: a
-killed export leaves no target, and is begun anew.
+All files are written beside the target, one segment a task, and a single rename makes it whole. A
+killed export leaves no target and begins anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError, RequestError
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import SegmentFiles, plan_segments
+from ebbtide.iceberg.files.data_files import SegmentFiles
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.log.settings.config import PREFIX
 from ebbtide.log.state.topic_state import PartitionState
@@ -59,7 +60,7 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is asked for: partitions (none for all), where to, and by which run."""
+    """A request to export: partitions (none for all), the target, and the run."""
 
     target: str
     run_id: str
@@ -77,7 +78,7 @@ class ExportPlan:
     written: Mapping[str, Numbers] | None = None
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic={"target": self.export.target})
         for partition, state in self.states.items():
             outcome.partitions[partition] = {
@@ -89,11 +90,11 @@ class ExportPlan:
 
 
 def plan_export(topic: Topic, export: Export) -> ExportPlan:
-    """What to write of the topic as it is at this moment."""
+    """Plan what to write of the topic as it is now."""
     states = _states(topic, export)
-    found = read_export(export.target)
-    if found is not None and _is_of(found, topic, export, states):
-        return ExportPlan(topic, export, states, (), found["partitions"])
+    earlier_export = read_export(export.target)
+    if earlier_export is not None and _is_of(earlier_export, topic, export, states):
+        return ExportPlan(topic, export, states, (), earlier_export["partitions"])
     check_target(export.target)
     stored = _stored_segments(topic, states)
     segments = [
@@ -116,17 +117,24 @@ def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
 
 
 def _is_of(
-    found: Mapping[str, Any], topic: Topic, export: Export, states: Mapping[int, PartitionState]
+    earlier_export: Mapping[str, Any],
+    topic: Topic,
+    export: Export,
+    states: Mapping[int, PartitionState],
 ) -> bool:
-    """Whether an export that is there already is this run's own."""
+    """Return whether an export that is there already is this run's own."""
     wanted = (str(topic.name), export.run_id, {str(partition) for partition in states})
-    return (found.get("topic"), found.get("run_id"), set(found.get("partitions", ()))) == wanted
+    return (
+        earlier_export.get("topic"),
+        earlier_export.get("run_id"),
+        set(earlier_export.get("partitions", ())),
+    ) == wanted
 
 
 def _stored_segments(
     topic: Topic, states: Mapping[int, PartitionState]
 ) -> dict[int, list[StoredSegment]]:
-    """The physical segments of each partition, as they are while its state is what it was."""
+    """Return the physical segments of each partition; CommitConflictError if the state moved."""
     ends = {partition: state.log_end_offset for partition, state in states.items()}
     records, batches = (
         _plan_segments(topic, table, ends)
@@ -153,7 +161,7 @@ def _plan_segments(topic: Topic, table: str, ends: Mapping[int, int]) -> list[Se
 def _segments(
     topic: Topic, export: Export, partition: int, stored: Sequence[StoredSegment]
 ) -> list[SegmentToWrite]:
-    """The logical segments of a partition, each with the physical ones that it may lie in."""
+    """Return a partition's logical segments, each with the physical ones that may hold its rows."""
     state = topic.partitions[partition]
     uri = unfinished(export.target)
     directory = partition_name(topic.name.topic, partition)

@@ -1,15 +1,16 @@
-"""What every ingest does with what it takes: records, then batches, then state.
+"""Append what an ingest takes: records, then batches, then state.
 
-Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or
-a hole.
+Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or a
+hole.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.appends import Appending, NewFile, Target, write_new_file
+from ebbtide.iceberg.files.added_files import Appending, NewFile, Target, write_new_file
 from ebbtide.iceberg.files.data_files import in_segments
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
@@ -40,13 +41,20 @@ log = logging.getLogger(__name__)
 
 TOPIC_ID = "kafka.topic.id"
 # Numbers of a partition that add up over slices.
-SUMMED = ("records", "batches", "bytes", "segments", "timestamps_in_headers", "event_times_missing")
+SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
+
+
+@dataclass(slots=True)
+class IngestOutcome(JobOutcome):
+    """A JobOutcome of one slice or several; a segment that two of them grew counts once."""
+
+    segments: dict[int, set[int]] = field(default_factory=dict)  # base offsets, by partition
 
 
 def new_topic(
     spark: SparkSession, name: TopicName, properties: dict[str, str], *, is_plan_only: bool
 ) -> Topic:
-    """The topic with its tables made, or as it would be."""
+    """Return the topic with its tables made, or as it would be."""
     if is_plan_only:
         return Topic(spark, name, properties)
     commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
@@ -54,9 +62,9 @@ def new_topic(
 
 
 def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """The topic as it is, with the views that a killed create would have made last.
+    """Return the current topic, and make the views if a killed create lacks them.
 
-    RequestError for a replica.
+    Raise RequestError for a replica.
     """
     topic = load(spark, name)
     check_is_no_replica(topic, "ingest into")
@@ -66,45 +74,48 @@ def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> T
 
 
 def pinned(topic_ids: Collection[str]) -> dict[str, str]:
-    """The property that holds the table to the one topic id; none where it is not known."""
+    """Return the property that holds the table to the one topic id; none where it is not known."""
     return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
 
 
 def with_origin(
     current: Topic, changes: dict[str, str | None], origin: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """The changes, if there are any, and where the log is from if the table does not say so yet."""
+    """Return the changes and, where the table does not name the log's origin yet, the origin.
+
+    No changes stay no changes.
+    """
     if not changes:
         return changes
     unsaid = {name: text for name, text in origin.items() if name not in current.properties}
     return {**changes, **unsaid}
 
 
-def check_topic_id(topic: Topic, found: str | None, where: str) -> None:
-    """ForeignLogError where the source is another topic of the same name."""
+def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
+    """Raise ForeignLogError where the source is another topic of the same name."""
     expected = topic.config.topic_id
-    if expected is not None and found is not None and found != expected:
+    if expected is not None and source_id is not None and source_id != expected:
         raise ForeignLogError(
-            f"expected topic id {expected} for {topic.name}, found {found} in "
+            f"expected topic id {expected} for {topic.name}, found {source_id} in "
             f"{where}: the topic was deleted and created anew; ingest it under "
             "another cluster name, or drop the table to begin anew"
         )
 
 
 def live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> Slice | None:
-    """The slice of the live topic that a killed ingest_topic has appended, without its state."""
+    """Return the slice that a killed ingest_topic has appended without moving the state, if any."""
     if SLICE not in topic.properties:
         return None
-    found = Slice.parse(topic.properties[SLICE])
+    slice_in_flight = Slice.parse(topic.properties[SLICE])
     is_written = any(
         partition in held and held[partition].records_end > taken.start
-        for partition, taken in found.ranges.items()
+        for partition, taken in slice_in_flight.ranges.items()
     )
-    return found if is_written and found.continues(topic.partitions) else None
+    return slice_in_flight if is_written and slice_in_flight.continues(topic.partitions) else None
 
 
 def check_no_live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """ForeignLogError where a killed ingest_topic has left records without their batches."""
+    """Raise ForeignLogError where a killed ingest_topic has left records without their batches."""
     if live_slice(topic, held) is not None:
         raise ForeignLogError(
             f"expected {topic.name} to hold only what was taken as a whole, found {SLICE} among "
@@ -126,7 +137,7 @@ def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> 
 
 
 def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
-    """The writer of rows that come segment by segment as they are."""
+    """Return a writer that takes rows segment by segment, unsorted."""
     return (
         rows.writeTo(table)
         .option(f"snapshot-property.{OWN}", "true")
@@ -144,14 +155,21 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
         return []
     by_segment = in_segments(unwritten.select(BATCH_NAMES), "base_offset")
     appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
-    work = list(zip(appending.targets(by_segment), by_segment.values(), strict=True))
+    targets = appending.targets(by_segment)
+    work = [_BatchesOfFile(*of) for of in zip(targets, by_segment.values(), strict=True)]
     files = in_threads(spark, _write_batches, work, "writes headers of")
     return [commit(Step.INGEST_BATCHES, partial(appending.append, filter(None, files)))]
 
 
-def _write_batches(work: tuple[Target, pa.Table]) -> NewFile | None:
-    target, rows = work
-    return write_new_file(target, [rows])
+class _BatchesOfFile(NamedTuple):
+    """The batches of a segment, and the file to write them to."""
+
+    target: Target
+    rows: pa.Table
+
+
+def _write_batches(file: _BatchesOfFile) -> NewFile | None:
+    return write_new_file(file.target, [file.rows])
 
 
 def append_read(
@@ -163,24 +181,33 @@ def append_read(
     """Append what `read` gives of the ranges, a file each; the id of the snapshot."""
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
-    work = list(zip(targets, ranges, strict=True))
+    work = [_RecordsOfFile(*of) for of in zip(targets, ranges, strict=True)]
     write = partial(_write_records, read)
     files = map_segments(topic.spark, write, work, rows, "reads and writes records of")
     return commit(Step.INGEST_RECORDS, partial(appending.append, filter(None, files)))
 
 
+class _RecordsOfFile(NamedTuple):
+    """One range of a source file, and the file to write its records to."""
+
+    target: Target
+    source: RecordsToRead
+
+
 def _write_records(
-    read: Callable[[RecordsToRead], Iterable[pa.Table]], work: tuple[Target, RecordsToRead]
+    read: Callable[[RecordsToRead], Iterable[pa.Table]], file: _RecordsOfFile
 ) -> NewFile | None:
-    """In a task: one range of a source file becomes a data file."""
-    target, wanted = work
-    return write_new_file(target, read(wanted))
+    """Write one range of a source file to a data file, in a task."""
+    return write_new_file(file.target, read(file.source))
 
 
 def state_changes(
     current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
 ) -> dict[str, str | None]:
-    """The state that the logs leave; CommitConflictError where it moved since they were planned."""
+    """Return the state changes that the logs lead to.
+
+    Raise CommitConflictError where the state moved since they were planned.
+    """
     changes: dict[str, str | None] = {}
     for partition, log in logs.items():
         state, planned = current.partitions.get(partition), log.held.state
@@ -195,9 +222,12 @@ def state_changes(
     return changes
 
 
-def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[str, Any]]:
-    """What a run says of each partition."""
-    return {
+def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
+    """What a slice says of each partition."""
+    segments = {
+        p: set(pc.unique(log.batches.column("segment")).to_pylist()) for p, log in logs.items()
+    }
+    partitions = {
         partition: {
             "log_start_offset": log.log_start_offset,
             "low_watermark": topic.low_watermark(log.log_start_offset),
@@ -205,27 +235,31 @@ def numbers_of(topic: Topic, logs: Mapping[int, SourceLog]) -> dict[int, dict[st
             "records": log.records,
             "batches": log.batches.num_rows,
             "bytes": log.bytes,
-            "segments": len(pc.unique(log.batches.column("segment"))),
+            "segments": len(segments[partition]),
             "skipped": log.skipped,
             "accepted_gaps": log.accepted_gaps,
         }
         for partition, log in logs.items()
     }
+    return IngestOutcome(partitions, segments=segments)
 
 
 def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
-    """Say what of it is in the table by now."""
+    """Add to the outcome how many planned records the table now holds."""
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
         numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
         numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
 
 
-def add_slice(done: JobOutcome, of_slice: JobOutcome) -> None:
+def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:
     """Add what one slice did to what those before it did."""
     for partition, numbers in of_slice.partitions.items():
         before = done.partitions.get(partition, {})
         summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
+        grown = done.segments.setdefault(partition, set())
+        grown |= of_slice.segments[partition]
+        summed["segments"] = len(grown)
         gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
         done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
     done.snapshot_ids += of_slice.snapshot_ids

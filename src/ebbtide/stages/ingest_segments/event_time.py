@@ -20,9 +20,9 @@ _EXPECTED = (
 
 
 def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
-    """The event time by `source`, null where it cannot be read; None where the timestamp is it.
+    """Return the event time by `source`, null where unreadable; None where it is the timestamp.
 
-    ConfigurationError for an expression that no record's event time can be.
+    Raise ConfigurationError for an expression that cannot give an event time.
     """
     if source.source == "header":
         return _of_header(source.text)
@@ -32,9 +32,9 @@ def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
 
 
 def _of_header(name: str) -> Column:
-    """Of the last header of that name, ms since the epoch or ISO 8601 with its zone."""
-    found = F.filter("headers", lambda header: header["key"] == F.lit(name))
-    text = F.try_element_at(found, F.lit(-1))["value"].cast("string")
+    """Read the last header of that name: ms since the epoch, or ISO 8601 with its zone."""
+    matching = F.filter("headers", lambda header: header["key"] == F.lit(name))
+    text = F.try_element_at(matching, F.lit(-1))["value"].cast("string")
     of_text = F.when(text.rlike(HAS_ZONE), text.try_cast("timestamp"))
     return F.coalesce(_of_millis(text.try_cast("bigint")), _within_range(of_text))
 
@@ -58,9 +58,9 @@ def _expression(source: EventTime) -> Expression:
 
 
 def _of_expression(spark: SparkSession, expression: Expression) -> Column:
-    found = expression.type(spark)
-    if isinstance(found, TimestampType):
+    data_type = expression.type(spark)
+    if isinstance(data_type, TimestampType):
         return _within_range(expression.column)
-    if isinstance(found, LongType):
+    if isinstance(data_type, LongType):
         return _of_millis(expression.column)
-    raise expression.refused(f"one of type {found.simpleString()}")
+    raise expression.refused(f"one of type {data_type.simpleString()}")

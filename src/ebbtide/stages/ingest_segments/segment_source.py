@@ -1,4 +1,4 @@
-"""Segment files read in parallel by Spark: first every batch header, checked, then the records."""
+"""Read segment files in parallel by Spark: first every batch header, checked, then the records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ebbtide.records.files.segment_reader import (
     require_whole,
     walk_segment,
 )
-from ebbtide.spark.tasks import map_segments
+from ebbtide.spark.tasks import map_segments, told_as_text
 from ebbtide.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -32,18 +32,22 @@ Batches = Iterator[pa.RecordBatch]
 T = TypeVar("T")
 
 MIB = 1024 * 1024
-# A Spark task costs 0.1 s or more: not worth it for less, too much to lose for more.
+# A Spark task costs 0.1 s or more, so a smaller one is not worth it; a larger one risks too much.
 LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
-# Of a file nothing is known but its size: as if records took this much.
+# Only a file's size is known beforehand; its rows are estimated with records of this size.
 RECORD_BYTES = 100
 
 _WALK_EXTRA = [("partition", pa.int32()), ("path", pa.string()), ("segment", pa.int64())]
-# One row a batch; a file that is not what it should be is one row with an error instead, and a
-# torn end one row with its position.
+# One row a batch. A malformed file is one row with an error and its class instead, and a torn
+# end is one row with its position.
 WALK_SCHEMA = pa.schema(
-    [*_WALK_EXTRA, *BATCH_SCHEMA, ("torn", pa.string()), ("error", pa.string())]
+    [
+        *_WALK_EXTRA,
+        *BATCH_SCHEMA,
+        *((name, pa.string()) for name in ("torn", "error", "error_class")),
+    ]
 )
 
 
@@ -72,7 +76,10 @@ class RecordsToRead(NamedTuple):
 def walk_files(
     spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits, store: Store
 ) -> pa.Table:
-    """Every batch of the files, checked, as WALK_SCHEMA; UnavailableError where one has gone."""
+    """Read and check all batches of the files, as WALK_SCHEMA.
+
+    Raise UnavailableError where a file has gone.
+    """
     walk = partial(_walked, limits, store)
     rows = sum(file.size_bytes for file in files) // RECORD_BYTES
     tables = map_segments(spark, walk, files, rows, "walks")
@@ -80,42 +87,43 @@ def walk_files(
 
 
 def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
-    """In a task: the rows of one file."""
+    """Read and check the batches of one file, in a task."""
     return pa.Table.from_batches(walk_file(file, limits, store), WALK_SCHEMA)
 
 
 def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
-    """The rows of one file: its batches, or one row with what is wrong with it."""
+    """Return the rows of one file: its batches, or one row with its error."""
     try:
         with _reading(file.path):
-            found = walk_segment(
+            walked = walk_segment(
                 file.path,
                 max_batch_bytes=limits.file_bytes,
                 max_decompressed_bytes=limits.decompressed_bytes,
                 store=store,
             )
         if not file.is_last:
-            require_whole(found, file.path)
+            require_whole(walked, file.path)
     except SourceError as error:
-        yield _walk_rows(file, [], 1, error=str(error))
+        yield _walk_rows(file, [], 1, error=error)
         return
-    if found.batches.num_rows:
-        yield _walk_rows(file, [found.batches], found.batches.num_rows)
-    if found.torn is not None:
-        at, expected, present = found.torn
+    if walked.batches.num_rows:
+        yield _walk_rows(file, [walked.batches], walked.batches.num_rows)
+    if walked.torn is not None:
+        at, expected, present = walked.torn
         torn = f"{file.path}: a torn batch at position {at}, {present} of {expected} bytes"
         yield _walk_rows(file, [], 1, torn=torn)
 
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """A failing disk or object store is no fault of the bytes."""
+    """Yield a failing disk or object store is no fault of the bytes."""
     try:
         yield
     except PermissionError as failure:
         raise SourceError(
             f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
-            "leave its topic out"
+            "leave its topic out",
+            path,
         ) from failure
     except OSError as failure:
         raise UnavailableError(
@@ -129,14 +137,15 @@ def _walk_rows(
     rows: int,
     *,
     torn: str | None = None,
-    error: str | None = None,
+    error: SourceError | None = None,
 ) -> pa.RecordBatch:
     fixed = {
         "partition": file.partition,
         "path": file.path,
         "segment": file.base_offset,
         "torn": torn,
-        "error": error,
+        "error": None if error is None else str(error),
+        "error_class": None if error is None else type(error).__name__,
     }
     header = batches[0] if batches and batches[0].num_rows else None
     columns = [
@@ -151,7 +160,7 @@ def _walk_rows(
 def records_of(
     append_time: pa.Scalar, limits: BatchLimits, store: Store, wanted: RecordsToRead
 ) -> Iterator[pa.Table]:
-    """In a task: the records of a byte range as rows of a records table, some at a time."""
+    """Yield the records of a byte range as chunks of records-table rows; runs in a task."""
     with _reading(wanted.path):
         for chunk in read_records(
             wanted.path,
@@ -168,7 +177,7 @@ def records_frame(
     ranges: Sequence[RecordsToRead],
     read: Callable[[RecordsToRead], Iterator[pa.Table]],
 ) -> DataFrame:
-    """The records of the byte ranges, as rows of a records table.
+    """Return the records of the byte ranges, as rows of a records table.
 
     A task's rows come segment by segment, so that one data file is open at a time.
     """
@@ -207,7 +216,7 @@ def _to_rows(
 
 
 def log_append_batches(header: pa.Table) -> list[int]:
-    """Base offsets of the batches whose records carry the broker's clock."""
+    """Return base offsets of the batches whose records carry the broker's clock."""
     flags = pc.bit_wise_and(header.column("attributes"), LOG_APPEND_TIME)
     stamped: list[int] = header.filter(pc.not_equal(flags, 0)).column("base_offset").to_pylist()
     return stamped
@@ -220,7 +229,7 @@ def _in_tasks(
     read: Callable[[T], Batches],
     schema: pa.Schema,
 ) -> DataFrame:
-    """What `read` makes of the files: several in one Spark task, each read by one and in order."""
+    """Apply `read` to the files: a task reads several, and one task reads a file in order."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     groups = [
@@ -229,17 +238,18 @@ def _in_tasks(
     ]
 
     def run(batches: Batches) -> Batches:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                for file in groups[number]:
-                    yield from read(file)
+        with told_as_text():
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    for file in groups[number]:
+                        yield from read(file)
 
     numbers = spark.range(0, len(groups), 1, len(groups))
     return numbers.mapInArrow(run, from_arrow_schema(schema))  # type: ignore[arg-type]
 
 
 def task_count(sizes: Sequence[int], cores: int) -> int:
-    """How many tasks read files of these sizes, in bytes."""
+    """Return how many tasks read files of these sizes, in bytes."""
     total = sum(sizes)
     worthwhile = total // LEAST_TASK_BYTES + 1
     at_most = max(cores * TASKS_PER_CORE, total // MOST_TASK_BYTES)
@@ -247,7 +257,10 @@ def task_count(sizes: Sequence[int], cores: int) -> int:
 
 
 def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
-    """Indices of `sizes` in groups of about equal sums, ascending in each; none is empty."""
+    """Spread the indices of `sizes` over groups of about equal sums, ascending in each.
+
+    No group is empty.
+    """
     loads = [(0, 0, group) for group in range(groups)]  # bytes, files, group
     heapify(loads)
     spread: list[list[int]] = [[] for _ in range(groups)]

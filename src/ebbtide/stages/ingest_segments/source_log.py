@@ -1,4 +1,4 @@
-"""How much of one partition's source log is taken, and what its state is afterwards."""
+"""Decide how much of one partition's source log is taken, and what its state is afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.columns.slices import slices_by_value
-from ebbtide.errors import CorruptSegmentError, EbbtideError
+from ebbtide.errors import EbbtideError, SourceError, class_named
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.continuation import (
     SourceBatch,
@@ -23,6 +23,7 @@ from ebbtide.log.continuation import (
     check_not_appended,
     check_not_lost,
 )
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
@@ -30,7 +31,7 @@ from ebbtide.records.files.log_directory import PartitionDirectory, SegmentFile
 
 
 class HeldLog(NamedTuple):
-    """Where the tables' copies of one partition end; no state for a new partition."""
+    """The ends of the tables' copies of one partition; without a state if it is new."""
 
     state: PartitionState | None = None
     records_end: int = 0
@@ -45,14 +46,14 @@ class HeldLog(NamedTuple):
 
 
 class GapRule(NamedTuple):
-    """Which missing offsets are no error: those that compaction explains, or all."""
+    """The rule for missing offsets: those that compaction explains are allowed, or all."""
 
     is_compacted: bool
     accepts_all: bool
 
 
 class Walked(NamedTuple):
-    """One partition as it was read, up to the first file that is bad."""
+    """One partition as read, up to the first bad file."""
 
     directory: PartitionDirectory
     first_read: int  # base offset of the first file that was read; those before it were not
@@ -79,12 +80,12 @@ class Walked(NamedTuple):
 
     @property
     def behind(self) -> int:
-        """How many segments lie behind the bad one."""
+        """The number of segments behind the bad one."""
         return len(self.directory.segments) - len(self.segments)
 
     @property
     def end(self) -> int:
-        """Where the good part ends; where a segment begins if batches before it were cleaned."""
+        """The end of the good part; where a segment begins if batches before it were cleaned."""
         lasts = [offset + 1 for offset in self.batches.column("last_offset")[-1:].to_pylist()]
         return int(max([self.start, *(s.base_offset for s in self.segments), *lasts]))
 
@@ -102,7 +103,7 @@ class SourceLog:
     first_offset: int  # what is taken begins here
     log_end_offset: int
     batches: pa.Table  # WALK_SCHEMA
-    segments: tuple[tuple[int, int], ...] = ()  # the source's, (base offset, modified ms)
+    segments: tuple[SegmentStart, ...] = ()  # the source's
     skipped: list[str] = field(default_factory=list)
     errors: list[EbbtideError] = field(default_factory=list)
     accepted_gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -127,7 +128,7 @@ class SourceLog:
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
-        """Which batches belong to a transaction."""
+        """Whether each batch belongs to a transaction."""
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
@@ -138,7 +139,7 @@ class SourceLog:
         return not self.errors and (state is None or self.log_end_offset > state.log_end_offset)
 
     def unread(self) -> Iterator[tuple[str, pa.Table]]:
-        """The batches of each file whose records are not all in the records table."""
+        """Yield the batches of each file whose records are not all in the records table."""
         visible = self.visible
         is_new = pc.greater_equal(visible.column("last_offset"), self.held.records_end)
         new = visible.filter(is_new)
@@ -147,7 +148,7 @@ class SourceLog:
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
     ) -> PartitionState | None:
-        """The partition's state once all of this is in the tables; None for none at all."""
+        """Return the partition's state once this log is in the tables; None if there is none."""
         if not self.segments:
             return state
         if state is None:
@@ -163,36 +164,40 @@ class SourceLog:
         return state.moved(
             log_end_offset=self.log_end_offset,
             segments=self.segments_after(state),
-            # Where it is missing, retention works it out from all that is there.
+            # Without a value, retention works it out from all of the partition's batches.
             max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
         )
 
-    def segments_after(self, state: PartitionState | None) -> tuple[tuple[int, int], ...]:
-        """The state's segments, the active one as the source now has it, and those begun since."""
+    def segments_after(self, state: PartitionState | None) -> tuple[SegmentStart, ...]:
+        """Return the state's segments, with the active one as the source has it, and newer ones."""
         if state is None:
             return self.segments
         base, modified_ms = state.segments[-1]
         for found_base, found_ms in self.segments:
-            # Retention may have rolled the active segment here: the source's then begins before.
+            # Retention may have rolled the active segment here; the source's then begins earlier.
             if found_base == base or (found_base < base and self.batches.num_rows):
                 modified_ms = found_ms
-        # Another replica has segments of its own: only where nothing is held does one begin.
-        added = [s for s in self.segments if s[0] > base and s[0] >= self.first_offset]
-        return (*state.segments[:-1], (base, modified_ms), *added)
+        # Another replica rolls segments at other offsets: only those beyond the rows held are new.
+        first = max(base + 1, self.first_offset)
+        added = [segment for segment in self.segments if segment.base_offset >= first]
+        return (*state.segments[:-1], SegmentStart(base, modified_ms), *added)
 
 
 def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
-    """What was walked of each partition, in offset order."""
+    """Split the walked rows by partition, in offset order."""
     order = [(name, "ascending") for name in ("partition", "segment", "base_offset")]
     return dict(slices_by_value(walked.combine_chunks().sort_by(order), "partition"))
 
 
 def read_back(
-    directory: PartitionDirectory, first_read: int, rows: pa.Table, refused: Mapping[str, str]
+    directory: PartitionDirectory,
+    first_read: int,
+    rows: pa.Table,
+    refused: Mapping[str, SourceError],
 ) -> Walked:
-    """What was walked of one partition; `refused` says why, by path, of more bad files."""
+    """Return what was walked of one partition; `refused` maps more bad files to errors."""
     bad = {
-        row["segment"]: row["error"]
+        row["segment"]: _error_of(row)
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
     }
     bad |= {s.base_offset: refused[s.path] for s in directory.segments if s.path in refused}
@@ -205,13 +210,21 @@ def read_back(
         first_read,
         good,
         first_bad,
-        None if first_bad is None else CorruptSegmentError(bad[first_bad]),
+        None if first_bad is None else bad[first_bad],
         rows.column("torn").drop_null().to_pylist(),
     )
 
 
+def _error_of(row: Mapping[str, Any]) -> SourceError:
+    """Rebuild the error of a file that could not be walked, from its row of WALK_SCHEMA."""
+    kind = class_named(row["error_class"])
+    assert kind is not None
+    assert issubclass(kind, SourceError)
+    return kind(row["error"], row["path"])
+
+
 def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
-    """What is taken of one partition: up to its high watermark, or to the first bad file."""
+    """Take one partition's log up to its high watermark, or to the first bad file."""
     log = _nothing(walked, held)
     try:
         _check_continues(walked, held, rule)
@@ -232,7 +245,7 @@ def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
 
 
 def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
-    """The log of which nothing is taken yet."""
+    """Return the source's log before anything of it is taken."""
     state = held.state
     if state is None:
         start = walked.start
@@ -251,7 +264,7 @@ def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
 
 
 def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
-    """The last batch held is compared with what the source has in its place."""
+    """Compare the last batch held with what the source has in its place."""
     state = held.state
     if state is not None and state.first_appended_offset != NEVER:
         check_not_appended(walked.where, state.first_appended_offset, walked.end)
@@ -276,7 +289,7 @@ def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
 
 
 def _after(walked: Walked, log: SourceLog) -> pa.Table:
-    """The batches from the first offset on; of a source that lost some, those it still has."""
+    """Return the batches from the first offset on that the source still has."""
     first, rows = log.first_offset, walked.batches
     bases, lasts = rows.column("base_offset"), rows.column("last_offset")
     is_after = pc.greater_equal(bases, first)
@@ -299,7 +312,7 @@ def _below_high_watermark(batches: pa.Table, walked: Walked, log: SourceLog) -> 
 
 
 def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
-    """Where the log ends with `new`; segments say so where batches before them were cleaned."""
+    """Return where the log ends with `new`; a segment's base counts, as cleaning leaves gaps."""
     watermark = walked.directory.high_watermark
     bases = [s.base_offset for s in walked.segments]
     reached = [base for base in bases if watermark is None or base <= watermark]
@@ -310,7 +323,7 @@ def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
 def _check_gaps(
     walked: Walked, new: pa.Table, log: SourceLog, *, reached: int, rule: GapRule
 ) -> list[tuple[int, int]]:
-    """The gaps up to where `new` reaches that only the user's word explains."""
+    """Return the gaps up to where `new` reaches that only the user's word explains."""
     first, accepted = log.first_offset, []
     bases = new.column("base_offset").to_numpy()
     if log.held.state is not None and walked.start > first:
@@ -329,19 +342,19 @@ def _check_gaps(
 
 def _begun(
     walked: Walked, state: PartitionState | None, log_end_offset: int
-) -> tuple[tuple[int, int], ...]:
-    """The source's segments up to the log end offset; a bad file's time is not believed."""
+) -> tuple[SegmentStart, ...]:
+    """Return the source's segments up to the log end offset; a bad file's time is not believed."""
     held_until = -1 if state is None else state.active_segment
     return tuple(
-        (segment.base_offset, segment.modified_ms)
+        SegmentStart(segment.base_offset, segment.modified_ms)
         for segment in walked.segments
         if segment.base_offset <= log_end_offset
         and (segment.base_offset != walked.first_bad or segment.base_offset > held_until)
     )
 
 
-def _with_segments(batches: pa.Table, segments: Sequence[tuple[int, int]]) -> pa.Table:
-    """Each batch in the state's segment: the source may have merged what the table keeps apart."""
+def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Table:
+    """Put each batch in the state's segment; the source may have merged segments that it has."""
     bases = np.array([base for base, _ in segments])
     places = np.searchsorted(bases, batches.column("base_offset").to_numpy(), side="right") - 1
     column = pa.array(bases[np.maximum(places, 0)], pa.int64())
@@ -349,9 +362,10 @@ def _with_segments(batches: pa.Table, segments: Sequence[tuple[int, int]]) -> pa
 
 
 def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
-    """For each batch that is a marker with data, where its transaction starts; else null.
+    """Return the first offset of the transaction each marker ends; null for all other batches.
 
-    `undecided` is what the batch table leaves open, so it is followed from that table's end on.
+    A marker that ends a transaction without data is null too. `undecided` holds the transactions
+    that the batches table leaves open, so transactions are followed from that table's end on.
     """
     firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))

@@ -1,8 +1,8 @@
-"""ingest_segments: what a log directory holds beyond the tables' ends goes into the tables.
+"""ingest_segments: append what a log directory holds beyond the tables' ends.
 
 Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
-finished without a duplicate or a hole. A log of very many batches is taken in slices, each of them
-an ingest of its own, since the rows of new batches pass through the driver.
+finished without a duplicate or a hole. A log of very many batches is taken in slices, each an
+ingest of its own, since the rows of new batches pass through the driver.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 
 from ebbtide.errors import (
-    CorruptSegmentError,
     ForeignLogError,
+    SourceError,
     UnavailableError,
     standing_for,
 )
@@ -44,6 +44,7 @@ from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
+    IngestOutcome,
     add_ingested,
     add_slice,
     append_batches,
@@ -53,7 +54,7 @@ from ebbtide.stages.ingest_segments.append import (
     check_topic_id,
     held_topic,
     new_topic,
-    numbers_of,
+    outcome_of,
     pinned,
     state_changes,
     with_origin,
@@ -89,7 +90,7 @@ LISTINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     uri: str
     directories: Sequence[PartitionDirectory]
@@ -109,27 +110,27 @@ class Source:
         settings: Mapping[str, str] | None = None,
         store: Store = AMBIENT,
     ) -> Self:
-        """The log directory as it is now."""
+        """Read the log directory as it is now."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
     def listed_again(self) -> Source:
-        """The same log directory as it is by now."""
+        """Read the same log directory again."""
         return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
-        """The same without these partitions of a topic."""
+        """Return the source without these partitions of a topic."""
         left = [
             d for d in self.directories if d.topic != name.topic or d.partition not in partitions
         ]
         return replace(self, directories=left)
 
     def of(self, name: TopicName) -> list[PartitionDirectory]:
-        """The partitions of one topic."""
+        """Return the partitions of one topic."""
         return [directory for directory in self.directories if directory.topic == name.topic]
 
     def topics(self) -> list[str]:
-        """The names of all topics but Kafka's own."""
+        """Return the names of all topics but Kafka's own."""
         return sorted({d.topic for d in self.directories} - INTERNAL_TOPICS)
 
 
@@ -145,12 +146,12 @@ class IngestPlan:
 
     @property
     def ended(self) -> set[int]:
-        """The partitions of which a further slice would bring nothing."""
+        """The partitions for which a further slice would bring nothing."""
         return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
 
-    def outcome(self) -> JobOutcome:
-        """The numbers of the plan; `error` where a part of the source was refused."""
-        outcome = JobOutcome(partitions=numbers_of(self.topic, self.logs))
+    def outcome(self) -> IngestOutcome:
+        """Return the numbers of the plan; `error` where a part of the source was refused."""
+        outcome = outcome_of(self.topic, self.logs)
         errors = [error for log in self.logs.values() for error in log.errors]
         outcome.error = standing_for(errors)
         return outcome
@@ -159,9 +160,9 @@ class IngestPlan:
 def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create the topic where it is new and take what is new; one bad file stops its partition."""
-    refused: dict[str, str] = {}
-    done = JobOutcome()
+    """Create a new topic, and append what is new; one bad file stops only its partition."""
+    refused: dict[str, SourceError] = {}
+    done = IngestOutcome()
     listings = 1
     while True:
         try:
@@ -178,8 +179,8 @@ def ingest_segments(
             source = source.without(name, plan.ended)
             if not source.of(name):
                 return done
-        except CorruptSegmentError as error:
-            # A batch whose CRC is right and whose records are not shows only when it is decoded.
+        except SourceError as error:
+            # A batch with a right CRC but malformed records fails only when it is decoded.
             refused |= _refusal(error, source.of(name), refused)
         except UnavailableError:
             if listings == LISTINGS:
@@ -189,17 +190,17 @@ def ingest_segments(
 
 
 def _refusal(
-    error: CorruptSegmentError, directories: Iterable[PartitionDirectory], refused: Iterable[str]
-) -> dict[str, str]:
-    """The file that the message of a failed task begins with, and the message."""
-    for path in (segment.path for d in directories for segment in d.segments):
-        if str(error).startswith(f"{path}: ") and path not in refused:
-            return {path: str(error)}
-    raise error
+    error: SourceError, directories: Iterable[PartitionDirectory], refused: Container[str]
+) -> dict[str, SourceError]:
+    """Return the error by the path of its source file; raise it where it names no further file."""
+    paths = {segment.path for d in directories for segment in d.segments}
+    if error.path is None or error.path not in paths or error.path in refused:
+        raise error
+    return {error.path: error}
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """The topic as it is, or as its source says a new one is to be."""
+    """Return the current topic, or a new one with the source's settings."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
@@ -214,7 +215,7 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
-def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> IngestPlan:
+def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, SourceError]) -> IngestPlan:
     """Walk the source's files and decide how much of each partition is taken."""
     config, states = topic.config, topic.partitions
     event_time = event_time_of(topic.spark, config.event_time)
@@ -245,15 +246,15 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, str]) -> Ing
 
 
 def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
-    """The files' paths by partition."""
-    found: dict[int, set[str]] = {}
+    """Return the files' paths by partition."""
+    paths: dict[int, set[str]] = {}
     for file in files:
-        found.setdefault(file.partition, set()).add(file.path)
-    return found
+        paths.setdefault(file.partition, set()).add(file.path)
+    return paths
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
-    """How large a batch may be by the topic's settings."""
+    """Return how large a batch may be by the topic's settings."""
     return BatchLimits(
         max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
     )
@@ -266,7 +267,7 @@ def _walk_slice(
     store: Store,
     config: TopicConfig,
 ) -> tuple[pa.Table, list[FileToWalk]]:
-    """The batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
+    """Return the batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
 
     Files that begin below their partition's log end are all among those walked.
     """
@@ -297,7 +298,7 @@ def _without_files(directory: PartitionDirectory, paths: Container[str]) -> Part
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
-    """Segment files from the one on that holds the last batch of the table."""
+    """Return the segment files from the one on that holds the table's last batch."""
     segments = directory.segments
     if state is None:
         return segments
@@ -305,7 +306,7 @@ def unread_segments(
     return segments[starts[-1] if starts else 0 :]
 
 
-def execute_ingest(plan: IngestPlan) -> JobOutcome:
+def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     """Append the planned records, then their batches, then move the state."""
     outcome, topic = plan.outcome(), plan.topic
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
@@ -345,7 +346,7 @@ def _to_take(numbers: Mapping[str, Any]) -> str:
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
-    """One byte range a file that has records which the records table does not hold."""
+    """Return one byte range a file that has records which the records table does not hold."""
     return [
         RecordsToRead(
             partition,

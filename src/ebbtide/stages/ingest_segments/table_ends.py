@@ -1,4 +1,4 @@
-"""What the tables hold of a source log: where they end, and what a killed ingest has left."""
+"""Find where the tables' copy of a source log ends, and what a killed ingest has left."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.batch_headers import open_transactions
 from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch
+from ebbtide.columns.header_columns import open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import (
-    MAX_OFFSET,
-    SegmentFiles,
-    count_rows,
-    plan_segments,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
@@ -33,12 +28,12 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
 
-# What a batch's header no longer says once a cleaner round has written it anew.
+# Header fields that are lost once a cleaner round has rewritten the batch.
 SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
 
 def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
-    """Where each table's copy of each partition ends."""
+    """Find where each table's copy of each partition ends."""
     if not exists(topic.spark, topic.name):
         return {partition: HeldLog() for partition in partitions}
     record_ends = _last_offsets(topic.spark, topic.name.records_table, "offset")
@@ -56,7 +51,7 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
 
 
 def _last_offsets(spark: SparkSession, table: str, *columns: str) -> dict[int, list[int]]:
-    """The largest value of the columns in each partition's files, from manifests alone."""
+    """Return the largest value of the columns in each partition's files, from manifests alone."""
     bounds = ", ".join(f"max(readable_metrics.{column}.upper_bound)" for column in columns)
     rows = spark.sql(
         f"SELECT partition.`partition`, {bounds} FROM {table}.data_files GROUP BY 1"
@@ -76,7 +71,7 @@ def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, di
 
 @dataclass(slots=True)
 class Ingested:
-    """What the records table holds of the planned batches, by partition."""
+    """The planned batches' records that the table now holds, by partition."""
 
     batches: pa.Table  # the planned ones of all partitions, with their times
     records: dict[int, int] = field(default_factory=dict)
@@ -88,7 +83,7 @@ class Ingested:
 def read_ingested(
     topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int, event_time: Column | None
 ) -> Ingested:
-    """The planned batches with what their records, which are in the table by now, say of them."""
+    """Read the planned batches' times and counts from their records, which are in the table now."""
     logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
     if not logs:
         return Ingested(pa.table({"is_written": pa.array([], pa.bool_())}))
@@ -120,19 +115,19 @@ def read_ingested(
             ("max_event_time_ms", "max"),
         ]
     )
-    found = {row["partition"]: row for row in totals.to_pylist()}
-    is_untimed = any(row["untimed_sum"] for row in found.values())
+    by_partition = {row["partition"]: row for row in totals.to_pylist()}
+    is_untimed = any(row["untimed_sum"] for row in by_partition.values())
     return Ingested(
         batches,
-        {p: row["records_sum"] or 0 for p, row in found.items()},
-        {p: row["max_event_time_ms_max"] for p, row in found.items()},
+        {p: row["records_sum"] or 0 for p, row in by_partition.items()},
+        {p: row["max_event_time_ms_max"] for p, row in by_partition.items()},
         _timestamps_in_headers(topic, is_planned) if is_untimed else {},
-        {p: row["event_times_missing_sum"] or 0 for p, row in found.items()},
+        {p: row["event_times_missing_sum"] or 0 for p, row in by_partition.items()},
     )
 
 
 def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
-    """Transactions that the batch table leaves open, if new batches can go on with any."""
+    """Return the transactions that the batches table leaves open, if new batches may end any."""
     if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
         return {}
     outlines = {
@@ -147,7 +142,7 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
 
 
 def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
-    """One row a batch: how many records the table has of it, and their largest times in ms."""
+    """Return one row a batch: its count of records in the table, and their largest times in ms."""
     spark, table = topic.spark, topic.name.records_table
     snapshot = current_snapshot(spark, table)
     firsts = {partition: log.first_offset for partition, log in logs.items()}
@@ -156,19 +151,22 @@ def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
         units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
     count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
     counted = map_segments(spark, count, units, count_rows(units), "counts records of")
-    # A killed ingest may have left records of one batch in another file than those of this one.
+    # A killed ingest may have split a batch: its records then lie in two files.
     return together_by_batch(counted)
 
 
 def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: SegmentFiles) -> pa.Table:
-    """In a task: those of one segment from the partition's first planned offset on."""
+    """Count a segment's records from the partition's first planned offset on, in a task."""
     rows = read_segment(unit, TIMES).table
     rows = rows.filter(pc.greater_equal(rows["offset"], firsts[unit.partition]))
     return batch_totals(unit.partition, rows, future_limit_ms)
 
 
 def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
-    """The same, and how many have no such event time, which Spark works out."""
+    """Return record totals as `_record_totals` does, and how many event times are missing.
+
+    Spark works the event times out.
+    """
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
     return (
@@ -208,17 +206,17 @@ def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
 
 
 def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
-    """Whether the largest timestamp in a header is an event time."""
+    """Return for each batch whether its header's largest timestamp is an event time."""
     is_stamped = pc.bit_wise_and(batches.column("attributes"), LOG_APPEND_TIME)
     return pc.and_(pc.equal(is_stamped, 0), pa.scalar(source == OF_TIMESTAMP))
 
 
 def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
-    """ForeignLogError where the table does not hold each visible record once."""
+    """Raise ForeignLogError where the table does not hold each visible record once."""
     is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
     is_visible = pc.greater_equal(batches.column("base_offset"), log.visible_from)
-    found = pc.coalesce(batches.column("records"), 0)
-    differs = pc.not_equal(found, pc.cast(batches.column("record_count"), pa.int64()))
+    counts = pc.coalesce(batches.column("records"), 0)
+    differs = pc.not_equal(counts, pc.cast(batches.column("record_count"), pa.int64()))
     for row in batches.filter(pc.and_(pc.and_(is_data, is_visible), differs)).to_pylist()[:1]:
         count = row["records"] or 0
         raise ForeignLogError(
@@ -242,7 +240,7 @@ def _what_to_do(topic: Topic, log: SourceLog, partition: int, *, is_twice: bool)
 
 
 def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:
-    """How many of the records keep a timestamp in a header, since no column holds it."""
+    """Count the records whose timestamp is kept in a header because no column can hold it."""
     rows = (
         topic.spark.table(topic.name.records_table)
         .where(condition)

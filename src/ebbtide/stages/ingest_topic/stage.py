@@ -1,8 +1,8 @@
-"""ingest_topic: what a live topic holds beyond the table's ends goes into the tables.
+"""ingest_topic: append what a live topic holds beyond the tables' ends.
 
-The ends are asked for once, then taken in slices. A slice is written down, its records are
-appended, their batches worked out from what is appended, and the state is moved; so a killed one
-is finished as it was planned, and without the broker.
+The live topic's ends are read once, then its records are taken in slices. Each slice is written to
+the state, its records are appended, their batches are worked out from those records, and the state
+is moved. So a killed slice is finished as planned, and without the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, exists
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -45,6 +45,7 @@ from ebbtide.log.live_offsets import (
     range_to_take,
     rest,
 )
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
@@ -56,6 +57,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     SUMMED,
+    IngestOutcome,
     add_ingested,
     add_slice,
     append_batches,
@@ -64,7 +66,7 @@ from ebbtide.stages.ingest_segments.append import (
     held_topic,
     live_slice,
     new_topic,
-    numbers_of,
+    outcome_of,
     pinned,
     state_changes,
     with_origin,
@@ -81,7 +83,7 @@ _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMI
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """What one run ingests from, and what it may accept."""
+    """A run's source, and what the run may accept."""
 
     connection: str
     now: datetime
@@ -91,7 +93,7 @@ class LiveSource:
 
     @property
     def upstream(self) -> str:
-        """As the topic's property says it."""
+        """The upstream as the topic's property names it."""
         return str(Upstream("kafka", self.connection))
 
 
@@ -107,23 +109,27 @@ class LivePlan:
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def drift(self) -> dict[str, Any]:
-        """Which settings the brokers have differently, and how they are taken over."""
-        found = drifts(self.topic.properties, self.live.configs)
-        said: dict[str, Any] = {"drift": [drift._asdict() for drift in found]}
-        return {**said, "note": drift_note(str(self.topic.name), found)} if found else said
+        """Return which settings differ at the brokers, and how to take them over."""
+        drifts_of_topic = drifts(self.topic.properties, self.live.configs)
+        numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
+        return (
+            {**numbers, "note": drift_note(str(self.topic.name), drifts_of_topic)}
+            if drifts_of_topic
+            else numbers
+        )
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome(topic=self.drift(), error=standing_for(self.errors))
-        for partition, found in self.left.items():
+        for partition, offsets in self.left.items():
             state = self.topic.partitions.get(partition)
-            start = found.start if state is None else state.log_start_offset
+            start = offsets.start if state is None else state.log_start_offset
             gap = self.accepted_gaps.get(partition)
             outcome.partitions[partition] = {
                 "log_start_offset": start,
                 "low_watermark": self.topic.low_watermark(start),
-                "log_end_offset": found.end,
-                "offsets": found.offsets,
+                "log_end_offset": offsets.end,
+                "offsets": offsets.offsets,
                 "accepted_gaps": [gap] if gap else [],
             }
         return outcome
@@ -132,7 +138,7 @@ class LivePlan:
 def choose_topics(
     source: LiveSource, cluster: str, asked: Sequence[TopicName], pattern: str | None
 ) -> list[TopicName]:
-    """The topics asked for by name, and those whose whole name is the regular expression."""
+    """Return the topics asked for by name, and those whose whole name is the regular expression."""
     for name in asked:
         if name.cluster != cluster or name.topic in INTERNAL_TOPICS:
             raise RequestError(
@@ -150,25 +156,25 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
     except re.error as error:
         raise RequestError(f"expected a regular expression, found {pattern!r}: {error}") from None
     known = list_topics(source.connection)
-    found = [topic for topic in known if is_matching(topic)]
-    if not found:
+    matching = [topic for topic in known if is_matching(topic)]
+    if not matching:
         raise UnknownTopicError(
             f"expected topics named {pattern!r} at the brokers of connection "
             f"{source.connection!r}, found {len(known)} others; check the pattern, and what that "
             "connection's user may see"
         )
-    return found
+    return matching
 
 
 def ingest_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create the topic where it is new and take all that the broker had when it was asked."""
+    """Create a new topic, and append all that the brokers had at the start."""
     live = LiveTopic.connect(source.connection, name.topic)
     topic_id, partitions = live.description
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
     check_topic_id(topic, topic_id, f"connection {source.connection!r}")
-    done = JobOutcome()
+    done = IngestOutcome()
     held = find_ends(topic, partitions)
     unfinished = live_slice(topic, held)
     if unfinished is not None and not is_plan_only:
@@ -194,7 +200,7 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """The topic as it is, or as its brokers say a new one is to be."""
+    """Return the current topic, or a new one with its brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
         return held_topic(spark, name, is_plan_only=is_plan_only)
@@ -204,7 +210,7 @@ def _topic(
 
 
 def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """ForeignLogError where the tables hold what no state tells of."""
+    """Raise ForeignLogError where the tables hold rows that no state records."""
     for partition, log in held.items():
         end = 0 if log.state is None else log.state.log_end_offset
         if max(log.records_end, log.batches_end) > end:
@@ -218,8 +224,8 @@ def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
-    """NotCoveredError where the tables wait for a marker, which the live topic does not show."""
-    if not any(found.offsets for found in left.values()):
+    """Raise NotCoveredError where a transaction waits for a marker: live reads show none."""
+    if not any(offsets.offsets for offsets in left.values()):
         return
     producers = (
         topic.spark.table(topic.name.batches_table)
@@ -238,14 +244,14 @@ def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
 
 
 def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
-    """Which offsets of each partition the tables lack."""
+    """Plan which offsets of each partition to take: those that the tables lack."""
     plan = LivePlan(topic, live, source)
     offsets = live.offsets(live.description.partitions, source.isolation)
-    for partition, found in offsets.items():
+    for partition, live_offsets in offsets.items():
         state = topic.partitions.get(partition)
         where = f"{live.topic}-{partition}"
         try:
-            taken = range_to_take(where, state, found, accepts_gap=source.accept_gap)
+            taken = range_to_take(where, state, live_offsets, accepts_gap=source.accept_gap)
         except EbbtideError as error:
             plan.errors.append(error)
             continue
@@ -255,11 +261,11 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
     return plan
 
 
-def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
+def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
     live, planned = plan.live, plan.topic
     topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
-    ranges = {partition: found for partition, found in piece.ranges.items() if found.offsets}
+    ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
     taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
     log_partitions(log, taken)
     if ranges:
@@ -274,7 +280,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: JobOutcome) -> Topic:
     return _finish_slice(topic, piece, held, done)
 
 
-def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> Changes:
+def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> PropertyChanges:
     ends, expected = _ends(current), _ends(plan.topic)
     for partition in piece.ranges:
         if ends.get(partition) != expected.get(partition):
@@ -291,11 +297,13 @@ def _ends(topic: Topic) -> dict[int, int]:
 
 
 def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
-    """The segment of each partition that goes on growing, and what it holds."""
+    """Return the segment of each partition that goes on growing, and what it holds."""
     active = {}
-    for partition, found in piece.ranges.items():
+    for partition, offsets in piece.ranges.items():
         state = topic.partitions.get(partition)
-        begun = (found.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        begun = (
+            SegmentStart(offsets.start, to_ms(piece.now)) if state is None else state.segments[-1]
+        )
         active[partition] = ActiveSegment(*begun)
     is_active = any_of(
         f"`partition` = {p} AND base_offset >= {segment.base_offset}"
@@ -316,7 +324,7 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
 
 
 def _finish_slice(
-    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: JobOutcome
+    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: IngestOutcome
 ) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
@@ -325,15 +333,15 @@ def _finish_slice(
     logs = {
         partition: _log(
             headers_of.get(partition, headers.slice(0, 0)),
-            found,
+            offsets,
             held[partition],
             to_ms(piece.now),
         )
-        for partition, found in piece.ranges.items()
+        for partition, offsets in piece.ranges.items()
     }
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
-    outcome = JobOutcome(partitions=numbers_of(topic, logs))
+    outcome = outcome_of(topic, logs)
     outcome.snapshot_ids += append_batches(topic, ingested)
     topic = set_counted(
         topic,
@@ -346,7 +354,7 @@ def _finish_slice(
 
 
 def _headers(topic: Topic, piece: Slice) -> pa.Table:
-    """The batches of the slice, with what their headers would say."""
+    """Return the batches of the slice, with what their headers would say."""
     is_taken = any_of(f"`partition` = {p} AND offset >= {r.start}" for p, r in piece.ranges.items())
     columns = ("partition", "offset", "segment", "batch", "timestamp", "append_time", "size_bytes")
     order = [("partition", "ascending"), ("offset", "ascending")]
@@ -361,30 +369,30 @@ def _headers(topic: Topic, piece: Slice) -> pa.Table:
     return to_headers(records, is_stamped)
 
 
-def _log(batches: pa.Table, found: Range, held: HeldLog, now_ms: int) -> SourceLog:
-    """The slice's part of one partition, as every ingest takes it."""
-    begun = {found.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
+def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> SourceLog:
+    """Return the slice's part of one partition, as every ingest takes it."""
+    begun = {offsets.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
     begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
     return SourceLog(
         held,
-        log_start_offset=found.start if held.state is None else held.state.log_start_offset,
-        visible_from=found.start,
-        first_offset=found.start,
-        log_end_offset=found.end,
+        log_start_offset=offsets.start if held.state is None else held.state.log_start_offset,
+        visible_from=offsets.start,
+        first_offset=offsets.start,
+        log_end_offset=offsets.end,
         batches=batches,
-        segments=tuple(sorted(begun.items())),
+        segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
     )
 
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
     """What the run did, and that there was nothing new of the other partitions."""
-    nothing = dict.fromkeys(SUMMED, 0)
+    nothing = dict.fromkeys((*SUMMED, "segments"), 0)
     for partition in plan.left:
         offsets = plan.topic.offsets_of(partition)
         gap = plan.accepted_gaps.get(partition)
-        found = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
+        numbers = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
         done.partitions[partition] = {
-            **found,
+            **numbers,
             **offsets,
             "accepted_gaps": [gap] if gap else [],
         }

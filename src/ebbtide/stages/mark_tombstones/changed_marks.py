@@ -1,6 +1,6 @@
-"""Which records' marks change, found by one scan, and the commit that changes them.
+"""Find the records whose marks change, by one scan, and commit the changes.
 
-Only those rows are written anew, into one more file of their segment; the others are not touched
+Only those rows are rewritten, into one more file of their segment. The other rows are not touched
 (docs/adr/0004).
 """
 
@@ -26,7 +26,6 @@ from ebbtide.iceberg.files.data_files import (
     deletion_of,
     ends_of,
     in_segments,
-    plan_segments,
     read_rows,
     read_segment,
     write_rows,
@@ -39,12 +38,13 @@ from ebbtide.iceberg.files.file_commits import (
     new_paths,
     prepare_row_delta,
 )
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.mark_tombstones.tombstones import NULL_VALUE, REASONS, TombstoneRule
 
-# What becomes of a record: the number of its reason, or one of these.
+# A record's new mark: the number of its reason, or one of these.
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
 _NULL_VALUE = REASONS.index(NULL_VALUE) + 1
@@ -63,7 +63,7 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many records of a partition change, and how."""
+    """The number of a partition's records that change, and how."""
 
     marked: int = 0
     by: dict[str, int] = field(default_factory=dict)
@@ -71,52 +71,52 @@ class Counts:
     quarantined: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As a run says it."""
+        """Return the numbers as a dict."""
         return asdict(self)
 
 
 def no_changes() -> pa.Table:
-    """Changes of a topic in which nothing is to be marked."""
+    """Return an empty table of changes."""
     return _CHANGES.empty_table()
 
 
 def count_changes(changes: pa.Table, partitions: Iterable[int]) -> dict[int, Counts]:
-    """The numbers of each of the partitions."""
-    found: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
+    """Return the numbers of each of the partitions."""
+    by_code: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
     grouped = changes.group_by(["partition", "becomes"]).aggregate([([], "count_all")])
     for row in grouped.to_pylist():
-        found[row["partition"]][row["becomes"]] = row["count_all"]
-    return {partition: _counts(of) for partition, of in found.items()}
+        by_code[row["partition"]][row["becomes"]] = row["count_all"]
+    return {partition: _counts(of) for partition, of in by_code.items()}
 
 
-def _counts(found: Mapping[int, int]) -> Counts:
-    by = {reason: found[n] for n, reason in enumerate(REASONS, 1) if n in found}
-    return Counts(sum(by.values()), by, found.get(NO_TOMBSTONE, 0), found.get(TO_QUARANTINE, 0))
+def _counts(by_code: Mapping[int, int]) -> Counts:
+    by = {reason: by_code[n] for n, reason in enumerate(REASONS, 1) if n in by_code}
+    return Counts(sum(by.values()), by, by_code.get(NO_TOMBSTONE, 0), by_code.get(TO_QUARANTINE, 0))
 
 
 def quarantined(changes: pa.Table) -> pa.Table:
-    """The changes that take a record out of the log."""
+    """Return the changes that take a record out of the log."""
     return changes.filter(pc.equal(changes["becomes"], TO_QUARANTINE))
 
 
 def find_changes(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> pa.Table:
-    """The records in the ranges whose mark is not what the rule says, as of a snapshot."""
+    """Return the records in the ranges whose mark is not what the rule says, as of a snapshot."""
     with rule.failing_clearly():
-        found = candidates(topic, rule, ranges, snapshot).toArrow()
-    becomes = _becomes(topic, rule, found)
-    found = found.set_column(
-        found.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
+        records = candidates(topic, rule, ranges, snapshot).toArrow()
+    becomes = _becomes(topic, rule, records)
+    records = records.set_column(
+        records.schema.get_field_index("marked_by"), "becomes", pa.array(becomes)
     )
-    is_changed = becomes != found["was"].to_numpy()
-    return found.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
+    is_changed = becomes != records["was"].to_numpy()
+    return records.filter(pa.array(is_changed)).select(_CHANGES.names).cast(_CHANGES)
 
 
 def candidates(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> DataFrame:
-    """Where the records lie that are marked or may have to be, and what says so."""
+    """Select the places of records that are or may become marked, and the columns that decide."""
     table = topic.name.records_table
     return (
         topic.spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot}")
@@ -134,7 +134,7 @@ def candidates(
 
 
 def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
-    """Whether the row's offset lies in its partition's half-open range."""
+    """Return whether the row's offset lies in its partition's half-open range."""
     # As text: built call by call, 8,000 partitions take Python half a minute.
     return F.expr(
         any_of(
@@ -145,21 +145,21 @@ def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
 
 
 def _code(reason: Column) -> Column:
-    """The number of a reason, 0 where there is none."""
+    """Return the number of a reason, 0 where there is none."""
     code = F.lit(NO_TOMBSTONE)
     for number, name in enumerate(REASONS, 1):
         code = F.when(reason == name, F.lit(number)).otherwise(code)
     return code.cast("tinyint")
 
 
-def _becomes(topic: Topic, rule: TombstoneRule, found: pa.Table) -> Codes:
-    """What each record found becomes: a null value comes first, where it says anything."""
-    is_null = found["is_null"].to_numpy()
-    becomes: Codes = found["marked_by"].to_numpy().copy()
+def _becomes(topic: Topic, rule: TombstoneRule, records: pa.Table) -> Codes:
+    """Return each record's new mark; where null values mark tombstones, they come first."""
+    is_null = records["is_null"].to_numpy()
+    becomes: Codes = records["marked_by"].to_numpy().copy()
     if not rule.is_explicit:
         becomes[is_null] = _NULL_VALUE
         return becomes
-    with_null = found.filter(pa.array(is_null))
+    with_null = records.filter(pa.array(is_null))
     is_old = np.zeros(len(is_null), np.bool_)
     is_old[is_null] = has_old_magic(topic.spark, topic.name.batches_table, with_null)
     becomes[is_old] = _NULL_VALUE
@@ -167,7 +167,7 @@ def _becomes(topic: Topic, rule: TombstoneRule, found: pa.Table) -> Codes:
     return becomes
 
 
-class _Work(NamedTuple):
+class _MarkedSegment(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
@@ -186,15 +186,15 @@ def prepare_marks(topic: Topic, snapshot: int, changes: pa.Table) -> Commit:
         if (unit.partition, unit.segment) in by_segment
     ]
     work = [
-        _Work(unit, by_segment[unit.partition, unit.segment], path)
+        _MarkedSegment(unit, by_segment[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
     written = map_segments(spark, _write_marked, work, count_rows(units), "writes marks of")
     return prepare_row_delta(spark, table, ends_of(units), RowDelta.of_all(written), {})
 
 
-def _write_marked(work: _Work) -> RowDelta:
-    """In a task: write the rows that stay with their new marks, and name the old ones."""
+def _write_marked(work: _MarkedSegment) -> RowDelta:
+    """Write the rows that stay with their new marks, and return what replaces the old ones."""
     rows, becomes = read_segment(work.unit, ("offset",)), work.changes["becomes"].to_numpy()
     at = _find(work, rows.table["offset"].to_numpy())
     files, positions = rows.files[at], rows.positions[at]
@@ -215,7 +215,7 @@ def _write_marked(work: _Work) -> RowDelta:
 
 
 def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
-    """The rows with what they become as their mark."""
+    """Return the rows with their new marks."""
     reasons = pa.array([None, *REASONS], pa.string()).take(pa.array(becomes))
     is_tombstone = pa.array(becomes != NO_TOMBSTONE)
     for name, column in (("is_tombstone", is_tombstone), ("tombstone_by", reasons)):
@@ -224,8 +224,8 @@ def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
     return rows
 
 
-def _find(work: _Work, offsets: Offsets) -> Offsets:
-    """Where the changed records are among those of the segment."""
+def _find(work: _MarkedSegment, offsets: Offsets) -> Offsets:
+    """Find the positions of the changed records among those of the segment."""
     wanted = work.changes["offset"].to_numpy()
     at: Offsets = np.searchsorted(offsets, wanted)
     if at[-1] >= len(offsets) or np.any(offsets[at] != wanted):

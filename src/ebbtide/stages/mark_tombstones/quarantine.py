@@ -1,7 +1,7 @@
-"""Records that the log must not hold: a null value that nothing marks (KIP-87's forbidden case).
+"""Quarantine records that the log must not hold: unmarked null values (KIP-87 forbids them).
 
-Order: into the quarantine, then the state that lets them be missing, then out of the log. Their
-batch rows stay as they are, as those of single expired records do.
+Order: copy to the quarantine table, move the state so that they may be missing, delete from the
+log. Their batch rows stay as they are, as for single expired records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.state.topic_state import REMOVING, to_properties
 
 UNMARKED_NULL_VALUE = "unmarked_null_value"
@@ -28,62 +28,62 @@ log = logging.getLogger(__name__)
 
 
 class RunOf(NamedTuple):
-    """What a quarantined record says of the run that took it out."""
+    """A quarantined record's columns about the run that took it out."""
 
     id: str
     now: datetime
 
 
 def quarantine_note(count: int, table: str) -> str:
-    """What a run says before it takes any, and in its result."""
+    """Return the note for the log and the result about records that go to quarantine."""
     return (
         f"{count} records have a null value that nothing marks as a tombstone, which "
         f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
     )
 
 
-def take_to_quarantine(topic: Topic, found: pa.Table, snapshot: int, run: RunOf) -> list[int]:
+def take_to_quarantine(topic: Topic, records: pa.Table, snapshot: int, run: RunOf) -> list[int]:
     """Copy the records found, as of a snapshot, and let the log miss them; the snapshot of it.
 
     What a killed run has copied is not copied again.
     """
     spark, name = topic.spark, topic.name
-    log.warning("%s", quarantine_note(found.num_rows, name.quarantine_table))
+    log.warning("%s", quarantine_note(records.num_rows, name.quarantine_table))
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
-    missing = _not_held(topic, found, table_id)
+    missing = _not_held(topic, records, table_id)
     if missing.num_rows:
-        said: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "reason": UNMARKED_NULL_VALUE,
             "run_id": run.id,
             "quarantined_at": run.now,
             "table_id": table_id,
         }
         rows = _records(topic, missing, snapshot).withColumns(
-            {column: F.lit(value) for column, value in said.items()}
+            {column: F.lit(value) for column, value in columns.items()}
         )
         rows = rows.select(spark.table(name.quarantine_table).columns)
         commit(Step.QUARANTINE_RECORDS, rows.writeTo(name.quarantine_table).append)
-    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, found))
+    compare_and_set(topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, records))
     committed = current_snapshot(spark, name.quarantine_table)
     return [committed] if missing.num_rows and committed is not None else []
 
 
-def _not_held(topic: Topic, found: pa.Table, table_id: str) -> pa.Table:
+def _not_held(topic: Topic, records: pa.Table, table_id: str) -> pa.Table:
     held = (
         topic.spark.table(topic.name.quarantine_table)
         .where(F.col("table_id") == table_id)
-        .where(F.col("offset") >= pc.min(found["offset"]).as_py())
+        .where(F.col("offset") >= pc.min(records["offset"]).as_py())
         .select(_PLACE)
         .toArrow()
-        .cast(found.select(_PLACE).schema)
+        .cast(records.select(_PLACE).schema)
     )
-    return found.select(_PLACE).join(held, _PLACE, join_type="left anti")
+    return records.select(_PLACE).join(held, _PLACE, join_type="left anti")
 
 
 def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
-    """The records at these places, as they were in the snapshot."""
+    """Return the records at these places, from the snapshot."""
     table = topic.name.records_table
     first, last = pc.min(places["offset"]).as_py(), pc.max(places["offset"]).as_py()
     return (
@@ -93,10 +93,10 @@ def _records(topic: Topic, places: pa.Table, snapshot: int) -> DataFrame:
     )
 
 
-def _may_miss(current: Topic, found: pa.Table) -> Changes:
-    """The state by which nobody looks for these records any more."""
+def _may_miss(current: Topic, records: pa.Table) -> PropertyChanges:
+    """Return the state changes by which these records may be missing from the log."""
     changes: dict[str, str | None] = {REMOVING: "true"}
-    for row in found.group_by("partition").aggregate([("offset", "max")]).to_pylist():
+    for row in records.group_by("partition").aggregate([("offset", "max")]).to_pylist():
         state = current.partitions[row["partition"]]
         end = max(state.expired_end_offset, row["offset_max"] + 1)
         changes |= to_properties(row["partition"], state.moved(expired_end_offset=end))

@@ -1,8 +1,9 @@
-"""mark_tombstones: find the tombstones among what was not marked yet (KIP-87).
+"""mark_tombstones: find the tombstones among the records that were not marked yet (KIP-87).
 
-A record is one by its null value, by bit 5 of its own attributes, by a header or by a predicate;
-all but the first may carry a value. Order: first unmarked offsets where records are to be marked
-again, then what the log must not hold, then marks, then first unmarked offsets.
+A record is a tombstone by its null value, by bit 5 of its own attributes, by a header or by a
+predicate; in all cases except the first it may carry a value. Order: move first unmarked offsets
+back where records are to be marked again, quarantine records that the log must not hold, write
+marks, move first unmarked offsets forward.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pyarrow as pa
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import open_round
+from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.runs_table import JobOutcome
@@ -49,11 +50,11 @@ class MarkPlan:
 
     @property
     def counts(self) -> dict[int, Counts]:
-        """How many records change, by partition."""
+        """The number of records that change, by partition."""
         return count_changes(self.changes, self.topic.partitions)
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         outcome = JobOutcome()
         for partition, counts in self.counts.items():
             outcome.partitions[partition] = self.topic.offsets_of(partition) | counts.to_dict()
@@ -92,7 +93,8 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
 def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     """Mark what the plan found, then move the first unmarked offsets past it."""
     counts = plan.counts
-    log_partitions(log, {p: _to_mark(of, counts[p]) for p, of in plan.ranges.items()})
+    lines = {p: _described(first, end, counts[p]) for p, (first, end) in plan.ranges.items()}
+    log_partitions(log, lines)
     outcome, topic = plan.outcome(), plan.topic
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
@@ -108,16 +110,19 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     return outcome
 
 
-def _to_mark(offsets: tuple[int, int], counts: Counts) -> str:
-    first, end = offsets
+def _described(first: int, end: int, counts: Counts) -> str:
+    """Describe the offsets [first, end) to be marked, for the log."""
     return (
         f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
         f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"
     )
 
 
-def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
-    """The cleaner stays below what is being marked again, and a killed run is gone on with."""
+def _moved_back(current: Topic, plan: MarkPlan) -> PropertyChanges:
+    """Move first unmarked offsets back, so that the cleaner stays below what is marked again.
+
+    The moved state also lets the next run go on with a killed one.
+    """
     asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
     changes: dict[str, str | None] = {}
     for partition, offset in _again_from(current, asked).items():
@@ -129,7 +134,7 @@ def _moved_back(current: Topic, plan: MarkPlan) -> Changes:
     return changes
 
 
-def _marked(current: Topic, plan: MarkPlan) -> Changes:
+def _marked(current: Topic, plan: MarkPlan) -> PropertyChanges:
     changes: dict[str, str | None] = {}
     for partition, (first, end) in plan.ranges.items():
         state = current.partitions[partition]

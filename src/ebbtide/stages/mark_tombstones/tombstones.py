@@ -1,4 +1,4 @@
-"""Which records are tombstones, and why (KIP-87), as columns over the records table."""
+"""Decide which records are tombstones, and why (KIP-87), as columns over the records table."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ NULL_VALUE = "null_value"
 FLAG = "flag"
 HEADER = "header"
 PREDICATE = "predicate"
-# In the order in which they are asked; the first that holds is kept.
+# In the order in which they are checked; the first that holds is kept.
 REASONS = (NULL_VALUE, FLAG, HEADER, PREDICATE)
 
 
 class TombstoneRule(NamedTuple):
-    """`marked_by` is why a record is a tombstone whatever its value; null where nothing says so.
+    """A topic's rule for tombstones.
 
-    `may_match` is true of every record of which that or its value may say so, and of those that
-    carry a mark already; files are told apart by it, so it looks at no value unless it must.
+    `marked_by` is why a record is a tombstone whatever its value; null where it is none.
+    `may_match` is true of every record that is a tombstone by this or by its value, and of
+    those already marked. It selects the files to read, so it uses no values unless it must.
     """
 
     marked_by: Column
@@ -39,7 +40,7 @@ class TombstoneRule(NamedTuple):
 
 
 def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
-    """The topic's rule; ConfigurationError for a predicate that no record can be asked."""
+    """Return the topic's rule; ConfigurationError for an invalid predicate."""
     is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
     marked_by = F.when(is_flagged, F.lit(FLAG))
     may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)
@@ -69,7 +70,7 @@ def _has_header(wanted: TombstoneHeader) -> Column:
 def _checked(spark: SparkSession, text: str) -> Expression:
     expected = "a boolean expression over key, value, headers and timestamp"
     predicate = Expression("ebbtide.tombstone.predicate=", text, expected)
-    found = predicate.type(spark)
-    if not isinstance(found, BooleanType):
-        raise predicate.refused(f"one of type {found.simpleString()}")
+    data_type = predicate.type(spark)
+    if not isinstance(data_type, BooleanType):
+        raise predicate.refused(f"one of type {data_type.simpleString()}")
     return predicate

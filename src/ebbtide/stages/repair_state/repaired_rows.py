@@ -1,4 +1,4 @@
-"""Rows that cannot stay after somebody else changed a topic, and headers that tell too much."""
+"""Find rows that cannot stay after a foreign change, and headers that count too many records."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, Offsets
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
+from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
-from ebbtide.iceberg.unfinished.planned_round import CleaningRound, PartitionRound, new_round_id
+from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.rebuilding import Found
+from ebbtide.log.state.rebuilding import LogInTables
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.stages.clean_log.lost_round import lost_headers
 
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
 
 
-class Removal(NamedTuple):
+class StrayRows(NamedTuple):
     """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
 
     by_reason: dict[int, dict[str, int]]
@@ -35,12 +36,12 @@ class Removal(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many rows go."""
+        """The number of rows that go."""
         return sum(len(of) for of in self.positions.values())
 
 
-def find_found(topic: Topic) -> dict[int, Found]:
-    """What the batches of each partition tell of it."""
+def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
+    """Read where each partition's log starts and ends, from its batch rows."""
     if current_snapshot(topic.spark, topic.name.batches_table) is None:
         return {}
     rows = (
@@ -55,26 +56,26 @@ def find_found(topic: Topic) -> dict[int, Found]:
         .orderBy("partition", "segment")
         .collect()
     )
-    found: dict[int, Found] = {}
+    held: dict[int, LogInTables] = {}
     for row in rows:
-        one = Found(
+        one = LogInTables(
             row["start"],
             row["last"] + 1,
-            ((row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
+            (SegmentStart(row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
             -1 if row["event_ms"] is None else row["event_ms"],
         )
-        before = found.get(row["partition"], one)
-        found[row["partition"]] = Found(
+        before = held.get(row["partition"], one)
+        held[row["partition"]] = LogInTables(
             min(before.start, one.start),
             max(before.end, one.end),
             one.segments if before is one else before.segments + one.segments,
             max(before.max_event_time_ms, one.max_event_time_ms),
         )
-    return found
+    return held
 
 
-def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, Removal]:
-    """The rows beyond each partition's end, copies of others, without a batch, or erased before."""
+def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
+    """Find rows beyond the log end, duplicates, rows without a batch, and erased rows."""
     spark, name = topic.spark, topic.name
     ends = spark.createDataFrame(
         pa.table(
@@ -108,7 +109,7 @@ def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[st
 
 
 def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
-    """The rows with their places; of those with the same offset the oldest has number 1."""
+    """Return the rows with their places; of those with the same offset the oldest has number 1."""
     return topic.spark.sql(
         f"SELECT *, _file AS file, _pos AS pos, row_number() OVER (PARTITION BY `partition`, "
         f"{offset} ORDER BY _last_updated_sequence_number, _file, _pos) AS copy FROM {table}"
@@ -116,7 +117,7 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 
 
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
-    """The records, and below which offset their key had left the table when it was erased."""
+    """Add `erased_before`: the offset below which an erasure removed the record's key."""
     spark = topic.spark
     if not table_exists(spark, ERASURES_TABLE):
         return records.withColumn("erased_before", F.lit(None).cast("long"))
@@ -131,31 +132,31 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
 
 
-def _removal(rows: DataFrame, reason: Column) -> Removal:
-    found = (
+def _removal(rows: DataFrame, reason: Column) -> StrayRows:
+    rows_to_remove = (
         rows.withColumn("reason", reason)
         .where(F.col("reason").isNotNull())
         .select("file", "pos", "partition", "reason")
         .toArrow()
     )
     by_reason: dict[int, dict[str, int]] = {}
-    counts = found.group_by(["partition", "reason"]).aggregate([("pos", "count")])
+    counts = rows_to_remove.group_by(["partition", "reason"]).aggregate([("pos", "count")])
     for row in counts.to_pylist():
         by_reason.setdefault(row["partition"], {})[row["reason"]] = row["pos_count"]
-    positions = found.group_by("file").aggregate([("pos", "list")]).to_pylist()
-    return Removal(
+    positions = rows_to_remove.group_by("file").aggregate([("pos", "list")]).to_pylist()
+    return StrayRows(
         by_reason, {row["file"]: np.sort(np.array(row["pos_list"], np.int64)) for row in positions}
     )
 
 
-def remove_rows(topic: Topic, table: str, removal: Removal, step: Step) -> Deleted:
+def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
     """Delete them as one commit."""
     ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
     return delete_positions(topic.spark, table, ends, removal.positions, step)
 
 
 def rebuild_headers(topic: Topic, now_ms: int) -> int:
-    """Rebuild the headers that tell of more records than there are; how many."""
+    """Rebuild the headers that count more records than there are; return how many."""
     changes = lost_headers(topic, _whole_log(topic.config, topic.partitions, now_ms))
     if changes.num_rows:
         prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
@@ -166,11 +167,11 @@ def rebuild_headers(topic: Topic, now_ms: int) -> int:
 def _whole_log(
     config: TopicConfig, states: Mapping[int, PartitionState], now_ms: int
 ) -> CleaningRound:
-    """A round that covers all that the partitions hold."""
+    """Return a round that covers all that the partitions hold."""
     parts = {
         partition: PartitionRound(
             log_start_offset=state.log_start_offset,
-            first_segment_offset=state.segments[0][0],
+            first_segment_offset=state.first_segment,
             first_dirty_offset=state.log_start_offset,
             first_uncleanable_offset=state.log_end_offset,
             is_idle=True,

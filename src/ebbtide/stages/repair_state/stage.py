@@ -1,8 +1,8 @@
-"""repair_state: the way out for a topic whose rows or state somebody else has changed.
+"""repair_state: repair a topic whose rows or state somebody else has changed.
 
-Either the change is taken back, where the snapshots from before it are still there: then nothing is
-lost and the state stays. Or the tables are kept as they are, and the state is rebuilt from them so
-that nothing is removed which might be needed (docs/repair_state.md).
+Either the change is rolled back, if the snapshots from before it still exist: then nothing is lost
+and the state stays. Or the tables are kept as they are, and the state is rebuilt from them so that
+nothing is removed that might be needed (docs/repair_state.md).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ebbtide.log.state.topic_state import (
 )
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.repaired_rows import (
-    Removal,
-    find_found,
+    StrayRows,
     find_removals,
+    read_log_in_tables,
     rebuild_headers,
     remove_rows,
 )
@@ -47,7 +47,7 @@ TAKE_BACK, KEEP = "take back", "keep"
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What was done to the topic, and what its repair does.
+    """The changes found in a topic, and its repair.
 
     `targets` are the snapshots that tables go back to, where the change is taken back.
     """
@@ -57,12 +57,12 @@ class RepairPlan:
     what: list[str]  # what others did, a line each
     way: str
     targets: dict[str, int] = field(default_factory=dict)
-    removals: dict[str, Removal] = field(default_factory=dict)
+    removals: dict[str, StrayRows] = field(default_factory=dict)
     states: dict[int, PartitionState] = field(default_factory=dict)
     problem: str | None = None  # why the change cannot be taken back
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan."""
+        """Return the numbers of the plan."""
         topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
         if not self.what:
             topic["note"] = "nobody else has changed the topic; there is nothing to repair"
@@ -101,7 +101,7 @@ def _differ(before: PartitionState, after: PartitionState, name: str) -> bool:
 def plan_repair(
     spark: SparkSession, name: TopicName, now_ms: int, asked: Asked, *, keeps: bool
 ) -> RepairPlan:
-    """What is to be repaired and how.
+    """Plan what to repair and how.
 
     `keeps` leaves the tables as others left them instead of taking their change back. Where the
     state itself is lost or was edited, there is no other way.
@@ -118,32 +118,32 @@ def plan_repair(
         return _plan_keep(topic, now_ms, asked, what)
     targets, problems = {}, []
     for look in looks:
-        found = _before_change(spark, look) if look.foreign else None
-        if isinstance(found, int):
-            targets[look.table.what] = found
-        elif found is not None:
-            problems.append(f"{look.table.what}: {found}")
+        before_change = _before_change(spark, look) if look.foreign else None
+        if isinstance(before_change, int):
+            targets[look.table.what] = before_change
+        elif before_change is not None:
+            problems.append(f"{look.table.what}: {before_change}")
     problem = "; ".join(problems) or None
     return RepairPlan(topic, now_ms, what, TAKE_BACK, targets, problem=problem)
 
 
 def _before_change(spark: SparkSession, look: Look) -> int | str:
-    """The snapshot to go back to, or why there is none."""
+    """Return the snapshot to go back to, or why there is none."""
     if look.seen is None or look.seen.snapshot is None:
         return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
     return newest_untouched(spark, java_table(spark, look.table.table), look.seen.snapshot)
 
 
 def _plan_keep(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> RepairPlan:
-    states = rebuilt_states(topic.partitions, find_found(topic), asked, now_ms)
+    states = rebuilt_states(topic.partitions, read_log_in_tables(topic), asked, now_ms)
     removals = find_removals(topic, states)
     return RepairPlan(topic, now_ms, what, KEEP, removals=removals, states=states)
 
 
 def execute_repair(plan: RepairPlan) -> JobOutcome:
-    """Repair the topic; RequestError where the way that was asked for is closed.
+    """Repair the topic; RequestError where the requested way is not possible.
 
-    One that was killed is planned anew, and finds less to do.
+    A killed repair is planned anew, and then finds less to do.
     """
     for line in plan.what:
         log.warning("others have changed the topic: %s", line)
@@ -172,7 +172,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 
 
 def _keep(plan: RepairPlan) -> JobOutcome:
-    """Rows first and the state last: until then the topic stands still."""
+    """Return rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):
@@ -189,7 +189,7 @@ def _keep(plan: RepairPlan) -> JobOutcome:
 
 
 def _properties(plan: RepairPlan) -> dict[str, str]:
-    """The settings, and the state without any work in flight: its rows are not what it read."""
+    """Return the settings and the state, without work in flight, whose input rows changed."""
     properties = settings_of(plan.topic.properties)
     if REPLICA_OF in plan.topic.properties:
         properties[REPLICA_OF] = plan.topic.properties[REPLICA_OF]

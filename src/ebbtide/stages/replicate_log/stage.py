@@ -1,7 +1,8 @@
-"""replicate_log: what the replicas of a topic lack of it goes into them.
+"""replicate_log: copy missing records and batches to each replica.
 
-Order: written down with settings and log start offsets, what lies below these goes, leftovers of a
-killed try go, records, batches, state. Each replica goes on from its own log end offset.
+Order: write the plan, settings and log start offsets to the state; remove what lies below those
+offsets; remove leftovers of a killed try; append records, then batches; move the state. Each
+replica continues from its own log end offset.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.data_files import planned_tasks
+from ebbtide.iceberg.files.segment_planning import planned_tasks
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic
 from ebbtide.iceberg.topics import (
-    Changes,
+    PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
@@ -32,7 +33,6 @@ from ebbtide.iceberg.topics import (
     load,
     own_spec_id,
     read_again,
-    snapshot_after,
 )
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.replica_lag import (
@@ -74,21 +74,21 @@ class ReplicatePlan:
         """The replicas that lack something of the primary."""
         return [
             name
-            for name, found in self.replicas.items()
+            for name, replica in self.replicas.items()
             if (
-                is_behind(self.primary.properties, found.properties)
-                if found
+                is_behind(self.primary.properties, replica.properties)
+                if replica
                 else self.primary.partitions
             )
         ]
 
     def outcome(self) -> JobOutcome:
-        """The numbers of the plan; the low watermark is -1 where a replica cannot say its start."""
+        """Return the plan's numbers; the low watermark is -1 where a replica's start is unknown."""
         outcome = JobOutcome(topic={"replicas": {}})
         for partition, state in self.primary.partitions.items():
             known = {
-                name: found.partitions.get(partition) if found is not None else None
-                for name, found in self.replicas.items()
+                name: replica.partitions.get(partition) if replica is not None else None
+                for name, replica in self.replicas.items()
             }
             starts = [s.log_start_offset for s in known.values() if s is not None]
             is_known = not self.errors and len(starts) == len(self.primary.config.replicas)
@@ -120,7 +120,7 @@ def plan_replicate(topic: Topic) -> ReplicatePlan:
 
 
 def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
-    """Append to each replica what it lacks; one that fails does not stop the others."""
+    """Copy missing records and batches to each replica; one that fails does not stop the others."""
     if not plan.behind:
         return plan.outcome()
     source = _pinned(plan.primary)
@@ -134,20 +134,22 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
         except EbbtideError as error:
             plan.errors.append(error)
     outcome = replace(plan, replicas=after).outcome()
-    outcome.topic["replicas"] = {str(name): said.numbers for name, said in numbers.items()}
-    outcome.snapshot_ids = [s for said in numbers.values() for s in said.snapshot_ids]
+    outcome.topic["replicas"] = {
+        str(name): replicated.numbers for name, replicated in numbers.items()
+    }
+    outcome.snapshot_ids = [s for replicated in numbers.values() for s in replicated.snapshot_ids]
     return outcome
 
 
 def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:
-    """ForeignLogError where the tables in the replica's place hold another log, or more of it."""
+    """Raise ForeignLogError where the replica's tables hold another log, or more of this one."""
     if replica is None or not replica.partitions:
         return
-    found, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
-    if found != expected:
+    primary_id, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
+    if primary_id != expected:
         raise ForeignLogError(
             f"expected {name} to be a replica of {primary.name}, whose table has the id "
-            f"{expected}, found {REPLICA_OF} = {found}; name another namespace in "
+            f"{expected}, found {REPLICA_OF} = {primary_id}; name another namespace in "
             "ebbtide.replicas, or drop its tables to begin anew"
         )
     for partition, state in replica.partitions.items():
@@ -175,14 +177,14 @@ class _Source(NamedTuple):
 
 
 def _pinned(topic: Topic) -> _Source:
-    """The topic without a round or a merge in flight, and both snapshots as they then were."""
+    """Settle any round or merge in flight; return the topic with both snapshots at that moment."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
-        found = settle(read_again(topic), "replicate_log")
+        settled = settle(read_again(topic), "replicate_log")
         records = current_snapshot(spark, name.records_table)
         batches = current_snapshot(spark, name.batches_table)
-        if read_again(topic).properties == found.properties:
-            return _Source(found, records, batches, uuid.uuid4().hex)
+        if read_again(topic).properties == settled.properties:
+            return _Source(settled, records, batches, uuid.uuid4().hex)
     raise CommitConflictError(
         f"expected {name} to stand still for a moment, found other writers at each of "
         f"{PIN_ATTEMPTS} looks; run the job again when they are done"
@@ -190,27 +192,29 @@ def _pinned(topic: Topic) -> _Source:
 
 
 class _Replicated(NamedTuple):
-    """What a run did to one replica."""
+    """A run's result for one replica."""
 
     numbers: dict[str, Any]
     snapshot_ids: list[int]
 
 
 def _replicate(
-    source: _Source, name: TopicName, found: Topic | None, now_ms: int
+    source: _Source, name: TopicName, copy: Topic | None, now_ms: int
 ) -> tuple[Topic, _Replicated]:
     spark = source.topic.spark
-    if found is None or not found.partitions:
+    if copy is None or not copy.partitions:
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
-        found = load(spark, name)
+        copy = load(spark, name)
     else:
         create_views(spark, name)
-        found = count_own(found)
-    replica = compare_and_set(found, Step.REPLICATE_STARTED, partial(_started, source))
+        copy = count_own(copy)
+    replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
-    if replication.taken_over or _has_moved(found.partitions, states):
-        truncate_below_start(replica, now_ms)
+    numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
+    if replication.taken_over or _has_moved(copy.partitions, states):
+        truncation = truncate_below_start(replica, now_ms)
+        numbers["records_removed"] = truncation.rows.total()
     tables = _tables(source, name)
     if replication.taken_over or replication.emptied:
         _remove_leftovers(replica, replication)
@@ -220,22 +224,18 @@ def _replicate(
         if states[partition].log_end_offset < leader.log_end_offset
     }
     log.info("%s: %d of %d partitions lack offsets", name, len(lacking), len(states))
-    for table in tables if lacking else ():
-        _append(replica, source, table, lacking)
-    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
-    numbers: dict[str, Any] = {"emptied": replication.emptied}
     snapshot_ids = []
-    for table in tables:
-        snapshot = find_snapshot(spark, table.name, REPLICATION, source.id) if lacking else None
-        if snapshot is not None:
-            summary = java_table(spark, table.name).snapshot(snapshot).summary()
-            numbers[table.what] = int(summary.get("added-records") or 0)
-            snapshot_ids.append(snapshot)
+    for table in tables if lacking else ():
+        appended = _append(replica, source, table, lacking)
+        if appended is not None:
+            numbers[table.what] = appended.rows
+            snapshot_ids.append(appended.snapshot)
+    replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
     return replica, _Replicated(numbers, snapshot_ids)
 
 
-def _started(source: _Source, current: Topic) -> Changes:
-    """The primary's settings, its log start offsets where they are higher, and who goes on now."""
+def _started(source: _Source, current: Topic) -> PropertyChanges:
+    """Return the changes to begin with: settings, higher log start offsets, this replication."""
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
     unfinished = Replication.of(current.properties)
@@ -249,8 +249,8 @@ def _started(source: _Source, current: Topic) -> Changes:
     return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
 
 
-def _finished(source: _Source, states: States, current: Topic) -> Changes:
-    """The states with all that was appended."""
+def _finished(source: _Source, states: States, current: Topic) -> PropertyChanges:
+    """Return the states with all that was appended."""
     _own_replication(source, current)
     changes: dict[str, str | None] = {REPLICATION: None}
     for partition, leader in source.topic.partitions.items():
@@ -269,18 +269,18 @@ def _finished(source: _Source, states: States, current: Topic) -> Changes:
 
 
 def _own_replication(source: _Source, replica: Topic) -> Replication:
-    """The replication in flight, if it is this one; CommitConflictError where another began."""
-    found = Replication.of(replica.properties)
-    if found is None or found.id != source.id:
+    """Return this replication from the state; CommitConflictError where another has begun."""
+    replication = Replication.of(replica.properties)
+    if replication is None or replication.id != source.id:
         raise CommitConflictError(
             f"expected nobody else to replicate into {replica.name}, found that another run began "
             "meanwhile; run the job again when it is done"
         )
-    return found
+    return replication
 
 
 def _has_moved(before: States, states: States) -> bool:
-    """Whether a log start offset has moved in a partition that was there before."""
+    """Return whether a log start offset has moved in a partition that was there before."""
     return any(
         state.log_start_offset < states[partition].log_start_offset
         for partition, state in before.items()
@@ -353,35 +353,53 @@ def _remove_leftovers(replica: Topic, replication: Replication) -> None:
             commit(Step.REPLICATE_LEFTOVERS, delete.commit)
 
 
-def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> None:
+class _Appended(NamedTuple):
+    """A snapshot of a replica's table, and the rows that came with it."""
+
+    snapshot: int
+    rows: int
+
+
+def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> _Appended | None:
     """Append the primary's new rows; CommitConflictError where files were added meanwhile."""
     if table.pinned is None:
-        return
+        return None
     new = " OR ".join(
-        f"(`partition` = {p} AND {table.last_offset} >= {own.log_end_offset} "
+        f"(`partition` = {p} AND {table.last_offset} >= {replica_state.log_end_offset} "
         f"AND {table.first_offset} < {leader.log_end_offset})"
-        for p, (own, leader) in lacking.items()
+        for p, (replica_state, leader) in lacking.items()
     )
     spark = replica.spark
     rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
     # Columns that somebody added to the primary's tables are no part of the log.
-    rows = rows.withColumn("segment", _place(lacking)).select(table.columns)
+    rows = rows.withColumn("segment", replica_segment(lacking)).select(table.columns)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
     writer = writer.option("isolation-level", "serializable")
     if table.snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
-    # To overwrite nothing is to append, but for the check that nobody else did.
-    append = partial(writer.overwrite, F.lit(False))
+
+    def append() -> int | None:
+        # Overwriting no rows is an append that also checks that nobody else appended.
+        writer.overwrite(F.lit(False))
+        return find_snapshot(spark, table.name, REPLICATION, source.id)
+
     with watched(spark, log, f"copies new rows of {table.what}"):
-        commit(table.step, partial(snapshot_after, spark, table.name, append))
+        snapshot = commit(table.step, append)
+    if snapshot is None:
+        return None
+    # Read at once: other tools may expire the snapshot before the state is committed.
+    summary = java_table(spark, table.name).snapshot(snapshot).summary()
+    return _Appended(snapshot, int(summary.get("added-records") or 0))
 
 
-def _place(lacking: Lacking) -> Column:
+def replica_segment(lacking: Lacking) -> Column:
     """The physical segment of a row: the primary's own, or the one that the replica has begun."""
-    place = F.col("segment")
-    for partition, (own, _) in lacking.items():
-        has_begun = (F.col("partition") == partition) & (F.col("segment") < own.log_end_offset)
-        place = F.when(has_begun, F.lit(own.active_segment).cast("long")).otherwise(place)
-    return place
+    # As text, and one CASE: a CASE in a CASE is as deep as there are partitions.
+    begun = " ".join(
+        f"WHEN `partition` = {partition} AND segment < {state.log_end_offset} "
+        f"THEN {state.active_segment}L"
+        for partition, (state, _) in lacking.items()
+    )
+    return F.expr(f"CASE {begun} ELSE segment END")

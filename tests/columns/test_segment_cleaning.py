@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_headers import BatchHeaders
-from ebbtide.columns.compaction import clean_segment, dirty_keys
+from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.segment_cleaning import clean_segment, dirty_keys
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round
 from ebbtide.records.arrays import Bools, Int64s

@@ -1,7 +1,7 @@
-"""A merge of physical segments as it is written down before it starts.
+"""A planned merge of physical segments, written to the state before it starts.
 
-It moves rows in two tables by two commits. In between, and while the property says so, nobody may
-read both by segment.
+The merge moves rows in two tables by two commits. Between them, while the property is set, nobody
+may read both tables by segment.
 """
 
 from __future__ import annotations
@@ -30,45 +30,47 @@ class Merge:
 
     @classmethod
     def of(cls, groups: dict[int, list[list[int]]]) -> Merge:
-        """A merge with an id that no other has."""
+        """Return a merge with an id that no other has."""
         return cls(uuid.uuid4().hex, groups)
 
     def done(self) -> Merge:
-        """The trace that it leaves."""
+        """Return the trace that it leaves."""
         return Merge(self.id, {})
 
     def to_json(self) -> str:
-        """The value of the property `ebbtide.merge`."""
+        """Return the value of the property `ebbtide.merge`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> Merge:
-        """The merge that a property holds; ConfigurationError where somebody changed it."""
+        """Return the merge that a property holds; ConfigurationError where somebody changed it."""
         return parse_property(MERGE, text, "a merge's id and its groups by partition", cls._built)
 
     @classmethod
     def _built(cls, values: Any) -> Merge:
         groups = {
-            parse_whole(partition, MAX_INT): [[whole(base) for base in group] for group in found]
-            for partition, found in values["groups"].items()
+            parse_whole(partition, MAX_INT): [
+                [whole(base) for base in group] for group in of_partition
+            ]
+            for partition, of_partition in values["groups"].items()
         }
         return cls(**checked_fields(cls, values | {"groups": groups}))
 
 
 def last_merge(topic: Topic) -> Merge | None:
-    """The merge in flight, or the trace of the last one."""
+    """Return the merge in flight, or the trace of the last one."""
     text = topic.properties.get(MERGE)
     return None if text is None else Merge.parse(text)
 
 
 def open_merge(topic: Topic) -> Merge | None:
-    """The merge in flight, if any."""
+    """Return the merge in flight, if any."""
     merge = last_merge(topic)
     return merge if merge is not None and merge.groups else None
 
 
 def check_no_merge(current: Topic, since: Topic | None = None) -> None:
-    """CommitConflictError where a merge is in flight, or began since the topic was read."""
+    """Raise CommitConflictError where a merge is in flight, or began since the topic was read."""
     has_begun = since is not None and last_merge(since) != last_merge(current)
     if has_begun or open_merge(current) is not None:
         raise CommitConflictError(

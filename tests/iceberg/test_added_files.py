@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.files import appends
+from ebbtide.iceberg.files import added_files
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -77,7 +77,7 @@ def test_a_large_file_has_several_row_groups(
 ) -> None:
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(appends, "GROUP_BYTES", 1)
+    monkeypatch.setattr(added_files, "GROUP_BYTES", 1)
     monkeypatch.setattr("ebbtide.records.files.segment_reader.ROWS_PER_CHUNK", 1)
     name = ingested(sandbox, cluster, tmp_path / "log")
     first, _ = files_of(sandbox, name.records_table)

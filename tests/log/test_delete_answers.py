@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.delete_records import (
+from ebbtide.log.delete_answers import (
     HIGH_WATERMARK,
     Answer,
     ErrorCode,

@@ -42,12 +42,12 @@ class Answer(NamedTuple):
 
 
 def refused(error: ErrorCode, log_start_offset: int = -1, note: str = "") -> Answer:
-    """An answer that changes nothing."""
+    """Return an answer that changes nothing."""
     return Answer(log_start_offset, INVALID_LOW_WATERMARK, error, note)
 
 
 def topic_error(topic: str, config: TopicConfig) -> ErrorCode:
-    """Why no partition of the topic may be truncated; NONE where they may.
+    """Return why no partition of the topic may be truncated; NONE where they may.
 
     An empty or absent policy allows it, as Kafka 4.2 and later do; compact alone does not.
     """
@@ -68,7 +68,7 @@ def answer(requested_offset: int, *, log_start_offset: int, high_watermark: int)
     return Answer(moved, moved)
 
 
-# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's own.
+# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's.
 WAYS_OUT = {
     ErrorCode.UNKNOWN_SERVER_ERROR: "the broker gave no known code; its own log says more",
     ErrorCode.OFFSET_OUT_OF_RANGE: (
@@ -100,7 +100,7 @@ def answer_partition(
     partition: int,
     offset: int,
 ) -> Answer:
-    """The answer of one partition of a topic, with the reason and the way out of a refusal."""
+    """Return one partition's answer; a refusal carries its reason and the way out."""
     state, error = states.get(partition), topic_error(topic, config)
     if state is None:
         reply = refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -115,7 +115,7 @@ def answer_partition(
 def way_out(
     error: ErrorCode, states: Mapping[int, PartitionState] | None = None, partition: int = -1
 ) -> str:
-    """Why a partition is refused and what to do; empty where nothing is refused."""
+    """Return why a partition is refused and what to do; empty where nothing is refused."""
     state = (states or {}).get(partition)
     known = ", ".join(map(str, states or ()))
     return WAYS_OUT.get(error, "").format(

@@ -12,10 +12,8 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import RequestError, SourceError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.requests.erase_request import KEYS, MAX_KEYS, Encoding, decode_keys
+from ebbtide.log.requests.erase_request import KEYS, MAX_KEYS, Encoding, PartitionKey, decode_keys
 from ebbtide.records.attributes import DELETE_HORIZON
-
-PartitionKey = tuple[int, bytes]
 
 
 class HeldKey(NamedTuple):
@@ -29,19 +27,19 @@ class HeldKey(NamedTuple):
 
 
 class LeftOfKey(NamedTuple):
-    """What the tables hold below a key's tombstone; the tombstone's horizon once it has one."""
+    """The records left below a key's tombstone, and the tombstone's horizon once it has one."""
 
     records: int = 0
     horizon_ms: int | None = None
 
 
 def typed_keys(encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys that were typed in, from the environment."""
+    """Return the keys that were typed in, from the environment."""
     return decode_keys(os.environ.get(KEYS, "").split("\n"), encoding)
 
 
 def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[bytes, ...]:
-    """The keys of a text file, one a line, on any file system that Spark reads."""
+    """Return the keys of a text file, one a line, on any file system that Spark reads."""
     try:
         lines = spark.read.text(uri).limit(MAX_KEYS + 1).toArrow()["value"].to_pylist()
     except Exception as failure:
@@ -57,7 +55,7 @@ def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[byt
 
 
 def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldKey]:
-    """Each key in each partition that holds records of it, aborted and undecided ones too."""
+    """Find each key in each partition that holds records of it, also aborted or undecided ones."""
     spark, name = topic.spark, topic.name
     asked = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
     committed = spark.table(name.committed_view).join(asked, "key").groupBy("partition", "key")
@@ -79,7 +77,7 @@ def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldK
 def find_left(
     topic: Topic, tombstones: Mapping[PartitionKey, int]
 ) -> dict[PartitionKey, LeftOfKey]:
-    """What is left below each tombstone, and its horizon; nothing where neither is there."""
+    """Find what is left below each tombstone, and its horizon; leave out keys with neither."""
     spark, name = topic.spark, topic.name
     asked = _asked(spark, tombstones)
     is_tombstone = F.col("offset") == F.col("tombstone")

@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 from sqlalchemy.engine import make_url
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.lake.catalogs import catalog_settings, read_defaults
+from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
 
 LAKE = "spark.sql.catalog.lake."
 

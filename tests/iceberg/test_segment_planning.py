@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.iceberg.files import data_files
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, plan_segments
+from ebbtide.iceberg.files import segment_planning
+from ebbtide.iceberg.files.data_files import MAX_OFFSET
+from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
@@ -39,7 +40,7 @@ def test_the_segments_below_each_partitions_end(
     ends: Mapping[int, int],
     expected: list[tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(data_files, "MANY_PARTITIONS", many)
+    monkeypatch.setattr(segment_planning, "MANY_PARTITIONS", many)
     name = TopicName(cluster, "t")
     for partition in range(3):
         write_log(tmp_path, "t", SEGMENTS, {}, partition=partition)
@@ -62,3 +63,18 @@ def test_only_files_that_may_hold_an_offset_from_a_start_on(
         sandbox.session, name.records_table, snapshot, {0: MAX_OFFSET}, starts={0: 3}
     )
     assert [unit.segment for unit in units] == [2, 4]
+
+
+def test_the_largest_value_of_a_column_is_told_of_each_file(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    spark, name = sandbox.session, TopicName(cluster, "t")
+    write_log(tmp_path, "t", SEGMENTS, {})
+    ingest(spark, str(name), tmp_path, FIRST_MS)
+    snapshot = current_snapshot(spark, name.records_table)
+    assert snapshot is not None
+    ends = {0: MAX_OFFSET}
+    told = plan_segments(spark, name.records_table, snapshot, ends, bound="offset")
+    assert [file.last for unit in told for file in unit.files] == [1, 3, 5]
+    untold = plan_segments(spark, name.records_table, snapshot, ends)
+    assert {file.last for unit in untold for file in unit.files} == {None}

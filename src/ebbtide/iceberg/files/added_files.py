@@ -1,4 +1,4 @@
-"""Rows appended to a topic's tables in files that Python writes: none passes through the JVM."""
+"""Append rows to a topic's tables in files that Python writes: no row passes through the JVM."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Appending(NamedTuple):
 
     spark: SparkSession
     table: Any
-    target: Target  # but for its place
+    target: Target  # without its place
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
-        """The table as it is now; ConfigurationError where it lacks one of the columns."""
+        """Load the current table; ConfigurationError where it lacks one of the columns."""
         loaded = java_table(spark, table)
         properties = as_dict(spark, loaded.properties())
         codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
@@ -73,7 +73,7 @@ class Appending(NamedTuple):
         return cls(spark, loaded, target)
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
-        """A new file for each (partition, segment)."""
+        """Return a new file for each (partition, segment)."""
         provider = self.table.locationProvider()
         return [
             self.target._replace(
@@ -87,7 +87,7 @@ class Appending(NamedTuple):
         ]
 
     def append(self, files: Iterable[NewFile]) -> int:
-        """Commit what was written; the id of the snapshot."""
+        """Commit the written files; return the snapshot's id."""
         parser = iceberg_class(self.spark, "ScanTaskParser")
         schema = iceberg_class(self.spark, "SchemaParser").toJson(self.table.schema())
         spec = iceberg_class(self.spark, "PartitionSpecParser").toJson(own_spec(self.table))
@@ -110,7 +110,7 @@ class Appending(NamedTuple):
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
-    """In a task: write the rows, in row groups of GROUP_BYTES; None where there are none."""
+    """Write the rows in row groups of GROUP_BYTES, in a task; None where there are none."""
     groups = _groups(rows)
     first = next(groups, None)
     if first is None:
@@ -171,7 +171,7 @@ def _with_id(name: str, field_id: int, of: Any, *, is_required: bool) -> pa.Fiel
 
 
 def _type(of: Any) -> pa.DataType:
-    """Arrow's type of one of Iceberg's, as its schema says it in JSON."""
+    """Return Arrow's type for an Iceberg type in its schema's JSON."""
     if isinstance(of, str):
         return _TYPES[of]
     if of["type"] == "list":

@@ -8,7 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ebbtide.columns.batch_headers import BatchHeaders, of_bereaved, segment_totals
+from ebbtide.columns.header_columns import (
+    BatchHeaders,
+    batches_of_affected_producers,
+    segment_totals,
+)
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from tests.log.builders import T0, data, emptied, ended, sent
 
@@ -51,12 +55,12 @@ def test_which_batch_an_offset_lies_inside(offset: int, bases: list[int]) -> Non
 
 def test_the_newest_row_of_a_producer_that_goes_is_told_with_the_next_one() -> None:
     log = [sent(0), ended(1, COMMIT), sent(2, producer_id=2), sent(3), ended(4, ABORT)]
-    told = of_bereaved(headers_of(log), np.array([4]), 0)
+    told = batches_of_affected_producers(headers_of(log), np.array([4]), 0)
     assert told.column("base_offset").tolist() == [1, 3, 4]
-    assert not len(of_bereaved(headers_of(log), np.array([0]), 0))
+    assert not len(batches_of_affected_producers(headers_of(log), np.array([0]), 0))
 
 
 def test_a_marker_that_was_emptied_at_the_source_speaks_for_nobody() -> None:
     hollow = emptied(ended(2, COMMIT))._replace(control_type=None)
-    told = of_bereaved(headers_of([sent(0), sent(1), hollow]), np.array([1]), 0)
+    told = batches_of_affected_producers(headers_of([sent(0), sent(1), hollow]), np.array([1]), 0)
     assert told.column("base_offset").tolist() == [0, 1]

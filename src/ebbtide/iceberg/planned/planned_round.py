@@ -1,7 +1,7 @@
-"""A cleaner round as it is written down before it starts, so that a killed one is finished.
+"""A planned cleaner round, written to the state before it starts, so that it can be finished.
 
-A round pins the snapshots it reads. Its plan is a function of those and of the round alone, so
-whoever finds it computes the same plan and only leaves out the commits already in the history.
+A round pins the snapshots it reads. Its plan follows from those and the round alone. So another job
+computes the same plan and only leaves out the commits already in the history.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set
-from ebbtide.iceberg.unfinished.planned_merge import check_no_merge, open_merge
+from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.state.properties import checked_fields, parse_property
@@ -54,12 +54,12 @@ class CleaningRound:
     are_records_done: bool = False  # whether its deletions are in the records table
 
     def to_json(self) -> str:
-        """The value of the property `ebbtide.round`."""
+        """Return the value of the property `ebbtide.round`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> CleaningRound:
-        """The round that a property holds; ConfigurationError where somebody changed it."""
+        """Return the round that a property holds; ConfigurationError where somebody changed it."""
         return parse_property(ROUND, text, "a cleaner round", cls._built)
 
     @classmethod
@@ -72,18 +72,18 @@ class CleaningRound:
 
 
 def new_round_id() -> str:
-    """An id that no other round has."""
+    """Return an id that no other round has."""
     return uuid.uuid4().hex
 
 
 def open_round(topic: Topic) -> CleaningRound | None:
-    """The round in flight on the topic, if any."""
+    """Return the round in flight on the topic, if any."""
     text = topic.properties.get(ROUND)
     return None if text is None else CleaningRound.parse(text)
 
 
 def is_open(topic: Topic, work_id: str) -> bool:
-    """Whether a round or merge of this id is in flight."""
+    """Return whether a round or merge of this id is in flight."""
     this_round, merge = open_round(topic), open_merge(topic)
     return work_id in {work.id for work in (this_round, merge) if work is not None}
 
@@ -91,10 +91,10 @@ def is_open(topic: Topic, work_id: str) -> bool:
 def start_round(topic: Topic, this_round: CleaningRound) -> None:
     """Write the round down; CommitConflictError where another one was first."""
 
-    def change(current: Topic) -> Changes | None:
+    def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
-        found = open_round(current)
-        if found is not None and found.id != this_round.id:
+        in_flight = open_round(current)
+        if in_flight is not None and in_flight.id != this_round.id:
             raise CommitConflictError(
                 f"expected no cleaner round on {topic.name}, found one in flight; "
                 "run the job again to finish it"
@@ -106,7 +106,7 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
 
 
 def _check_marked(current: Topic, this_round: CleaningRound) -> None:
-    """CommitConflictError where what the round covers is being marked again."""
+    """Raise CommitConflictError where what the round covers is being marked again."""
     for partition, part in this_round.partitions.items():
         first_unmarked = current.partitions[partition].first_unmarked_offset
         if first_unmarked < part.first_uncleanable_offset:

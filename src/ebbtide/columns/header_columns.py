@@ -1,4 +1,4 @@
-"""Batch headers as columns: what is asked of all of them, and the few that rules look at."""
+"""Batch headers as columns: tests on all of them, and the few batches that need rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.log.batch_header import Batch
-from ebbtide.log.logical_segments import Segment
+from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
@@ -30,36 +30,36 @@ class BatchHeaders:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> Int64s:
-        """A column of integers; -1 where there is none."""
+        """Return a column of integers; -1 where there is none."""
         column = self.table[name]
         numbers = column.fill_null(-1) if column.null_count else column
         return np.array(numbers.to_numpy(), np.int64)
 
     def has_bit(self, bit: int) -> Bools:
-        """Whether the attributes of each have `bit` set."""
+        """Return for each batch whether its attributes have `bit` set."""
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
-        """Those for which the mask is true."""
+        """Return the batches for which the mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def batches(self) -> list[Batch]:
-        """All of them as values."""
+        """Return all of them as values."""
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
     def at(self, rows: Int64s) -> BatchHeaders:
-        """Those at these row numbers."""
+        """Return the batches at these row numbers."""
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
-        """These and others of the same log, each once, in offset order."""
+        """Join these and others of the same log, each batch once, in offset order."""
         both = together([self, *(of for of in others if len(of))])
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
 
     def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
-        """The first `count`, and the others."""
+        """Return the first `count`, and the others."""
         return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))
 
     @property
@@ -70,38 +70,38 @@ class BatchHeaders:
 
     @property
     def is_legacy(self) -> Bools:
-        """Which are of magic 0 or 1."""
+        """Whether each batch is of magic 0 or 1."""
         return np.asarray(self.column("magic") < 2)
 
     @property
     def is_control(self) -> Bools:
-        """Which hold a control record, such as a transaction marker."""
+        """Whether each batch holds a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
 
     @property
     def were_emptied_at_source(self) -> Bools:
-        """Which are markers of which Kafka too reads no more than the header."""
+        """Whether each is a marker emptied at the source: Kafka too reads only its header."""
         is_empty = self.column("record_count") == 0
         has_no_type = self.table["control_type"].is_null().to_numpy()
         return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
 
     def is_astride(self, offset: int) -> Bools:
-        """Which begin below the offset and end at or after it."""
+        """Return which batches begin below the offset and end at or after it."""
         return (self.written_bases < offset) & (self.column("last_offset") >= offset)
 
     @property
     def is_in_transaction(self) -> Bools:
-        """Transactional data and control batches: what transactions can be told from."""
+        """Whether each is transactional data or a control batch."""
         return self.has_bit(CONTROL | TRANSACTIONAL)
 
     @property
-    def of_last_records(self) -> BatchHeaders:
-        """What each producer's last record can be told from: its last data, markers after it."""
+    def last_batches_of_producers(self) -> BatchHeaders:
+        """The batches that tell each producer's last record: its last data, markers after it."""
         return self.where(self.may_be_last_records)
 
     @property
     def may_be_last_records(self) -> Bools:
-        """Which are their producer's last data or markers after it."""
+        """Whether each batch is its producer's last data or a marker after it."""
         producers = self.column("producer_id")
         may_be = producers != NO_PRODUCER_ID
         is_control, bases = self.is_control[may_be], self.column("base_offset")[may_be]
@@ -114,12 +114,15 @@ class BatchHeaders:
         return np.asarray(may_be, np.bool_)
 
     def newest_data(self, removed: Int64s = NOTHING) -> Bools:
-        """Which are their producer's newest data but for emptied batches and the `removed` ones."""
+        """Return which batches are their producer's newest data.
+
+        Emptied batches and those at the base offsets `removed` are no candidates.
+        """
         is_data = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.is_control
         is_data &= self.column("record_count") > 0
         rows = np.flatnonzero(is_data)
         rows = rows[~np.isin(self.column("base_offset")[rows], removed)][::-1]
-        # Of equal ones the first is told, so they are looked at from the end.
+        # np.unique returns the first of equal values, so the rows are in reverse order.
         _, firsts = np.unique(self.column("producer_id")[rows], return_index=True)
         is_newest = np.zeros(len(self), np.bool_)
         is_newest[rows[firsts]] = True
@@ -127,18 +130,22 @@ class BatchHeaders:
 
 
 def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
-    """The parts one after another."""
+    """Join the parts, one after another."""
     tables = [part.table for part in parts]
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
 
 
-def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: int) -> BatchHeaders:
-    """What `carried` has to see of the producers that lose the row that spoke for them.
+def batches_of_affected_producers(
+    headers: BatchHeaders, removed: Int64s, first_segment_offset: int
+) -> BatchHeaders:
+    """Return the batches of producers whose newest row is removed, for `carried`.
 
-    That is their newest row, or a marker while data lies below the first segment.
+    Producers that lose a marker while their data lies below the first segment are included.
     """
-    speaks = ~headers.were_emptied_at_source & (headers.column("producer_id") != NO_PRODUCER_ID)
-    headers = headers.where(speaks)
+    has_producer = ~headers.were_emptied_at_source & (
+        headers.column("producer_id") != NO_PRODUCER_ID
+    )
+    headers = headers.where(has_producer)
     bases, producers = headers.column("base_offset"), headers.column("producer_id")
     ids, numbers = np.unique(producers, return_inverse=True)
     is_removed, is_control = np.isin(bases, removed), headers.is_control
@@ -157,7 +164,7 @@ def of_bereaved(headers: BatchHeaders, removed: Int64s, first_segment_offset: in
 
 
 def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
-    """The rows of each partition among `rows`, which name it in a column `partition`."""
+    """Return the rows of each partition among `rows`, which name it in a column `partition`."""
     partitions, bases = rows["partition"].to_numpy(), rows["base_offset"].to_numpy()
     step = np.diff(partitions)
     if np.any((step < 0) | ((step == 0) & (np.diff(bases) < 0))):  # else sorting only costs
@@ -165,10 +172,10 @@ def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
     return {partition: BatchHeaders(of) for partition, of in slices_by_value(rows, "partition")}
 
 
-def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -> list[Segment]:
-    """Logical segments, given as (base offset, modified ms), with what their batches add up to.
+def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:
+    """Return the logical segments with the totals of their batches.
 
-    What lies before the first one is kept for its producer only, and counts for none.
+    Batches before the first segment are kept only for their producers and count for no segment.
     """
     bases = headers.column("base_offset")
     firsts = np.searchsorted(bases, [base for base, _ in segments])
@@ -195,7 +202,7 @@ def segment_totals(headers: BatchHeaders, segments: Sequence[tuple[int, int]]) -
 
 
 def open_transactions(headers: BatchHeaders) -> OpenTransactions:
-    """The transactions that the batches leave undecided."""
+    """Return the transactions that the batches leave undecided."""
     transactions = OpenTransactions()
     for batch in headers.where(headers.is_in_transaction).batches():
         transactions.append(batch)
@@ -203,7 +210,7 @@ def open_transactions(headers: BatchHeaders) -> OpenTransactions:
 
 
 def stable_offset(headers: BatchHeaders, log_start_offset: int, log_end_offset: int) -> int:
-    """The last stable offset: what lies below it is decided."""
+    """Return the last stable offset: what lies below it is decided."""
     (visible,) = np.nonzero(headers.column("last_offset") >= log_start_offset)
     return visible_stable_offset(
         open_transactions(headers).last_stable_offset(log_end_offset),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ebbtide.columns.batch_headers import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.keys import last_of_each
 from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records
@@ -21,7 +21,7 @@ from ebbtide.log.compaction import Round, Verdict, are_tombstones_due
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 
-# Why a record goes, in the order in which the rules are asked.
+# The rules by which a record goes, in the order in which they apply.
 ABORTED = "aborted"
 KEYLESS = "keyless"
 SUPERSEDED = "superseded"
@@ -36,18 +36,18 @@ IsSuperseded = Callable[[pa.ChunkedArray, Int64s], Bools]
 
 
 class SegmentEffect(NamedTuple):
-    """What a round does to the data batches of one segment."""
+    """A round's effect on the data batches of one segment."""
 
     is_victim: Bools
     by_rule: dict[str, int]
     tombstones_kept: int
-    tombstones_held_back: int  # of those kept: due, but for a replica that ends before them
+    tombstones_held_back: int  # due, but kept because a replica ends before them
     rewriting: Rewriting
     newest_left: BatchHeaders  # of each producer, among these batches
 
 
 def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
-    """`hash, key, offset`: each key's last place in the dirty part, aborted data left out.
+    """Return `hash, key, offset` of each key's last dirty record, without aborted data.
 
     `rows` has `offset, batch, key`; `discarded` are the base offsets of aborted batches.
     """
@@ -65,10 +65,10 @@ def clean_segment(
     this_round: Round,
     future_limit_ms: int,
 ) -> SegmentEffect:
-    """The round over the records of one segment: `rows` has COLUMNS, in offset order.
+    """Run the round over the records of one segment: `rows` has COLUMNS, in offset order.
 
     `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
-    offset; `is_superseded` is the offset map's word on records.
+    offset; `is_superseded` asks the offset map about records.
     """
     batches = rows["batch"].to_numpy()
     held = headers.where(np.isin(headers.column("base_offset"), batches))
@@ -76,10 +76,10 @@ def clean_segment(
     for start, end in _some_batches(batches):
         records = Records.of(rows.slice(start, end - start), future_limit_ms)
         mine, held = held.split(len(records.bases))
-        found = is_superseded(records.keys, records.offsets)
+        superseded = is_superseded(records.keys, records.offsets)
         due = _has_due_tombstones(mine, this_round)
         is_held_back = mine.column("last_offset") >= this_round.held_back_from
-        rules.append(_rules(records, verdicts, found, due & ~is_held_back))
+        rules.append(_rules(records, verdicts, superseded, due & ~is_held_back))
         is_waiting = records.is_tombstone & (due & is_held_back)[records.batch_of]
         held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
@@ -96,7 +96,7 @@ def clean_segment(
 
 
 def _some_batches(batches: Int64s) -> Iterator[tuple[int, int]]:
-    """Spans of rows, each of whole batches, that together fit in a processor's cache."""
+    """Yield spans of whole batches' rows that fit in a processor's cache together."""
     starts = np.append(np.flatnonzero(batches[1:] != batches[:-1]) + 1, len(batches))
     start = 0
     while start < len(batches):
@@ -112,9 +112,9 @@ def _rules(
     is_superseded: Bools,
     drops_tombstones: Bools,
 ) -> npt.NDArray[np.int8]:
-    """For each record the number of the rule by which it goes; 0 where it stays.
+    """Return for each record the number of the rule that removes it; 0 where it stays.
 
-    `drops_tombstones` says so for each batch.
+    `drops_tombstones` tells for each batch whether its tombstones go.
     """
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
     is_discarded = np.isin(records.bases, discarded)[records.batch_of]
@@ -131,7 +131,7 @@ def _rules(
 
 
 def _has_due_tombstones(headers: BatchHeaders, this_round: Round) -> Bools:
-    """For each batch whether its tombstones may go, as far as its horizon or age says."""
+    """Return for each batch whether its tombstones may go by its horizon or age."""
     due = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
     due[due] = [are_tombstones_due(b, this_round) for b in headers.where(due).batches()]
     return due

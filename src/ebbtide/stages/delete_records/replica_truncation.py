@@ -1,7 +1,8 @@
-"""A DeleteRecords request at the other replicas of a topic: the tables first, the live topic last.
+"""A DeleteRecords request at a topic's other replicas: the tables first, the live topic last.
 
-Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. One that is behind is waited for, and
-what has not reached the requested offset when the time is over is REQUEST_TIMED_OUT.
+Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. The request waits for a replica that is
+behind. A partition that has not reached the requested offset when time is up gets
+REQUEST_TIMED_OUT.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableE
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
-from ebbtide.iceberg.topics import Changes, Topic, compare_and_set, read_again
-from ebbtide.log.delete_records import Answer, ErrorCode, refused
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
+from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.stages.delete_records.truncate import truncate_below_start
@@ -27,7 +28,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks of a partition, and where its primary starts, which it may go up to."""
+    """A partition's requested offset, and its primary's log start, up to which it may move."""
 
     offset: int
     log_start_offset: int
@@ -43,6 +44,7 @@ class TableReplicaProgress:
     states: Mapping[int, PartitionState] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)  # partitions without anything below their start
     problem: str = ""
+    records_removed: int = 0
 
     def advance(self, wanted: Mapping[int, Wanted]) -> None:
         """Move the log start offsets that can move, and remove what then lies below them.
@@ -61,7 +63,7 @@ class TableReplicaProgress:
             self.problem = str(error)
 
     def lacks(self, partition: int, wanted: Wanted) -> str:
-        """Why the partition has not reached the requested offset; nothing where it has."""
+        """Return why the partition has not reached the requested offset; empty where it has."""
         if partition in self.done:
             return ""
         state = self.states.get(partition)
@@ -69,7 +71,7 @@ class TableReplicaProgress:
         return self.problem or f"{self.name} ends at {end}, before {wanted.offset}"
 
     def _starts(self, wanted: Mapping[int, Wanted]) -> dict[int, int]:
-        """Where the partitions shall start that hold the requested offset by now."""
+        """Return new log start offsets for partitions that reach their requested offset by now."""
         return {
             partition: min(of.log_start_offset, state.log_end_offset)
             for partition, of in wanted.items()
@@ -83,13 +85,14 @@ class TableReplicaProgress:
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
-        truncate_below_start(replica, self.now_ms)
+        truncation = truncate_below_start(replica, self.now_ms)
+        self.records_removed += truncation.rows.total()
         count_own(read_again(replica))
         self.states = replica.partitions
         self.done |= starts.keys()
 
 
-def raise_starts(current: Topic, starts: Mapping[int, int]) -> Changes:
+def raise_starts(current: Topic, starts: Mapping[int, int]) -> PropertyChanges:
     """Log start offsets moved up to these; one that is there already stays."""
     changes: dict[str, str | None] = {}
     for partition, offset in starts.items():
@@ -110,8 +113,13 @@ class Replicas:
         ]
         self._live = {c: self._connect(c) for c in primary.config.live_replicas}
 
+    @property
+    def records_removed(self) -> dict[str, dict[str, int]]:
+        """How many records left each replica that is a table, as the run's row has it."""
+        return {str(t.name): {"records_removed": t.records_removed} for t in self._tables}
+
     def delete_records(self, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:
-        """Each partition's answer over all replicas, once all have reached it or time is over."""
+        """Return each partition's answer once all replicas reach its offset or time is up."""
         self._advance_tables(wanted)
         starts = {p: of.log_start_offset for p, of in wanted.items()}
         missing: dict[int, list[str]] = {p: self._lacking(p, of) for p, of in wanted.items()}
@@ -131,7 +139,7 @@ class Replicas:
         return {p: refusals.get(p) or _answer(starts[p], lows[p], missing[p]) for p in wanted}
 
     def _advance_tables(self, wanted: Mapping[int, Wanted]) -> None:
-        """Ask each table at least once, and those that are behind again until time is over."""
+        """Truncate each table, and try those that are behind again until time is up."""
         waiting = self._tables
         while waiting:
             for table in waiting:
@@ -141,7 +149,7 @@ class Replicas:
                 return
 
     def _wait(self) -> bool:
-        """Whether there was time left to wait."""
+        """Return whether there was time left to wait."""
         left_s = self._deadline - time.monotonic()
         time.sleep(max(0.0, min(POLL_S, left_s)))
         return left_s > 0
@@ -151,7 +159,7 @@ class Replicas:
         return [reason for reason in reasons if reason]
 
     def _delete_live(self, connection: str, wanted: Mapping[int, Wanted]) -> dict[int, Answer]:
-        """The brokers' answers; never past what every table holds."""
+        """Return the brokers' answers; never past what every table holds."""
         live = self._live[connection] or self._connect(connection)
         if live is None:
             note = f"kafka:{connection} cannot be reached"
@@ -161,7 +169,7 @@ class Replicas:
         return {p: _unless_short(reply, wanted[p], connection) for p, reply in answers.items()}
 
     def _held(self, partition: int) -> int:
-        """Up to which offset every table holds the partition."""
+        """Return the offset up to which every table holds the partition."""
         ends = [self._primary.partitions[partition].log_end_offset]
         for table in self._tables:
             state = table.states.get(partition)
@@ -169,7 +177,10 @@ class Replicas:
         return min(ends)
 
     def _connect(self, connection: str) -> LiveTopic | None:
-        """None where no broker answers; what no waiting can help is an error before anything."""
+        """Connect to the live topic; None where no broker answers.
+
+        An error that no waiting can help is raised before anything is deleted.
+        """
         answer_ms = min(ANSWER_MS, self._left_ms())
         try:
             return LiveTopic.connect(connection, self._primary.name.topic, answer_ms)
@@ -177,12 +188,12 @@ class Replicas:
             return None
 
     def _left_ms(self) -> int:
-        """What is left of the time; a second at least, so that whoever is there can answer."""
+        """Return the ms left; at least a second, so that a reachable broker can answer."""
         return max(1000, round((self._deadline - time.monotonic()) * 1000))
 
 
 def _unless_short(reply: Answer, wanted: Wanted, connection: str) -> Answer:
-    """The answer, but timed out where the brokers were not let go as far as was asked."""
+    """Return the answer, or REQUEST_TIMED_OUT where the brokers were asked for a lower offset."""
     if reply.error is ErrorCode.NONE and reply.low_watermark < wanted.offset:
         note = f"kafka:{connection} stays at {reply.low_watermark} until every table has the rest"
         return refused(ErrorCode.REQUEST_TIMED_OUT, note=note)
@@ -192,7 +203,7 @@ def _unless_short(reply: Answer, wanted: Wanted, connection: str) -> Answer:
 
 
 def _answer(start: int, lows: Iterable[int], missing: list[str]) -> Answer:
-    """The least log start offset, given only when every replica has reached what was asked."""
+    """Return the least log start offset, or REQUEST_TIMED_OUT while a replica is missing."""
     if missing:
         return refused(ErrorCode.REQUEST_TIMED_OUT, start, "; ".join(missing))
     return Answer(start, min(lows))

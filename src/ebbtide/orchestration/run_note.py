@@ -1,0 +1,116 @@
+"""Write the note of a failed DAG run, which Airflow shows in its list: a line a failure.
+
+A task cannot set it: Airflow's task API has no call for it. So `verdict` hands the failures on as
+an XCom, and a listener writes the note in the session of whoever ends the run, usually the
+scheduler. The listener commits nothing and opens no session of its own: that would wait for ever
+for the scheduler's lock on the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.listeners import hookimpl
+
+from ebbtide.orchestration.driver.causes import CAUSE
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+
+log = logging.getLogger(__name__)
+
+FAILURES = "ebbtide_failures"  # the key of verdict's XCom
+AUTHOR = "ebbtide"  # as the note's user
+LONGEST_NOTE = 1000  # characters; the width of Airflow's column
+
+
+class NoteListener:
+    """Writes the note when a run fails, and takes it back when the run, cleared, succeeds.
+
+    A note of somebody else stays as it is. Whatever goes wrong here is logged only.
+    """
+
+    @hookimpl
+    def on_dag_run_failed(self, dag_run: DagRun, msg: str) -> None:
+        """Write the note; Airflow calls this for every DAG, but others hand no failures on."""
+        try:
+            with _in_session(dag_run) as run:
+                if not _is_of_another(run) and (failures := failures_of(run)):
+                    _write(run, note_of(failures))
+        except Exception:
+            log.exception("ebbtide: no note was written to run %s", dag_run.run_id)
+
+    @hookimpl
+    def on_dag_run_success(self, dag_run: DagRun, msg: str) -> None:
+        """Remove the note: what failed before is done now."""
+        try:
+            with _in_session(dag_run) as run:
+                if run.dag_run_note is not None and not _is_of_another(run):
+                    run.dag_run_note = None
+        except Exception:
+            log.exception("ebbtide: the note of run %s was not removed", dag_run.run_id)
+
+
+@contextmanager
+def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
+    """Yield the run in its session; `airflow dags test` hands over one that is in no session."""
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy.orm import object_session
+
+    if object_session(dag_run) is not None:
+        yield dag_run
+        return
+    with create_session() as session:
+        yield session.get_one(DagRun, dag_run.id)
+
+
+def failures_of(dag_run: DagRun) -> list[str]:
+    """Return the failures that verdict named, or else the causes that single tasks handed on."""
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import select
+    from sqlalchemy.orm import object_session
+
+    session = object_session(dag_run)
+    assert session is not None
+    handed_on = (
+        select(XComModel.key, XComModel.task_id, XComModel.value)
+        .where(XComModel.dag_run_id == dag_run.id, XComModel.key.in_((FAILURES, CAUSE)))
+        .order_by(XComModel.timestamp)
+    )
+    with session.no_autoflush:
+        rows: Sequence[Any] = session.execute(handed_on).all()
+    named = [failure for row in rows if row.key == FAILURES for failure in row.value]
+    return named or [f"{row.task_id} failed: {row.value}" for row in rows if row.key == CAUSE]
+
+
+def note_of(failures: Sequence[str]) -> str:
+    """Join the first failure and as many others as fit, each on a whole line."""
+    note = _cut(failures[0])
+    for number, failure in enumerate(failures[1:], start=1):
+        rest = f"\n({len(failures) - number} more in the log of verdict)"
+        is_last = number == len(failures) - 1
+        if len(note) + 1 + len(failure) + (0 if is_last else len(rest)) > LONGEST_NOTE:
+            return _cut(note, LONGEST_NOTE - len(rest)) + rest
+        note += f"\n{failure}"
+    return note
+
+
+def _cut(line: str, length: int = LONGEST_NOTE) -> str:
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _is_of_another(dag_run: DagRun) -> bool:
+    return dag_run.dag_run_note is not None and dag_run.dag_run_note.user_id != AUTHOR
+
+
+def _write(dag_run: DagRun, note: str) -> None:
+    from airflow.models.dagrun import DagRunNote
+
+    if dag_run.dag_run_note is None:
+        dag_run.dag_run_note = DagRunNote(note, AUTHOR)  # type: ignore[no-untyped-call]
+    else:
+        dag_run.dag_run_note.content = note

@@ -1,0 +1,153 @@
+"""Count the records that left a topic, each in one row in `runs`: that of the removing run.
+
+Counts come from snapshots. So an attempt that lost a race or failed counts too, and so does work of
+a killed job that another one finishes. A killed job writes no row: the next run of that job counts
+what it removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.commits import Commits
+from ebbtide.iceberg.files.data_files import opened_file
+from ebbtide.iceberg.files.field_ids import columns_of, read_file
+from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.history import Committed, rows_changed
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import ROUND
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.spark.jvm import iceberg_class, items, java_class
+from ebbtide.text import moment, number
+
+# How far back a killed run of the job is looked for.
+LOOKS_BACK = timedelta(days=7)
+# A row is found by when its run began, which is before its commits.
+LONGEST_RUN = timedelta(days=1)
+
+
+class RemovingCommit(NamedTuple):
+    """A snapshot of the records table, and the live rows and whole files that left by it."""
+
+    commit: Committed
+    rows: int
+    files: int
+
+
+def count_removed(
+    spark: SparkSession,
+    name: TopicName,
+    outcome: JobOutcome,
+    commits: Commits,
+    started: datetime,
+) -> None:
+    """Set the outcome's records, files and snapshots to what no earlier row counts.
+
+    A note tells what the job's own numbers do not hold.
+    """
+    numbered = set(outcome.snapshot_ids)
+    others = [snapshot for snapshot in commits.snapshots if snapshot not in numbered]
+    outcome.snapshot_ids += _of_topic(spark, name, others)
+    since = started - LOOKS_BACK
+    removals = _uncounted(spark, name, outcome.snapshot_ids, commits.job, since)
+    outcome.rows_removed = sum(removal.rows for removal in removals)
+    outcome.files_removed = sum(removal.files for removal in removals)
+    beside = [removal for removal in removals if removal.commit.id not in numbered]
+    named = set(outcome.snapshot_ids)
+    outcome.snapshot_ids += [r.commit.id for r in beside if r.commit.id not in named]
+    notes = [_note(removal, commits, outcome) for removal in beside]
+    if notes:
+        outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
+
+
+def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str:
+    """Why the job's own numbers do not hold a removal."""
+    made = removal.commit
+    if made.id not in commits.snapshots:
+        why = f"by a run of {made.job} that was killed before it could say so"
+    elif not outcome.partitions:
+        why = "before the run failed"
+    elif ROUND in made.summary:
+        why = "by a cleaner round that a killed job had left and that this run finished first"
+    else:
+        why = "in an attempt before this run's last"
+    return f"{number(removal.rows)} records left at {moment(made.at_ms)} UTC {why}"
+
+
+def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
+    """Return the snapshots that belong to the topic's data tables, in order."""
+    tables = [
+        java_table(spark, table)
+        for table in (name.records_table, name.batches_table)
+        if snapshots and table_exists(spark, table)
+    ]
+    return [s for s in snapshots if any(table.snapshot(s) is not None for table in tables)]
+
+
+def _uncounted(
+    spark: SparkSession, name: TopicName, snapshots: Collection[int], job: str, since: datetime
+) -> list[RemovingCommit]:
+    """Return removals that no row counts yet: the given snapshots', and the job's since then."""
+    if not table_exists(spark, name.records_table):
+        return []
+    table = java_table(spark, name.records_table)
+    candidates = [
+        made
+        for made in _that_may_remove(spark, table, since)
+        if made.id in snapshots or made.job == job
+    ]
+    if not candidates:
+        return []
+    oldest = datetime.fromtimestamp(min(made.at_ms for made in candidates) / 1000, UTC)
+    counted = _counted(spark, name, oldest - LONGEST_RUN)
+    return [
+        RemovingCommit(made, rows, int(made.summary.get("deleted-data-files", 0)))
+        for made in sorted(candidates, key=lambda made: made.sequence_number)
+        if made.id not in counted
+        and (rows := -sum(rows_changed(spark, table, [made.id]).values())) > 0
+    ]
+
+
+def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:
+    """Yield ebbtide's snapshots since then that may have removed rows."""
+    since_ms = since.timestamp() * 1000
+    for snapshot in items(table.snapshots()):
+        if snapshot.timestampMillis() >= since_ms and snapshot.operation() != "append":
+            made = Committed.of(spark, snapshot)
+            if made.is_own and made.may_remove_rows:
+                yield made
+
+
+def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
+    """The snapshots that rows in `runs` name, of runs that began since then.
+
+    Its few files are read here: a first query of Spark would cost a job a second of CPU time.
+    """
+    table = java_table(spark, RUNS_TABLE)
+    current = table.currentSnapshot()
+    if current is None:
+        return set()
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
+    # `and` is a word of Python, so this Java method is asked for by name.
+    matches = getattr(expressions, "and")(
+        expressions.equal("topic", str(name)),
+        expressions.greaterThanOrEqual("started", since_us),
+    )
+    columns = [c for c in columns_of(spark, table) if c.name in ("topic", "snapshot_ids")]
+    store, counted = store_of(spark, table), set[int]()
+    for task in planned_tasks(table, int(current.snapshotId()), matches):
+        file = task.file()
+        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
+            rows = read_file(opened, columns)
+        of_topic = rows.filter(pc.equal(rows["topic"], str(name)))
+        counted |= set(pc.list_flatten(of_topic["snapshot_ids"]).to_pylist())
+    return counted

@@ -1,0 +1,44 @@
+"""The state of a topic's partitions after a cleaner round."""
+
+from __future__ import annotations
+
+from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
+from ebbtide.iceberg.topics import PropertyChanges, Topic
+from ebbtide.log.logical_segments import Segment, merged
+from ebbtide.log.state.topic_state import NEVER, ROUND, PartitionState, to_properties
+from ebbtide.stages.clean_log.effect_numbers import RoundEffect
+
+
+def finish_state(
+    this_round: CleaningRound, effect: RoundEffect, current: Topic
+) -> PropertyChanges | None:
+    """Return the property changes that end the round; None where it is no longer in flight."""
+    in_flight = open_round(current)
+    if in_flight is None or in_flight.id != this_round.id:
+        return None
+    changes: dict[str, str | None] = {ROUND: None}
+    for partition in this_round.partitions:
+        after = _state_after(current.partitions[partition], partition, this_round, effect)
+        changes |= to_properties(partition, after)
+    return changes
+
+
+def _state_after(
+    state: PartitionState, partition: int, this_round: CleaningRound, effect: RoundEffect
+) -> PartitionState:
+    part = this_round.partitions[partition]
+    known = {segment.base_offset: segment for segment in effect.segments[partition]}
+    segments = [
+        known.get(base, Segment(base, ms))._replace(modified_ms=ms) for base, ms in state.segments
+    ]
+    after = merged(segments, part.first_uncleanable_offset, this_round.segment_bytes)
+    return state.moved(
+        first_dirty_offset=(
+            state.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
+        ),
+        segments=tuple(segment.start for segment in after),
+        cleaned_at_ms=this_round.now_ms,
+        cleaned_end_offset=state.log_end_offset,
+        next_clean_ms=effect.next_clean_ms[partition],
+        horizon_ms=effect.numbers[partition]["next_horizon_ms"] or NEVER,
+    )

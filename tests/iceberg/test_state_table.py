@@ -1,0 +1,76 @@
+"""A topic's state as a table: refused where commits are not exclusive, small where it is long."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlparse
+
+import pytest
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.state_table import HeldState, create_state, read_state
+from ebbtide.iceberg.topics import compare_and_set, load, read_again
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import to_properties
+from tests.lake_sandbox import LakeSandbox, state_of
+from tests.tables.nights import DAY_MS
+from tests.tables.partition_log import T0
+
+PARTITIONS, SEGMENTS = 1_000, 100
+END = dict.fromkeys(("log_end_offset", "first_dirty_offset", "first_unmarked_offset"), 10**9)
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("has_parent", [False, True], ids=["first snapshot", "later ones"])
+def test_a_catalog_that_takes_a_commit_from_an_older_base_is_refused(
+    sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch, has_parent: bool
+) -> None:
+    """No real catalog does; the stub commits on the newest base, whatever base was read."""
+    spark, catalog = sandbox.session, f"careless_{int(has_parent)}"
+    sandbox.add_catalog(catalog)
+    name = TopicName(cluster, "t", catalog)
+    commit = HeldState._commit
+
+    def commit_anyway(held: HeldState, properties: dict[str, str]) -> None:
+        if (held.base.currentSnapshot() is not None) == has_parent:
+            held = replace(held, base=held.table.operations().refresh())
+        commit(held, properties)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeldState, "_commit", commit_anyway)
+        with pytest.raises(ConfigurationError, match=f"^expected catalog {catalog} to refuse a"):
+            create_state(spark, name, {})
+    assert spark.sql(f"SHOW TABLES IN {catalog}.ebbtide_state").collect() == []
+    assert read_state(spark, name) is None
+    create_state(spark, name, {})
+    assert read_state(spark, name) is not None
+
+
+def segments_of(rng: random.Random) -> tuple[tuple[int, int], ...]:
+    """Base offsets and times that compress as little as real ones."""
+    bases = sorted(rng.sample(range(10**9), SEGMENTS))
+    return tuple((base, T0 + rng.randrange(365 * DAY_MS)) for base in bases)
+
+
+def test_a_long_state_is_little_metadata_and_one_snapshot(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    rng = random.Random(0)
+    states = {p: state_of(segments=segments_of(rng), **END) for p in range(PARTITIONS)}
+    sandbox.topic(f"{cluster}.t", states)
+    topic = load(sandbox.session, TopicName(cluster, "t"))
+    for start in (1, 2):
+        moved = to_properties(999, states[999].moved(log_start_offset=start))
+        compare_and_set(topic, Step.LOG_START_OFFSET, lambda _, moved=moved: moved)
+    after = read_again(topic)
+    assert len(after.partitions) == PARTITIONS
+    assert after.partitions[999].log_start_offset == 2
+    assert after.partitions[0] == states[0]
+    table = java_table(sandbox.session, topic.name.state_table)
+    assert len(list(table.snapshots())) == 1
+    in_properties = sum(len(n) + len(v) for n, v in after.properties.items())
+    metadata = Path(urlparse(table.operations().current().metadataFileLocation()).path)
+    assert in_properties < 4 * MIB
+    assert metadata.stat().st_size < 1.5 * MIB
