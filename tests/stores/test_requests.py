@@ -21,6 +21,7 @@ from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.files import segment_reader
+from ebbtide.stores import store
 from ebbtide.stores.store import WHOLE_BYTES
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
@@ -97,7 +98,7 @@ def _write_segment(log: Path, offset: int, messages: list[Message]) -> None:
 
 
 def test_a_job_asks_little_of_a_large_file_and_an_idle_one_nothing(
-    on_s3: OnS3, s3: S3Api, cluster: str, large_log: Path
+    on_s3: OnS3, s3: S3Api, cluster: str, large_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, spark = f"{cluster}.t", on_s3.lake.session
     ingest(spark, name, large_log, FIRST_MS)
@@ -112,6 +113,7 @@ def test_a_job_asks_little_of_a_large_file_and_an_idle_one_nothing(
     removed = []
     cleaning = partial(clean, spark, name, NIGHT_MS)
     assert_few(on_s3.reads(lambda: removed.append(cleaning().rows_removed), ".parquet"), 8)
+    monkeypatch.setattr(store, "REFUSAL_BYTES", 1)  # these vectors are smaller
     assert_one_range_each(on_s3.reads(lambda: read_records(on_s3.lake, name), ".puffin"), 2)
     assert on_s3.reads(lambda: mark(spark, name), "") == []
     assert on_s3.reads(cleaning, "") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_large_file_goes_in_parts(s3: S3Api) -> None:
     assert methods(s3, "parts/f.bin").count("PUT") > 1
     with Store.of(s3.settings()).reading(f"s3://{BUCKET}/parts/f.bin") as handle:
         assert handle.read() == data
+
+
+@pytest.mark.parametrize("size", [10, 5000, 20_000])
+def test_a_part_of_a_file_is_what_it_was_asked_for(s3: S3Api, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    location = put(s3, f"part/{size}.bin", data)
+    for position in (0, 4, size - 3):
+        assert Store.of(s3.settings()).read_range(location, position, 3) == data[position:][:3]
 
 
 def test_tasks_take_a_store_along_and_nobody_sees_its_keys(s3: S3Api) -> None:

@@ -25,6 +25,8 @@ from ebbtide.stores.uris import (
 # They have no directories, and rename nothing in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
+# More than a store's refusal takes, in XML.
+REFUSAL_BYTES = 4096
 _DENIED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
@@ -79,9 +81,15 @@ class Store:
             yield self.resolve(encoded(location))
 
     def read_range(self, location: str, position: int, length: int) -> bytes:
-        """A part of a table's file."""
+        """Return a part of a table's file.
+
+        pyarrow tries a request again only if the store's refusal fits into what was asked for.
+        """
         with self.located(location) as (files, path), files.open_input_file(path) as handle:
-            return bytes(handle.read_at(length, position))
+            start = max(0, min(position, handle.size() - REFUSAL_BYTES))
+            end = max(position + length, start + REFUSAL_BYTES)
+            data = memoryview(handle.read_at(end - start, start))
+            return bytes(data[position - start : position - start + length])
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:

@@ -28,7 +28,7 @@ from ebbtide.iceberg.files.field_ids import (
     together,
 )
 from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
-from ebbtide.stores.store import Store
+from ebbtide.stores.store import WHOLE_BYTES, Store, is_object_store
 
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
@@ -212,15 +212,24 @@ def opened_file(store: Store, path: str, size_bytes: int) -> Iterator[ParquetFil
 
     CommitConflictError where it has gone meanwhile.
     """
+    is_kept = size_bytes <= _KEPT_BYTES or size_bytes > WHOLE_BYTES
     with _planned(path), store.located(path):
-        yield _fragment(store, path, size_bytes)
+        yield (_kept_fragment if is_kept else _fragment)(store, path, size_bytes)
 
 
-@lru_cache(maxsize=256)
 def _fragment(store: Store, path: str, size_bytes: int) -> ParquetFileFragment:
-    """Return a file of known size; it keeps its footer, which jobs look at several times."""
+    """Return a file of known size, or all bytes of a small one in an object store."""
     with store.located(path) as (file_system, path_inside):
+        if is_object_store(file_system) and size_bytes <= WHOLE_BYTES:
+            with store.reading(path) as handle:
+                return _PARQUET.make_fragment(handle.read_buffer())
         return _PARQUET.make_fragment(path_inside, file_system, file_size=size_bytes)
+
+
+# Jobs look at a file several times, and it never changes: the footer of a large one is kept, and
+# all of one of these.
+_KEPT_BYTES = 256 * 1024
+_kept_fragment = lru_cache(maxsize=128)(_fragment)
 
 
 @contextmanager
