@@ -120,7 +120,7 @@ def test_a_job_asks_little_of_a_large_file_and_an_idle_one_nothing(
     policy = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.bytes": "1"}
     set_properties(spark, name, policy)
     expiring = partial(expire, spark, name, NIGHT_MS)
-    assert_few(on_s3.reads(lambda: removed.append(expiring().rows_removed), ".parquet"), 4)
+    assert_few(on_s3.reads(lambda: removed.append(expiring().rows_removed), ".parquet"), 2)
     assert removed == [700, 2600]
 
 
