@@ -31,7 +31,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
 from tests.kafka.delete_broker import SETTINGS, create, lines_of
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.erase_keys.test_erase_keys import configure, erasures
+from tests.stages.erase_keys.closed_archive import configure, erasures
 from tests.tables.fixtures import Meanwhile
 from tests.tables.nights import DAY_MS, clean, ingest, mark
 

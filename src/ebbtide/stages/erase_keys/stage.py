@@ -140,12 +140,11 @@ def prepare_erase(
 
     Beside it what that removed and committed.
     """
-    topic = load(spark, name)
+    topic = settle(load(spark, name), "erase_keys")
     _check(topic)
     appended = finish_append(topic)
     done = JobOutcome(snapshot_ids=appended.snapshot_ids)
-    topic = settle(appended.topic, "erase_keys")
-    _mark(topic, erasure, done)
+    _mark(appended.topic, erasure, done)
     return read_again(topic), done
 
 

@@ -50,6 +50,22 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
     }
 
 
+def ends_passed(topic: Topic) -> dict[int, int]:
+    """Return the log end offsets of the partitions whose tables hold rows at or beyond them.
+
+    0 for a partition that the state does not know. A job that was killed, or is at work, has
+    appended these rows.
+    """
+    tables = ((topic.name.records_table, "offset"), (topic.name.batches_table, "last_offset"))
+    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
+    return {
+        partition: ends.get(partition, 0)
+        for table, column in tables
+        for partition, (last,) in _last_offsets(topic.spark, table, column).items()
+        if last >= ends.get(partition, 0)
+    }
+
+
 def _last_offsets(spark: SparkSession, table: str, *columns: str) -> dict[int, list[int]]:
     """Return the largest value of the columns in each partition's files, from manifests alone."""
     bounds = ", ".join(f"max(readable_metrics.{column}.upper_bound)" for column in columns)
