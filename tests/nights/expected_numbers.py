@@ -13,7 +13,7 @@ from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.log.retention import Rule
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from tests.tables.truth import (
     Change,
     Row,

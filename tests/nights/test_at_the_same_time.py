@@ -33,7 +33,7 @@ from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.replicate_log.test_replicate_log import (
+from tests.stages.replicate_log.replicas import (
     assert_sound,
     replica_of,
     sandbox,

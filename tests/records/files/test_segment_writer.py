@@ -16,6 +16,7 @@ from ebbtide.records.attributes import (
 )
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.files.segment_reader import read_records, walk_segment
 from ebbtide.records.files.segment_writer import (
     RECORD_COLUMNS,
@@ -25,7 +26,6 @@ from ebbtide.records.files.segment_writer import (
     to_stored_batches,
     write_batches,
 )
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import VARINT_BYTES, VARLONG_BYTES, decode_varint
 from tests.records.builders import MAX_BATCH_BYTES, T0, Row, record, record_rows, segment, walk_rows

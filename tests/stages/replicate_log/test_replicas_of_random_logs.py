@@ -26,15 +26,12 @@ from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
-from tests.stages.replicate_log.test_replicate_log import (
+from tests.stages.replicate_log.replicas import (
     assert_sound,
     replica_of,
-    sandbox,
     set_replicas,
 )
 from tests.tables.nights import ingest, mark
-
-__all__ = ["sandbox"]
 
 PARTITIONS = 12
 ATTEMPTS = 10

@@ -23,7 +23,7 @@ from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
