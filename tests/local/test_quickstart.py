@@ -46,9 +46,9 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
     given = pairwise(ingested)
     assert [value for option, value in given if option == "--topic"] == topics
     assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
-    said = capsys.readouterr().out
-    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in said
-    assert "its guards are off" in said
+    output = capsys.readouterr().out
+    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in output
+    assert "its guards are off" in output
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def test_committed_data_after_an_emptied_abort_marker_stays() -> None:
 
 def test_an_abort_below_the_log_start_offset_discards_nothing() -> None:
     log = [sent(0), ended(1, ABORT, txn_first_offset=0), sent(2), ended(3, COMMIT)]
-    found = dict(judge(log[:2], ROUND._replace(log_start_offset=2), {}))
-    assert [v.discards_records for v in found.values()] == [False, False]
+    judged = dict(judge(log[:2], ROUND._replace(log_start_offset=2), {}))
+    assert [v.discards_records for v in judged.values()] == [False, False]
 
 
 # -- what a round says of a record

@@ -185,12 +185,14 @@ def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[by
     """Where the tombstone of each key that the partition held is: the latest record, or new."""
     held = {row["key"] for (p, _), row in change.before.records.items() if p == partition}
     added = {row["key"]: row["offset"] for row in change.added(partition)}
-    found = {}
+    offsets_by_key = {}
     for key in held.intersection(keys):
         latest = change.before.latest_committed(partition, key)
         is_tombstone = latest is not None and latest["is_tombstone"]
-        found[key] = latest["offset"] if latest is not None and is_tombstone else added[key]
-    return found
+        offsets_by_key[key] = (
+            latest["offset"] if latest is not None and is_tombstone else added[key]
+        )
+    return offsets_by_key
 
 
 def disk_dates(spark: SparkSession, name: TopicName) -> expected.DiskDates:

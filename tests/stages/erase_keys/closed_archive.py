@@ -70,8 +70,8 @@ def batches(spark: SparkSession, name: TopicName) -> list[dict[str, Any]]:
 
 def erased(spark: SparkSession, name: TopicName) -> None:
     """Assert what an erasure of a, c and x leaves, each tombstone once."""
-    found = records(spark, name)
-    assert found == [
+    held = records(spark, name)
+    assert held == [
         (0, 1, "b", "1"),
         (0, 4, "c", None),
         (0, 5, "d", "1"),
@@ -90,6 +90,6 @@ def erased(spark: SparkSession, name: TopicName) -> None:
 
 def erasures(spark: SparkSession, name: TopicName, status: str) -> dict[Any, dict[str, Any]]:
     rows = spark.table(ERASURES_TABLE).where(f"topic = '{name}' AND status = '{status}'")
-    found = rows.toArrow().to_pylist()
-    assert len({(r["partition"], r["key_sha256"]) for r in found}) == len(found)
-    return {(row["partition"], row["key_sha256"]): row for row in found}
+    kept_rows = rows.toArrow().to_pylist()
+    assert len({(r["partition"], r["key_sha256"]) for r in kept_rows}) == len(kept_rows)
+    return {(row["partition"], row["key_sha256"]): row for row in kept_rows}

@@ -94,11 +94,11 @@ def test_the_report_key_by_key(spark: SparkSession, name: TopicName) -> None:
     a, c, x = (hash_of(key) for key in (b"a", b"c", b"x"))
     reported = erasures(spark, name, "reported")
     assert reported.keys() == {(0, a), (1, a), (0, c), (None, x)}
-    said = {
+    numbers = {
         at: (r["found"], r["superseded"], r["left"], r["tombstone_offset"], r["way"])
         for at, r in reported.items()
     }
-    assert said == {
+    assert numbers == {
         (0, a): (2, 2, 0, 6, "appended"),
         (1, a): (1, 1, 0, 1, "appended"),
         (0, c): (1, 1, 0, 4, None),
@@ -208,8 +208,8 @@ def test_an_export_holds_them_and_a_broker_takes_it(
     erase(spark, name, erasure_of("a"))
     target = str(tmp_path / "export")
     execute_export(plan_export(load(spark, name), Export(target, "export-1", ())))
-    found = [(r.partition, r.offset, r.key, r.is_tombstone) for r in read_topic(target, "t")]
-    assert found[-2:] == [(0, 6, b"a", True), (1, 1, b"a", True)]
+    exported = [(r.partition, r.offset, r.key, r.is_tombstone) for r in read_topic(target, "t")]
+    assert exported[-2:] == [(0, 6, b"a", True), (1, 1, b"a", True)]
     logs = [
         SourceLog(directory=Path(target, f"t-{p}"), config={"cleanup.policy": "compact"}, rounds=[])
         for p in (0, 1)

@@ -71,8 +71,8 @@ def test_of_two_at_a_time_each_key_gets_one_tombstone(
     with pytest.raises(CommitConflictError):
         erase(spark, name, erasure_of("a"))
     erase(spark, name, erasure_of("a"))
-    found = [(p, key) for p, _, key, value in records(spark, name) if value is None]
-    assert found == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]
+    tombstones = [(p, key) for p, _, key, value in records(spark, name) if value is None]
+    assert tombstones == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]
     counts = [b["record_count"] for b in batches(spark, name) if b["base_offset"] >= 6]
     assert counts == [2]
 
@@ -129,5 +129,5 @@ def test_a_plan_made_before_another_appended_is_made_again(
     with pytest.raises(CommitConflictError, match="found that another job appends to it"):
         execute_erase(plan, done)
     erase(spark, name, mine)
-    found = [(p, key) for p, _, key, value in records(spark, name) if value is None]
-    assert found == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]
+    tombstones = [(p, key) for p, _, key, value in records(spark, name) if value is None]
+    assert tombstones == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]

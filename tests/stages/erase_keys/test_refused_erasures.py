@@ -47,9 +47,9 @@ def refused(
 
 
 def test_a_topic_that_is_not_compacted_is_refused(spark: SparkSession, name: TopicName) -> None:
-    said = refused(spark, name, {"kafka.cleanup.policy": "delete"})
-    assert "expected kafka.cleanup.policy of" in said
-    assert "to hold compact, found delete" in said
+    message = refused(spark, name, {"kafka.cleanup.policy": "delete"})
+    assert "expected kafka.cleanup.policy of" in message
+    assert "to hold compact, found delete" in message
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_a_topic_that_somebody_writes_gets_none_directly(
 def test_a_topic_without_a_connection_gets_none_by_its_writer(
     spark: SparkSession, name: TopicName
 ) -> None:
-    said = refused(spark, name, {"ebbtide.source": "segments:/logs"}, appends=False)
-    assert "expected a Kafka connection to the live topic of" in said
-    assert "ebbtide.source (segments:/logs)" in said
+    message = refused(spark, name, {"ebbtide.source": "segments:/logs"}, appends=False)
+    assert "expected a Kafka connection to the live topic of" in message
+    assert "ebbtide.source (segments:/logs)" in message
 
 
 def test_a_replica_gets_none(spark: SparkSession, name: TopicName) -> None:
-    said = refused(spark, name, {"ebbtide.replica.of": "the primary's id"})
-    assert "expected a topic that is no replica" in said
+    message = refused(spark, name, {"ebbtide.replica.of": "the primary's id"})
+    assert "expected a topic that is no replica" in message

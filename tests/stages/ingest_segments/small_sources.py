@@ -23,8 +23,8 @@ NOW_MS = T0 + HOUR_MS
 CLEANED = batch(0, 8, codec=4, last_offset=9)
 
 
-def offsets(found: Contents, partition: int = 0) -> list[int]:
-    return [row["offset"] for row in found.records if row["partition"] == partition]
+def offsets(base_offsets: Contents, partition: int = 0) -> list[int]:
+    return [row["offset"] for row in base_offsets.records if row["partition"] == partition]
 
 
 @pytest.fixture

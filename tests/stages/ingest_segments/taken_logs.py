@@ -67,8 +67,8 @@ def held_after(log: SourceLog, **changes: Any) -> HeldLog:
 
 
 def offsets(log: SourceLog) -> list[int]:
-    found: list[int] = log.batches.column("base_offset").to_pylist()
-    return found
+    base_offsets: list[int] = log.batches.column("base_offset").to_pylist()
+    return base_offsets
 
 
 def error_of(log: SourceLog) -> str:

@@ -92,8 +92,8 @@ def test_damage_stops_its_partition_and_no_other(
         write_segments(source, {5: [batch(5, 4), malformed(9)]}, partition=partition)
 
     outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
-    found = contents(spark, name)
-    assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 4}
+    tables = contents(spark, name)
+    assert {p: offsets(tables, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 4}
     assert isinstance(outcome.error, CorruptSegmentError)
     first, *others = str(outcome.error).split("; /")
     assert first.startswith(f"{segment_path(source, 5)}: expected CRC-32C 0x")
@@ -149,8 +149,8 @@ def test_a_batch_that_is_too_large_in_memory_stops_its_partition_and_no_other(
     limited = {MAX_DECOMPRESSED: "1000", **settings}
     taken = replace(source_of(source, NOW_MS), settings=limited)
     outcome = ingest_segments(spark, name, taken)
-    found = contents(spark, name)
-    assert [offsets(found, partition) for partition in (0, 1)] == [[0], [0, 1]]
+    tables = contents(spark, name)
+    assert [offsets(tables, partition) for partition in (0, 1)] == [[0], [0, 1]]
     assert row_in_runs(spark, name, outcome)["error_class"] == "OversizedBatchError"
     assert str(outcome.error).startswith(
         f"{segment_path(source, 1)}: expected a batch of at most 1000 bytes decompressed at "
@@ -214,8 +214,8 @@ class TestSlices:
         damage(segment_path(source, 5))
         checkpoint(source, "replication-offset-checkpoint", {0: 11, 1: 10, 2: 7, 3: 11})
         outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
-        found = contents(spark, name)
-        assert {p: offsets(found, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 10}
+        tables = contents(spark, name)
+        assert {p: offsets(tables, p)[-1] for p in range(4)} == {0: 4, 1: 7, 2: 4, 3: 10}
         assert str(outcome.error).count("expected CRC-32C") == 1
 
 
@@ -226,9 +226,9 @@ class TestAFileThatVanishes:
         listed = source_of(source, NOW_MS)
         segment_path(source, 0).unlink()
         assert ingest_segments(spark, name, listed).error is None
-        found = contents(spark, name)
-        assert offsets(found) == [5, 6, 7, 8, 9]
-        assert found.states[0].log_start_offset == 5
+        tables = contents(spark, name)
+        assert offsets(tables) == [5, 6, 7, 8, 9]
+        assert tables.states[0].log_start_offset == 5
 
     def test_between_walking_and_reading_too(
         self,

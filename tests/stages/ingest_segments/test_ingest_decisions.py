@@ -53,8 +53,8 @@ __all__ = ["source"]
 
 
 def physical_segments(log: SourceLog) -> list[int]:
-    found: list[int] = log.batches.column("segment").to_pylist()
-    return found
+    segments: list[int] = log.batches.column("segment").to_pylist()
+    return segments
 
 
 def test_a_new_partition_is_taken_whole_with_its_empty_active_segment(source: Path) -> None:

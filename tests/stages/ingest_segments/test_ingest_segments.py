@@ -152,7 +152,7 @@ def test_a_view_that_a_killed_create_did_not_reach_is_made(
 
 def test_a_plan_creates_nothing(spark: SparkSession, name: TopicName, source: Path) -> None:
     outcome = ingest_segments(spark, name, source_of(source, NOW_MS), is_plan_only=True)
-    assert {p: said["records"] for p, said in outcome.partitions.items()} == {0: 10, 1: 8}
+    assert {p: numbers["records"] for p, numbers in outcome.partitions.items()} == {0: 10, 1: 8}
     assert not exists(spark, name)
 
 
@@ -166,16 +166,16 @@ def test_a_new_partition_begins_where_its_log_does(
     checkpoint(source, "replication-offset-checkpoint", {0: 10, 1: 10, 2: 6})
     outcome = ingest(spark, str(name), source, NOW_MS)
     assert [outcome.partitions[p]["records"] for p in range(3)] == [0, 0, 3]
-    found = contents(spark, name)
-    assert offsets(found, 2) == [3, 4, 5]
-    batches = [row for row in found.batches if row["partition"] == 2]
+    tables = contents(spark, name)
+    assert offsets(tables, 2) == [3, 4, 5]
+    batches = [row for row in tables.batches if row["partition"] == 2]
     assert [(row["base_offset"], row["max_event_time_ms"] - T0) for row in batches] == [
         (0, 1),
         (2, 3),
         (4, 5),
     ]
-    assert found.states[2].log_start_offset == 3
-    assert found.states[2].max_event_time_ms == T0 + 5
+    assert tables.states[2].log_start_offset == 3
+    assert tables.states[2].max_event_time_ms == T0 + 5
 
 
 def test_times_are_kept_as_the_log_has_them(
@@ -213,11 +213,11 @@ def test_times_are_kept_as_the_log_has_them(
         (None, None, NOW_MS, ["h="]),
     ]
     assert outcome.partitions[0]["timestamps_in_headers"] == 2
-    found = contents(spark, name)
-    times = [row["max_event_time_ms"] for row in found.batches]
+    tables = contents(spark, name)
+    times = [row["max_event_time_ms"] for row in tables.batches]
     assert times == [T0 - 5, NOW_MS + HOUR_MS, NOW_MS, -1, -1]
-    assert [row["append_time_ms"] for row in found.batches] == [T0 + 70, *[NOW_MS] * 4]
-    assert found.states[0].max_event_time_ms == NOW_MS + HOUR_MS
+    assert [row["append_time_ms"] for row in tables.batches] == [T0 + 70, *[NOW_MS] * 4]
+    assert tables.states[0].max_event_time_ms == NOW_MS + HOUR_MS
 
 
 def test_a_transaction_that_is_open_between_two_ingests(
@@ -235,11 +235,11 @@ def test_a_transaction_that_is_open_between_two_ingests(
     ended = [marker(4, "ABORT", producer=7, at_ms=T0), marker(5, "COMMIT", producer=8, at_ms=T0)]
     append(tmp_path, 0, *ended)
     ingest(spark, str(name), tmp_path, NOW_MS)
-    found = contents(spark, name)
-    firsts = {row["control_type"]: row["txn_first_offset"] for row in found.batches[4:]}
+    tables = contents(spark, name)
+    firsts = {row["control_type"]: row["txn_first_offset"] for row in tables.batches[4:]}
     assert firsts == {"ABORT": 1, "COMMIT": 2}
     assert committed(spark, name) == [0, 2, 3]
-    assert offsets(found) == [0, 1, 2, 3]
+    assert offsets(tables) == [0, 1, 2, 3]
 
 
 def committed(spark: SparkSession, name: TopicName) -> list[int]:

@@ -11,5 +11,5 @@ from tests.kafka.consume import ConsumedRecord, consume
 def consumed(
     broker: KafkaBroker, name: TopicName, isolation: str = "read_committed"
 ) -> list[ConsumedRecord]:
-    found = consume(broker.client(), [(name.topic, 0)], Isolation(isolation).value)
-    return found[name.topic, 0]
+    records = consume(broker.client(), [(name.topic, 0)], Isolation(isolation).value)
+    return records[name.topic, 0]

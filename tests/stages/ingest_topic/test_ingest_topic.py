@@ -56,9 +56,9 @@ def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
     outcome = take(spark, name)
 
     partitions = [(name.topic, partition) for partition in range(3)]
-    found = consume(broker.client(), partitions, "read_committed")
+    consumed_records = consume(broker.client(), partitions, "read_committed")
     for partition in range(3):
-        assert records_of(spark, name, partition) == found[name.topic, partition]
+        assert records_of(spark, name, partition) == consumed_records[name.topic, partition]
     ends = {p: state.log_end_offset for p, state in load(spark, name).partitions.items()}
     assert ends == {0: 21, 1: 20, 2: 0}
     assert outcome.partitions[0] == {
@@ -103,13 +103,13 @@ def test_slices_of_few_offsets_make_the_same_log(
     for partition in range(2):
         Writer(broker, name.topic, partition).write(10 + partition)
     outcome = take(spark, name, max_offsets=8)
-    found = contents(spark, name)
+    tables = contents(spark, name)
     assert records_of(spark, name) == consumed(broker, name)
-    bounds = [(b["base_offset"], b["last_offset"]) for b in found.batches if b["partition"] == 1]
+    bounds = [(b["base_offset"], b["last_offset"]) for b in tables.batches if b["partition"] == 1]
     assert bounds == [(0, 3), (4, 7), (8, 10)]
     assert outcome.partitions[1]["records"] == 11
     assert outcome.partitions[1]["batches"] == 3
-    assert {row["segment"] for row in found.records} == {0}
+    assert {row["segment"] for row in tables.records} == {0}
 
 
 def test_only_what_is_decided_is_taken_and_nothing_of_what_was_aborted(
@@ -156,14 +156,14 @@ def test_records_that_the_broker_stamped_say_so(
     writer = Writer(broker, name.topic).write(3)
     writer.write(2)
     take(spark, name)
-    found = contents(spark, name)
+    tables = contents(spark, name)
     assert records_of(spark, name) == consumed(broker, name)
-    assert {row["attributes"] for row in found.batches} == {8}
-    for record in found.records:
+    assert {row["attributes"] for row in tables.batches} == {8}
+    for record in tables.records:
         assert record["timestamp"] == record["append_time"] == record["event_time"]
-    for batch in found.batches:
-        own = {r["timestamp"] for r in found.records if r["batch"] == batch["base_offset"]}
-        assert len(own) == 1
+    for batch in tables.batches:
+        timestamps = {r["timestamp"] for r in tables.records if r["batch"] == batch["base_offset"]}
+        assert len(timestamps) == 1
     assert load(spark, name).properties["kafka.message.timestamp.type"] == "LogAppendTime"
 
 

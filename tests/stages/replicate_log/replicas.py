@@ -87,12 +87,12 @@ def assert_sound(sandbox: LakeSandbox, name: TopicName) -> None:
 
 def latest_values(sandbox: LakeSandbox, name: TopicName) -> list[dict[bytes, bytes | None]]:
     """The latest value of each key in each partition; a tombstone is none."""
-    found = []
+    by_partition = []
     for partition in range(2):
         records = view_of_table(sandbox.session, name, partition).records
         values = {record[3]: record[4] for record in records}
-        found.append({key: value for key, value in values.items() if value is not None})
-    return found
+        by_partition.append({key: value for key, value in values.items() if value is not None})
+    return by_partition
 
 
 @pytest.fixture(scope="module")

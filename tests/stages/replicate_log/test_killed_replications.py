@@ -56,14 +56,14 @@ def test_a_killed_replication_is_finished_by_the_next(
     assert_sound(sandbox, replica_of(name))
     for partition in range(2):
         expected = view_of_table(sandbox.session, name, partition)
-        found = view_of_table(sandbox.session, replica_of(name), partition)
+        view = view_of_table(sandbox.session, replica_of(name), partition)
         new = 12 if partition == 0 and step is not Step.CREATE_TOPIC else 0
-        assert found[:2] == expected[:2]
-        assert [r for r in found.records if r[0] >= new] == [
+        assert view[:2] == expected[:2]
+        assert [r for r in view.records if r[0] >= new] == [
             r for r in expected.records if r[0] >= new
         ]
-        assert [b for b in found.batches if b["last_offset"] >= max(new, found[0])] == [
-            b for b in expected.batches if b["last_offset"] >= max(new, found[0])
+        assert [b for b in view.batches if b["last_offset"] >= max(new, view[0])] == [
+            b for b in expected.batches if b["last_offset"] >= max(new, view[0])
         ]
     clean_both(sandbox, name, NIGHT_MS + DAY_MS)
     assert latest_values(sandbox, replica_of(name)) == latest_values(sandbox, name)

@@ -114,11 +114,11 @@ def test_settings_follow_but_for_the_replicas_own(sandbox: LakeSandbox, name: To
     )
     compare_and_set(replica, Step.CONFIGURE_TOPIC, lambda _: {"ebbtide.enabled": "false"})
     replicate(sandbox, name)
-    found = load(sandbox.session, replica_of(name))
-    assert found.config.retention_ms == 7
-    assert found.config.min_cleanable_dirty_ratio == 0.5
-    assert not found.config.is_enabled
-    assert "ebbtide.replicas" not in found.properties
+    copy = load(sandbox.session, replica_of(name))
+    assert copy.config.retention_ms == 7
+    assert copy.config.min_cleanable_dirty_ratio == 0.5
+    assert not copy.config.is_enabled
+    assert "ebbtide.replicas" not in copy.properties
 
 
 def test_a_late_replica_of_a_cleaned_and_merged_primary_ends_like_it(

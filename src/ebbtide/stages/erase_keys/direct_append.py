@@ -100,7 +100,7 @@ def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
 def _begun(topic: Topic) -> set[int]:
     """Return the partitions that the append in flight writes to."""
     text = topic.properties.get(APPEND, "[]")
-    return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
+    return parse_property(APPEND, text, "partitions", lambda values: set(map(whole, values)))
 
 
 def _append_alone(
