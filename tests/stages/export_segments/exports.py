@@ -38,9 +38,7 @@ def kafkas_states(directory: Path, jars: Path, rounds: Sequence[Round] = ()) -> 
             config=manifest.topic_configs[listed.topic],
             rounds=rounds,
             log_start_offset=listed.log_start_offset or 0,
-            modified_ms={
-                segment.base_offset: segment.modified_ms for segment in listed.segments
-            },
+            modified_ms={segment.base_offset: segment.modified_ms for segment in listed.segments},
         )
         for listed in list_log_directory(str(directory))
     ]

@@ -171,8 +171,9 @@ def ingest_topic(
 ) -> JobOutcome:
     """Create a new topic, and append all that the brokers had at the start."""
     live = LiveTopic.connect(source.connection, name.topic)
+    topic_id = live.description.topic_id
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
-    check_topic_id(topic, live.description.topic_id, f"connection {source.connection!r}")
+    check_topic_id(topic, topic_id, f"connection {source.connection!r}")
     if is_plan_only:
         return plan_live(topic, live, source).outcome()
     done = IngestOutcome()
