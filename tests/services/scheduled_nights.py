@@ -64,8 +64,8 @@ def described(lake: LakeSandbox) -> dict[str, Any]:
     """Each topic's settings, state and live rows."""
     environment = {**os.environ, **lake.environment()}
     command = [sys.executable, str(DESCRIBE)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    topics: dict[str, Any] = json.loads(said.stdout)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    topics: dict[str, Any] = json.loads(process.stdout)
     return topics
 
 

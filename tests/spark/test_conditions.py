@@ -13,7 +13,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.conditions import any_column, any_of, balanced
 from ebbtide.stages.mark_tombstones.changed_marks import within
-from ebbtide.stages.replicate_log.stage import replica_segment
+from ebbtide.stages.replicate_log.copied_rows import replica_segment
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import HOUR_MS, ingest
 from tests.tables.partition_log import T0, batch, write_segments

@@ -72,10 +72,10 @@ def test_a_night_needs_no_credentials_beside_the_vended_ones(
     for lake in (sandbox, vending):
         ingest(lake.session, str(name), log, FIRST_MS)
     check.issue()
-    found = view_after_a_night(vending, name)
+    view = view_after_a_night(vending, name)
     with open_lake(vending.home / "conf" / "spark-defaults.conf") as lake:
         assert lake.live_rows(str(name)) == {0: 5}
-    assert found == view_after_a_night(sandbox, name)
+    assert view == view_after_a_night(sandbox, name)
     assert store.refused == 0
     tokens = ("token-1", "token-2")
     assert check.seen == {Signature("vended", REGION, token) for token in tokens}

@@ -6,7 +6,6 @@ other files has the operation `replace` (Iceberg table spec, snapshots).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -16,9 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.commits import JOB, OWN
 from ebbtide.log.state.row_counts import RowsBySegment
-from ebbtide.spark.jvm import as_dict, iceberg_class, items
+from ebbtide.spark.jvm import as_dict, iceberg_class, items, java_class
 
-_PLACE = re.compile(r"partition=(\d+)/segment=(\d+)(?:/|\Z)")
 _ADDED = ("added-records",)
 _REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 _FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "removed-delete-files")
@@ -151,19 +149,25 @@ def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> R
             (-1, changes.addedDeleteFiles()),
             (1, changes.removedDeleteFiles()),
         ):
-            for place, count in _places(table, files):
+            for place, count in _places(spark, table, files):
                 changed[place] += sign * count
     return dict(changed)
 
 
-def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
+def _places(spark: SparkSession, table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
+    """Yield each file's partition and segment, and how many records it counts."""
     specs, iterator = table.specs(), files.iterator()
+    any_class = java_class(spark, "java.lang.Class").forName("java.lang.Object")
+    positions: dict[int, tuple[int, int]] = {}  # of the two values, by partition spec
     while iterator.hasNext():
         file = iterator.next()
-        path = specs.get(file.specId()).partitionToPath(file.partition())
-        place = _PLACE.match(path)
-        assert place is not None, path
-        yield (int(place[1]), int(place[2])), int(file.recordCount())
+        number = file.specId()
+        if number not in positions:
+            names = [str(field.name()) for field in items(specs.get(number).fields())]
+            positions[number] = names.index("partition"), names.index("segment")
+        values = file.partition()
+        partition, segment = (int(values.get(at, any_class)) for at in positions[number])
+        yield (partition, segment), int(file.recordCount())
 
 
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:

@@ -43,13 +43,19 @@ class Choice(NamedTuple):
     headers: Mapping[int, LogHeaders]
     parts: Mapping[int, PartitionRound]  # of the picked partitions alone
     reasons: Mapping[int, str]  # for a round, or against one
+    dirty_ratios: Mapping[int, float]
 
 
 class _Offer(NamedTuple):
-    """One partition's round, if it is picked, and the reason for that or against."""
+    """One partition's round, if it is picked."""
 
     part: PartitionRound
-    reason: str
+    dirty_ratio: float
+
+    @property
+    def reason(self) -> str:
+        """Why Kafka's cleaner would pick it, or why not."""
+        return f"dirty ratio {self.dirty_ratio:.2f}{' is too low' if self.part.is_idle else ''}"
 
 
 def newest_pins(topic: Topic) -> Pins | None:
@@ -94,7 +100,8 @@ def choose(topic: Topic, candidates: Sequence[int], pins: Pins, now_ms: int) -> 
         idle = {p: offer.part for p, offer in offers.items() if offer.part.is_idle}
         for partition, reason in _idle_reasons(topic, headers, idle, pins, now_ms).items():
             parts[partition], reasons[partition] = idle[partition], reason
-    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons)
+    ratios = {p: offer.dirty_ratio for p, offer in offers.items()}
+    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons, ratios)
 
 
 def _offer(
@@ -116,8 +123,7 @@ def _offer(
         is_idle=not is_picked,
         held_back_from=held_back.get(partition, MAX_OFFSET),
     )
-    ratio = f"dirty ratio {log.ratio:.2f}"
-    return _Offer(part, ratio if is_picked else f"{ratio} is too low")
+    return _Offer(part, log.ratio)
 
 
 def _cleanable(
