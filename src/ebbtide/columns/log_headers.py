@@ -1,13 +1,15 @@
-"""A partition's batch headers, reduced to those that rules must judge one by one.
+"""A partition's batch headers, reduced to what decisions about the whole log need.
 
 Each physical segment's headers are reduced on their own, so that no process holds a whole log's
-headers.
+headers. The rows that are left of them grow with the segments and their producers, not with the
+batches.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -17,71 +19,123 @@ import pyarrow as pa
 from ebbtide.columns.header_columns import (
     COLUMNS,
     BatchHeaders,
+    open_transactions,
     segment_totals,
-    stable_offset,
     together,
 )
+from ebbtide.columns.transaction_rows import outline_transactions
+from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.logical_segments import Segment, SegmentStart
+from ebbtide.log.transactions import visible_stable_offset
 from ebbtide.records.arrays import Bools
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
-_NONE = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
+_TYPES = dict.fromkeys(COLUMNS, pa.int64()) | {"control_type": pa.string()}
+_NONE = BatchHeaders(pa.table({name: pa.array([], of) for name, of in _TYPES.items()}))
 
 
 class LogOutline(NamedTuple):
     """A log's start and segments, known before its headers are read.
 
-    `segments` are the logical ones. Horizons are checked against `now_ms`, if at all.
+    `segments` are the logical ones. Horizons are checked against `now_ms`, if at all; they do not
+    count from `held_back_from` on.
     """
 
     log_start_offset: int
     segments: Sequence[SegmentStart]
     now_ms: int = NO_TIMESTAMP
+    held_back_from: int = MAX_OFFSET
 
 
 class LogHeaders(NamedTuple):
-    """Logical segments with what their batches add up to, and the notable batches in offset order.
+    """Logical segments with what their batches add up to, and a few batches in offset order.
 
-    Notable are: control and transactional batches, empty ones, those before the first segment or
-    astride the log start offset, the first one that is not below it, the last one of each segment,
-    those with a horizon that is reached, and what each producer's last record can be told from.
+    `max_event_time_ms` is that of all batches, those before the first segment too; -1 for none.
     """
 
     segments: Sequence[Segment]
-    notable: BatchHeaders
+    transactions: BatchHeaders  # see `outline_transactions`
+    producers: BatchHeaders  # from which each producer's last record can be told
+    undecided: BatchHeaders  # data before the first segment in transactions that are open there
+    due: BatchHeaders  # one data batch of each segment that has such with a horizon reached
+    visible: BatchHeaders  # the first one that is not below the log start offset
+    max_event_time_ms: int
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
         """Return one physical segment's headers, and only the logical segments that it lies in."""
-        bases = headers.column("base_offset")
+        bases, start = headers.column("base_offset"), outline.log_start_offset
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
-        is_notable = _is_notable(headers, outline, touched)
-        return cls(segment_totals(headers, touched), headers.where(is_notable))
+        parts = list(_parts(headers, [base for base, _ in touched], outline))
+        return cls(
+            segment_totals(headers, touched),
+            together([outline_transactions(part, start) for part in parts]),
+            producers_outline(headers),
+            _undecided(headers, outline.segments[0].base_offset),
+            together([part.first(is_due(part, outline)) for part in parts]),
+            headers.first(headers.column("last_offset") >= start),
+            int(headers.column("max_event_time_ms").max(initial=-1)),
+        )
 
     @classmethod
-    def of_all(cls, parts: Iterable[LogHeaders], outline: LogOutline) -> LogHeaders:
+    def of_all(cls, parts: Sequence[LogHeaders], outline: LogOutline) -> LogHeaders:
         """Return a log's physical segments, in offset order, as one."""
         sums: dict[int, Segment] = {}
-        tables = []
         for part in parts:
-            tables.append(part.notable)
             for segment in part.segments:
                 before = sums.get(segment.base_offset)
                 sums[segment.base_offset] = segment if before is None else before.with_more(segment)
         return cls(
             [sums.get(base, Segment(base, modified_ms)) for base, modified_ms in outline.segments],
-            together(tables) if tables else BatchHeaders(_NONE),
+            together([_NONE, *(part.transactions for part in parts)]),
+            together([_NONE, *(part.producers for part in parts)]),
+            together([_NONE, *(part.undecided for part in parts)]),
+            together([_NONE, *(part.due for part in parts)]),
+            together([_NONE, *(part.visible for part in parts)]).split(1)[0],
+            max((part.max_event_time_ms for part in parts), default=-1),
         )
 
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
         """Return the last stable offset: what lies below it is decided."""
-        return stable_offset(self.notable, log_start_offset, log_end_offset)
+        visible = self.visible.written_bases
+        return visible_stable_offset(
+            open_transactions(self.transactions).last_stable_offset(log_end_offset),
+            log_start_offset=log_start_offset,
+            log_end_offset=log_end_offset,
+            first_batch_offset=int(visible[0]) if len(visible) else None,
+        )
 
-    @property
-    def max_event_time_ms(self) -> int:
-        """The largest event time of all batches, those before the first segment too; else -1."""
-        of_notable = int(self.notable.column("max_event_time_ms").max(initial=-1))
-        return max([of_notable, *(segment.max_event_time_ms for segment in self.segments)])
+
+def producers_outline(headers: BatchHeaders) -> BatchHeaders:
+    """Return at most four batches of each producer that give its last record, in offset order.
+
+    That is its last data and, of the markers after it, the first, the last, and the first with
+    another epoch than the batch before it has.
+    """
+    may_be = headers.may_be_last_records & ~headers.were_emptied_at_source
+    rows = np.flatnonzero(may_be)
+    producers = headers.column("producer_id")[rows]
+    order = np.argsort(producers, kind="stable")
+    rows, producers = rows[order], producers[order]
+    epochs = headers.column("producer_epoch")[rows]
+    _, firsts, counts = np.unique(producers, return_index=True, return_counts=True)
+    is_other_epoch = np.append(
+        False, (epochs[1:] != epochs[:-1]) & (producers[1:] == producers[:-1])
+    )
+    changes = np.flatnonzero(is_other_epoch)
+    changes = changes[np.unique(producers[changes], return_index=True)[1]]
+    seconds = firsts[counts > 1] + 1
+    kept = np.unique(rows[np.concatenate([firsts, seconds, changes, firsts + counts - 1])])
+    return headers.at(kept)
+
+
+def is_due(headers: BatchHeaders, outline: LogOutline) -> Bools:
+    """Return which data batches have a horizon that is reached, for their tombstones."""
+    lasts = headers.column("last_offset")
+    is_reached = headers.column("base_timestamp_ms") <= outline.now_ms
+    is_reached &= headers.has_bit(DELETE_HORIZON) & ~headers.is_control
+    is_reached &= (lasts >= outline.log_start_offset) & (lasts < outline.held_back_from)
+    return np.asarray(is_reached, np.bool_)
 
 
 def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequence[SegmentStart]:
@@ -90,17 +144,27 @@ def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequenc
     return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 
 
-def _is_notable(
-    headers: BatchHeaders, outline: LogOutline, touched: Sequence[SegmentStart]
-) -> Bools:
-    bases, lasts = headers.column("base_offset"), headers.column("last_offset")
-    is_notable = headers.is_in_transaction | (headers.column("record_count") == 0)
-    is_notable |= headers.is_astride(outline.log_start_offset)
-    is_notable |= headers.may_be_last_records | headers.newest_data()
-    is_notable |= bases < outline.segments[0].base_offset
-    is_due = headers.column("base_timestamp_ms") <= outline.now_ms
-    is_notable |= headers.has_bit(DELETE_HORIZON) & is_due
-    ends = np.searchsorted(bases, [base for base, _ in touched]) - 1
-    is_notable[[*ends[ends >= 0], len(bases) - 1]] = True
-    is_notable[np.flatnonzero(lasts >= outline.log_start_offset)[:1]] = True
-    return np.asarray(is_notable, np.bool_)
+def _parts(
+    headers: BatchHeaders, starts: Sequence[int], outline: LogOutline
+) -> Iterator[BatchHeaders]:
+    """Yield the batches between one logical segment's start and the next one's.
+
+    They are cut too where markers are held back from, so that each part holds only such or none.
+    """
+    bases = headers.column("base_offset")
+    cuts = np.searchsorted(bases, [*starts, outline.held_back_from])
+    for start, end in pairwise(np.unique([0, *cuts, len(bases)]).tolist()):
+        yield BatchHeaders(headers.table.slice(start, end - start))
+
+
+def _undecided(headers: BatchHeaders, first_segment_offset: int) -> BatchHeaders:
+    """Return the data before the first segment that no marker before it decides."""
+    count = int(np.searchsorted(headers.column("base_offset"), first_segment_offset))
+    before, _ = headers.split(count)
+    before = before.where(before.is_in_transaction)
+    producers, bases = before.column("producer_id"), before.column("base_offset")
+    is_end = before.is_control & ~before.were_emptied_at_source
+    ids, numbers = np.unique(producers, return_inverse=True)
+    ended = np.full(len(ids), -1, np.int64)
+    np.maximum.at(ended, numbers[is_end], bases[is_end])
+    return before.where(~before.is_control & (bases > ended[numbers]))
