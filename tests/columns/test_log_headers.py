@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pickle import dumps
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.columns.header_columns import BatchHeaders, open_transactions, segment_totals
-from ebbtide.columns.log_headers import LogHeaders, LogOutline
+from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import SegmentStart
@@ -26,8 +27,15 @@ KINDS = st.sampled_from(
     ]
 )
 LOGS = st.lists(st.tuples(KINDS, st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=40)
+# Logs of one or two producers that do little else than to begin and end transactions.
+ENDS = ("commit", "abort", "waiting marker", "marker of another kind")
+TRANSACTIONS = st.lists(
+    st.tuples(st.sampled_from(["sent", "sent", "gone", *ENDS]), st.integers(1, 2), st.just(1)),
+    min_size=8,
+    max_size=25,
+)
 # Where logical and physical segments begin, the log starts and a bound lies.
-CUTS = st.sets(st.integers(0, 80), max_size=6)
+CUTS = st.sets(st.integers(0, 25) | st.integers(0, 80), max_size=6)
 
 
 def batches_of(kinds: Sequence[tuple[str, int, int]]) -> list[Batch]:
@@ -65,7 +73,8 @@ def _batch_of(kind: str, producer: int, offset: int, length: int) -> Batch:
         return ended(offset, "LEADER_CHANGE", **epoch)
     if kind == "hollow marker":
         return emptied(ended(offset, COMMIT, **epoch))._replace(control_type=None)
-    marker = ended(offset, COMMIT if kind == "commit" or length > 2 else ABORT, **epoch)
+    is_commit = kind == "commit" or (kind != "abort" and length > 2)
+    marker = ended(offset, COMMIT if is_commit else ABORT, **epoch)
     return with_horizon(marker, T0 + 60 - offset) if kind == "waiting marker" else marker
 
 
@@ -78,7 +87,7 @@ def in_parts(headers: BatchHeaders, cuts: set[int], outline: LogOutline) -> LogH
     return LogHeaders.of_all(parts, outline)
 
 
-@given(LOGS, CUTS, CUTS, st.integers(0, 80), st.data())
+@given(LOGS | TRANSACTIONS, CUTS, CUTS, st.just(0) | st.integers(0, 80), st.data())
 def test_segments_one_by_one_tell_what_all_headers_do(
     kinds: list[tuple[str, int, int]],
     logical: set[int],
@@ -137,6 +146,16 @@ def test_segments_one_by_one_tell_what_all_headers_do(
         and batch.delete_horizon_ms is not None
         and batch.delete_horizon_ms <= now_ms
     }
-    bases = told.due.column("base_offset")
+    bases = told.in_role(Role.DUE).column("base_offset")
     assert set(bases[(bases >= first) & (bases < bound)]) <= due
     assert bool(due) == bool(np.any((bases >= first) & (bases < bound)))
+
+
+def test_what_is_ordinary_is_not_kept() -> None:
+    log = [data(offset, producer_id=1, producer_epoch=0) for offset in range(10_000)]
+    told = LogHeaders.of(
+        headers_of(log), LogOutline(0, [SegmentStart(0, T0), SegmentStart(5_000, T0)], T0)
+    )
+    assert [segment.record_count for segment in told.segments] == [5_000, 5_000]
+    assert told.producers.column("base_offset").tolist() == [9_999]
+    assert len(dumps(told)) < 50_000  # not the rows, and no slice that takes them along

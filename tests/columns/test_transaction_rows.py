@@ -17,11 +17,11 @@ from ebbtide.log.compaction import MAX_OFFSET, Round, judge
 from ebbtide.log.producers import last_records
 from ebbtide.log.transactions import OpenTransactions, transactions_around
 from tests.columns.test_header_columns import headers_of
-from tests.columns.test_log_headers import CUTS, LOGS, batches_of
+from tests.columns.test_log_headers import CUTS, LOGS, TRANSACTIONS, batches_of
 from tests.log.builders import T0, ended, sent
 
 
-@given(LOGS, CUTS, st.integers(0, 80), st.integers(0, 90), st.data())
+@given(LOGS | TRANSACTIONS, CUTS, st.just(0) | st.integers(0, 80), st.integers(20, 90), st.data())
 def test_each_segment_judged_alone_gets_the_verdicts_of_the_whole_log(
     kinds: list[tuple[str, int, int]],
     cuts: set[int],
@@ -44,7 +44,7 @@ def test_each_segment_judged_alone_gets_the_verdicts_of_the_whole_log(
     headers = headers_of(log)
     part_of = np.array([bisect_right(starts, batch.base_offset) - 1 for batch in log])
     parts = [headers.where(part_of == number) for number in range(len(starts))]
-    outline = together([outline_transactions(part, log_start) for part in parts])
+    outline = together([part.at(outline_transactions(part, log_start)) for part in parts])
     around = transactions_around(outline.batches(), starts, log_start)
     judged = [
         of_batch

@@ -8,7 +8,8 @@ batches.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from enum import IntFlag, auto
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,10 +28,10 @@ from ebbtide.columns.transaction_rows import outline_transactions
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.transactions import visible_stable_offset
-from ebbtide.records.arrays import Bools
+from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
-_TYPES = dict.fromkeys(COLUMNS, pa.int64()) | {"control_type": pa.string()}
+_TYPES = dict.fromkeys((*COLUMNS, "role"), pa.int64()) | {"control_type": pa.string()}
 _NONE = BatchHeaders(pa.table({name: pa.array([], of) for name, of in _TYPES.items()}))
 
 
@@ -47,35 +48,37 @@ class LogOutline(NamedTuple):
     held_back_from: int = MAX_OFFSET
 
 
+class Role(IntFlag):
+    """The reason why a batch's header is kept."""
+
+    TRANSACTIONS = auto()  # see `outline_transactions`
+    PRODUCERS = auto()  # each producer's last record can be told from these
+    UNDECIDED = auto()  # data before the first segment in transactions that are open there
+    DUE = auto()  # one data batch of each segment that has such with a horizon reached
+    VISIBLE = auto()  # the first one that is not below the log start offset
+
+
 class LogHeaders(NamedTuple):
     """Logical segments with what their batches add up to, and a few batches in offset order.
 
-    `max_event_time_ms` is that of all batches, those before the first segment too; -1 for none.
+    `kept` has a column `role`, the sum of each batch's roles. `max_event_time_ms` is that of all
+    batches, those before the first segment too; -1 for none.
     """
 
     segments: Sequence[Segment]
-    transactions: BatchHeaders  # see `outline_transactions`
-    producers: BatchHeaders  # from which each producer's last record can be told
-    undecided: BatchHeaders  # data before the first segment in transactions that are open there
-    due: BatchHeaders  # one data batch of each segment that has such with a horizon reached
-    visible: BatchHeaders  # the first one that is not below the log start offset
+    kept: BatchHeaders
     max_event_time_ms: int
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
         """Return one physical segment's headers, and only the logical segments that it lies in."""
-        bases, start = headers.column("base_offset"), outline.log_start_offset
+        bases = headers.column("base_offset")
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
-        parts = list(_parts(headers, [base for base, _ in touched], outline))
-        return cls(
-            segment_totals(headers, touched),
-            together([outline_transactions(part, start) for part in parts]),
-            producers_outline(headers),
-            _undecided(headers, outline.segments[0].base_offset),
-            together([part.first(is_due(part, outline)) for part in parts]),
-            headers.first(headers.column("last_offset") >= start),
-            int(headers.column("max_event_time_ms").max(initial=-1)),
-        )
+        roles = _roles(headers, [base for base, _ in touched], outline)
+        rows = np.flatnonzero(roles)
+        kept = headers.at(rows).table.append_column("role", pa.array(roles[rows]))
+        newest_ms = int(headers.column("max_event_time_ms").max(initial=-1))
+        return cls(segment_totals(headers, touched), BatchHeaders(kept), newest_ms)
 
     @classmethod
     def of_all(cls, parts: Sequence[LogHeaders], outline: LogOutline) -> LogHeaders:
@@ -87,17 +90,27 @@ class LogHeaders(NamedTuple):
                 sums[segment.base_offset] = segment if before is None else before.with_more(segment)
         return cls(
             [sums.get(base, Segment(base, modified_ms)) for base, modified_ms in outline.segments],
-            together([_NONE, *(part.transactions for part in parts)]),
-            together([_NONE, *(part.producers for part in parts)]),
-            together([_NONE, *(part.undecided for part in parts)]),
-            together([_NONE, *(part.due for part in parts)]),
-            together([_NONE, *(part.visible for part in parts)]).split(1)[0],
+            together([part.kept for part in parts] or [_NONE]),
             max((part.max_event_time_ms for part in parts), default=-1),
         )
 
+    def in_role(self, role: Role) -> BatchHeaders:
+        """Return the batches that are kept for this."""
+        return self.kept.where(np.asarray(self.kept.column("role") & role, np.bool_))
+
+    @property
+    def transactions(self) -> BatchHeaders:
+        """The outline of the log's transactions."""
+        return self.in_role(Role.TRANSACTIONS)
+
+    @property
+    def producers(self) -> BatchHeaders:
+        """The batches from which each producer's last record can be told."""
+        return self.in_role(Role.PRODUCERS)
+
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
         """Return the last stable offset: what lies below it is decided."""
-        visible = self.visible.written_bases
+        visible = self.in_role(Role.VISIBLE).written_bases
         return visible_stable_offset(
             open_transactions(self.transactions).last_stable_offset(log_end_offset),
             log_start_offset=log_start_offset,
@@ -106,8 +119,28 @@ class LogHeaders(NamedTuple):
         )
 
 
-def producers_outline(headers: BatchHeaders) -> BatchHeaders:
-    """Return at most four batches of each producer that give its last record, in offset order.
+def _roles(headers: BatchHeaders, starts: Sequence[int], outline: LogOutline) -> Int64s:
+    """Return the sum of each batch's roles; the logical segments begin at `starts`.
+
+    Segments are cut too where markers are held back from, so that each part holds only such or
+    none.
+    """
+    bases, start = headers.column("base_offset"), outline.log_start_offset
+    roles = np.zeros(len(headers), np.int64)
+    due = is_due(headers, outline)
+    cuts = np.searchsorted(bases, [*starts, outline.held_back_from])
+    for first, end in pairwise(np.unique([0, *cuts, len(bases)]).tolist()):
+        part = BatchHeaders(headers.table.slice(first, end - first))
+        roles[first + outline_transactions(part, start)] |= Role.TRANSACTIONS
+        roles[first + np.flatnonzero(due[first:end])[:1]] |= Role.DUE
+    roles[_last_of_producers(headers)] |= Role.PRODUCERS
+    roles[_undecided(headers, outline.segments[0].base_offset)] |= Role.UNDECIDED
+    roles[np.flatnonzero(headers.column("last_offset") >= start)[:1]] |= Role.VISIBLE
+    return roles
+
+
+def _last_of_producers(headers: BatchHeaders) -> Int64s:
+    """Return the rows of at most four batches of each producer that give its last record.
 
     That is its last data and, of the markers after it, the first, the last, and the first with
     another epoch than the batch before it has.
@@ -125,8 +158,8 @@ def producers_outline(headers: BatchHeaders) -> BatchHeaders:
     changes = np.flatnonzero(is_other_epoch)
     changes = changes[np.unique(producers[changes], return_index=True)[1]]
     seconds = firsts[counts > 1] + 1
-    kept = np.unique(rows[np.concatenate([firsts, seconds, changes, firsts + counts - 1])])
-    return headers.at(kept)
+    kept: Int64s = rows[np.concatenate([firsts, seconds, changes, firsts + counts - 1])]
+    return kept
 
 
 def is_due(headers: BatchHeaders, outline: LogOutline) -> Bools:
@@ -144,27 +177,15 @@ def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequenc
     return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 
 
-def _parts(
-    headers: BatchHeaders, starts: Sequence[int], outline: LogOutline
-) -> Iterator[BatchHeaders]:
-    """Yield the batches between one logical segment's start and the next one's.
-
-    They are cut too where markers are held back from, so that each part holds only such or none.
-    """
-    bases = headers.column("base_offset")
-    cuts = np.searchsorted(bases, [*starts, outline.held_back_from])
-    for start, end in pairwise(np.unique([0, *cuts, len(bases)]).tolist()):
-        yield BatchHeaders(headers.table.slice(start, end - start))
-
-
-def _undecided(headers: BatchHeaders, first_segment_offset: int) -> BatchHeaders:
-    """Return the data before the first segment that no marker before it decides."""
+def _undecided(headers: BatchHeaders, first_segment_offset: int) -> Int64s:
+    """Return the rows of the data before the first segment that no marker before it decides."""
     count = int(np.searchsorted(headers.column("base_offset"), first_segment_offset))
     before, _ = headers.split(count)
-    before = before.where(before.is_in_transaction)
+    rows = np.flatnonzero(before.is_in_transaction)
+    before = before.at(rows)
     producers, bases = before.column("producer_id"), before.column("base_offset")
     is_end = before.is_control & ~before.were_emptied_at_source
     ids, numbers = np.unique(producers, return_inverse=True)
     ended = np.full(len(ids), -1, np.int64)
     np.maximum.at(ended, numbers[is_end], bases[is_end])
-    return before.where(~before.is_control & (bases > ended[numbers]))
+    return rows[~before.is_control & (bases > ended[numbers])]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.header_columns import BatchHeaders, headers_of, together
+from ebbtide.columns.header_columns import NOTHING, BatchHeaders, headers_of, together
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.transactions import TransactionsAround
@@ -56,8 +56,8 @@ def _rows_around(around: TransactionsAround) -> tuple[BatchHeaders, BatchHeaders
     return headers_of(before), headers_of(after)
 
 
-def outline_transactions(headers: BatchHeaders, log_start_offset: int) -> BatchHeaders:
-    """Return a few batches of each producer that stand for a part of a log.
+def outline_transactions(headers: BatchHeaders, log_start_offset: int) -> Int64s:
+    """Return the rows of a few batches of each producer that stand for a part of a log.
 
     The outlines of all parts leave the same transactions open as the log, and share the same with
     any of the parts. A marker in them has the same data before it or none, as in the log. If
@@ -65,9 +65,9 @@ def outline_transactions(headers: BatchHeaders, log_start_offset: int) -> BatchH
     with the first horizon; markers below the log start offset do not count for this.
     """
     if not headers.is_in_transaction.any():
-        return headers.split(0)[0]
+        return NOTHING
     rows = _Rows.of(headers, log_start_offset)
-    return headers.at(np.unique(rows.number[_outline(rows, log_start_offset)]))
+    return np.unique(rows.number[_outline(rows, log_start_offset)])
 
 
 class _Rows(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.log_headers import LogHeaders, LogOutline, is_due
+from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role, is_due
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
@@ -141,7 +141,7 @@ def _idle_reasons(
         if reason := _marker_reason(headers[partition].transactions, part, now_ms):
             reasons[partition] = reason
             continue
-        of_data = headers[partition].due
+        of_data = headers[partition].in_role(Role.DUE)
         bases = of_data.column("base_offset")
         of_data = of_data.where((bases >= part.first_segment_offset) & (bases < bound))
         if len(of_data):

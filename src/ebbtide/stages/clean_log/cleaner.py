@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.log_headers import LogHeaders, LogOutline
+from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role
 from ebbtide.columns.row_changes import changes_of, in_segment, no_changes
 from ebbtide.iceberg.files.batch_rows import HEADERS_A_RECORD, look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows
@@ -205,7 +205,7 @@ def _carried(
     removed = gone.with_more(unit.left.early_markers for unit in units)
     if not len(removed):
         return []
-    known = removed.with_more([left, headers.undecided])
+    known = removed.with_more([left, headers.in_role(Role.UNDECIDED)])
     known = known.where(np.isin(known.column("producer_id"), removed.column("producer_id")))
     moved = carried(
         known.batches(),

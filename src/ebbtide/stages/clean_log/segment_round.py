@@ -253,10 +253,11 @@ def _rows_left(headers: BatchHeaders, changes: pa.Table, rules: PartitionRules) 
     bases, begins = judged.column("base_offset"), judged.column("txn_first_offset")
     is_early = judged.is_control & (begins >= 0) & (begins < rules.first_segment_offset)
     below = judged.where(bases < rules.this_round.first_uncleanable_offset)
+    left = _after(below, changes)
     return RowsLeft(
-        outline_transactions(_after(below, changes), rules.this_round.log_start_offset),
+        left.at(outline_transactions(left, rules.this_round.log_start_offset)),
         _after(newest, changes),
-        judged.where(is_early & np.isin(bases, gone)),
+        judged.at(np.flatnonzero(is_early & np.isin(bases, gone))),
     )
 
 
