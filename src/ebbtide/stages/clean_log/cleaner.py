@@ -157,20 +157,20 @@ def _units(
     for partition, mine in _by_partition(batches).items():
         of_partition = rules[partition]
         log = of_partition.covered(headers[partition].transactions)
-        around = transactions_around(
-            log.batches(),
-            [unit.segment for unit in mine],
-            of_partition.this_round.log_start_offset,
-        )
         with_transactions = set(log.column("segment").tolist())
+        # Beyond the round too: a transaction's marker may lie there.
+        starts = sorted({*with_transactions, *(unit.segment for unit in mine)})
+        log_start = of_partition.this_round.log_start_offset
+        around = transactions_around(log.batches(), starts, log_start)
+        by_start = dict(zip(starts, around, strict=True))
         units += [
             Unit(
                 records.get((partition, unit.segment)),
                 unit,
-                of_unit,
+                by_start[unit.segment],
                 unit.segment in with_transactions,
             )
-            for unit, of_unit in zip(mine, around, strict=True)
+            for unit in mine
         ]
     return units
 
