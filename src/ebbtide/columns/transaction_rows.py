@@ -156,8 +156,7 @@ def _outline(rows: _Rows, log_start_offset: int) -> Int64s:
     """Return the rows that stand for all, see `outline_transactions`."""
     count, is_control = len(rows.number), rows.headers.is_control
     is_end = is_control & ~rows.headers.were_emptied_at_source
-    ends = [rows.first(rows.is_marker), rows.last(rows.is_marker), rows.last(is_end)]
-    ends += [rows.first(rows.is_commit), rows.last(rows.is_commit)]
+    ends = [rows.first(rows.is_marker), rows.first(rows.is_commit), rows.last(is_end)]
     ends.append(_waiting(rows, np.concatenate(ends), log_start_offset))
     data = rows.newest_data[np.concatenate(ends)]
     is_before_marker = ~is_control & (rows.next_marker < count)
