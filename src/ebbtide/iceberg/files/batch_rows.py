@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
-from ebbtide.columns.row_changes import CHANGED
+from ebbtide.columns.row_changes import with_changes
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
@@ -67,7 +67,7 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """Read the headers that matter and totals of whole partitions, as of a snapshot or now."""
+    """Summarise the headers of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
@@ -247,10 +247,6 @@ def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> R
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
     """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
-    mask = pa.array(is_changed)
-    for name in (*CHANGED, "max_event_time_ms"):
-        changed = changes[name].combine_chunks().cast(rows[name].type)
-        column = pc.replace_with_mask(rows[name], mask, changed)
-        rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
+    rows, mask = with_changes(rows, is_changed, changes), pa.array(is_changed)
     crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
     return rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)

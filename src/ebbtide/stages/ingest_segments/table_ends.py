@@ -152,7 +152,7 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     }
     headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
     return {
-        partition: open_transactions(of_partition.notable).first_offsets
+        partition: open_transactions(of_partition.transactions).first_offsets
         for partition, of_partition in headers.items()
     }
 
