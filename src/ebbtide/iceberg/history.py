@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.commits import JOB, OWN
+from ebbtide.iceberg.files.manifests import changed_files
 from ebbtide.log.state.row_counts import RowsBySegment
-from ebbtide.spark.jvm import as_dict, iceberg_class, items, java_class
+from ebbtide.spark.jvm import as_dict, items
 
 _ADDED = ("added-records",)
 _REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
@@ -141,33 +142,10 @@ def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> R
     """Count the live rows that these snapshots added, by place; negative for removed rows."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
-        builder = iceberg_class(spark, "SnapshotChanges").builderFor(table)
-        changes = builder.snapshot(table.snapshot(snapshot)).build()
-        for sign, files in (
-            (1, changes.addedDataFiles()),
-            (-1, changes.removedDataFiles()),
-            (-1, changes.addedDeleteFiles()),
-            (1, changes.removedDeleteFiles()),
-        ):
-            for place, count in _places(spark, table, files):
-                changed[place] += sign * count
+        for sign, file in changed_files(spark, table, table.snapshot(snapshot)):
+            assert file.place is not None, file.path
+            changed[file.place] += file.rows * (sign if file.is_data else -sign)
     return dict(changed)
-
-
-def _places(spark: SparkSession, table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
-    """Yield each file's partition and segment, and how many records it counts."""
-    specs, iterator = table.specs(), files.iterator()
-    any_class = java_class(spark, "java.lang.Class").forName("java.lang.Object")
-    positions: dict[int, tuple[int, int]] = {}  # of the two values, by partition spec
-    while iterator.hasNext():
-        file = iterator.next()
-        number = file.specId()
-        if number not in positions:
-            names = [str(field.name()) for field in items(specs.get(number).fields())]
-            positions[number] = names.index("partition"), names.index("segment")
-        values = file.partition()
-        partition, segment = (int(values.get(at, any_class)) for at in positions[number])
-        yield (partition, segment), int(file.recordCount())
 
 
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
