@@ -1,10 +1,11 @@
 """Ingest logs of several codecs and batch sizes, each run in a fresh process, beside two others.
 
-    python -m benchmarks.ingest_segments [--cells none-300,none-1] [--records 2000000]
+    python -m benchmarks.ingest_segments [--cells none-300,none-1] [--records 2000000,4000000]
 
 `ours` is the stage ingest_segments into a new topic. `kafka` is Kafka's own classes that check and
 decode the same files on one thread, and write nothing. `plain` is a Spark job that writes the rows
-that ours has written to a table without batches or state. Each has done a small log before.
+that ours has written to a table without batches or state. Each has done a small log before. Memory
+that does not grow with the log shows in the same cell with more records.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ def run_cell(cell: Cell, records: int, runs: int, home: Path, results: Path) -> 
     shutil.rmtree(home, ignore_errors=True)
     make_home(home)
     write_log(home / "small", cell, SMALL_RECORDS)
-    kept = KeptCell.begun(results, cell.name, records, write_log(home / "large", cell, records))
+    log_bytes = write_log(home / "large", cell, records)
+    kept = KeptCell.begun(results, cell.name, records, log_bytes)
     contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
         "ours": lambda home: _in_spark("ours", home),
         "kafka": _kafka,
@@ -86,12 +89,13 @@ def main() -> None:
         description=(__doc__ or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cells", default=CELLS, help="<codec>-<records a batch>, comma-separated")
-    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--records", default="2000000,4000000", help="sizes, comma-separated")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--home", type=Path, default=BENCH, help="for logs and lakes")
     args = parser.parse_args()
-    for name in args.cells.split(","):
-        run_cell(Cell.parse(name), args.records, args.runs, BENCH / "ingest", args.results)
+    for name, records in product(args.cells.split(","), map(int, args.records.split(","))):
+        run_cell(Cell.parse(name), records, args.runs, args.home / "ingest", args.results)
 
 
 if __name__ == "__main__":

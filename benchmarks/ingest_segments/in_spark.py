@@ -12,32 +12,53 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from benchmarks.clean_log.contenders.meter import Meter
+from benchmarks.ingest_segments.kept import STEPS
 from benchmarks.ingest_segments.logs import TOPIC
 from ebbtide.iceberg import commits
+from ebbtide.iceberg.commits import Step
 from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.ingest_segments import stage
+from ebbtide.stages.ingest_segments.walk_slice import WalkedSlice, walk_slice
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 OURS, PLAIN = "ours", "plain"
+WALK, OTHER = "walk", "other"
+# What ends where the job comes to a commit point.
+STEP_BEFORE = {
+    WALK: "walk",
+    Step.INGEST_RECORDS: "records",
+    Step.INGEST_BATCHES: "batches",
+    Step.INGEST_STATE: "state",
+}
 
 
 def ingest(spark: SparkSession, log: Path) -> dict[str, float]:
-    """The stage into a new topic; seconds from each commit point to the next."""
-    reached = [("begin", time.perf_counter())]
-    commits.before_commit = lambda step: reached.append((step, time.perf_counter()))
-    ingest_segments(spark, TopicName(log.name, TOPIC), Source.of_uri(str(log), NOW))
-    reached.append(("end", time.perf_counter()))
-    spans: dict[str, float] = {}
-    for (step, since), (following, until) in pairwise(reached):
-        name = f"{step} to {following}"
-        spans[name] = spans.get(name, 0.0) + until - since
-    return spans
+    """The stage into a new topic; seconds of each of STEPS, over all slices."""
+    steps = dict.fromkeys(STEPS, 0.0)
+    since = time.perf_counter()
+
+    def arrive(step: str) -> None:
+        nonlocal since
+        steps[STEP_BEFORE.get(step, OTHER)] += time.perf_counter() - since
+        since = time.perf_counter()
+
+    def walk(*arguments: Any) -> WalkedSlice:
+        arrive(OTHER)
+        walked = walk_slice(*arguments)
+        arrive(WALK)
+        return walked
+
+    commits.before_commit = arrive
+    stage.walk_slice = walk
+    stage.ingest_segments(spark, TopicName(log.name, TOPIC), stage.Source.of_uri(str(log), NOW))
+    arrive(OTHER)
+    return steps
 
 
 def write_plainly(spark: SparkSession, log: Path) -> dict[str, float]:

@@ -15,6 +15,8 @@ from benchmarks.clean_log.report.text import days, markdown
 MB = 1_000_000
 MIB = 1024 * 1024
 CONTENDERS = ("ours", "kafka", "plain")
+# Of ours: headers walked, records read and written, batches counted and written, state moved.
+STEPS = ("walk", "records", "batches", "state", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class KeptCell:
 
     @classmethod
     def begun(cls, directory: Path, cell: str, records: int, log_bytes: int) -> Self:
-        """A new measurement, in place of one kept before."""
-        return cls(directory / f"{cell}.json", records, log_bytes, now())
+        """A new measurement, in place of one of as many records that was kept before."""
+        return cls(directory / f"{cell}-{records}.json", records, log_bytes, now())
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -62,10 +64,25 @@ class KeptCell:
         del text["path"]
         self.path.write_text(json.dumps(text, indent=1) + "\n")
 
+    def of(self, contender: str) -> list[Measured]:
+        """The runs of one of the three."""
+        return [run for run in self.runs if run.contender == contender]
+
     def wall_s(self, contender: str) -> float | None:
         """The median; None where it has no run."""
-        found = [run.wall_s for run in self.runs if run.contender == contender]
-        return median(found) if found else None
+        runs = self.of(contender)
+        return median(run.wall_s for run in runs) if runs else None
+
+    def cpu_s(self, contender: str) -> float | None:
+        """The median; None where it has no run."""
+        runs = self.of(contender)
+        return median(run.cpu_s for run in runs) if runs else None
+
+    @property
+    def label(self) -> str:
+        """The cell, in words."""
+        codec, batch, _ = self.path.stem.split("-")
+        return f"{codec}, {batch} a batch"
 
 
 def line(cell: KeptCell, run: Measured) -> str:
@@ -78,29 +95,44 @@ def line(cell: KeptCell, run: Measured) -> str:
     )
 
 
-def ingest_table(directory: Path) -> str:
-    """A row a cell: rates of ours, and what the others take over it."""
+def ingest_tables(directory: Path) -> str:
+    """The rates of the three beside each other, and where the time of ours goes."""
+    cells = [cell for cell in _ordered(directory) if cell.of("ours")]
+    steps = [cell for cell in cells if cell.of("ours")[0].steps.keys() == set(STEPS)]
+    return "\n\n".join([_rates(cells), *([_steps(steps)] if steps else [])])
+
+
+def _rates(cells: Sequence[KeptCell]) -> str:
     rows = [
-        ["codec, batch", "measured", "records/s", "MB/s of log", "peak MiB", "× kafka", "× plain"]
+        [
+            *("codec, batch", "records", "measured", "ours, records/s", "kafka", "plain"),
+            *("ours, MB/s of log", "kafka", "plain", "CPU s", "peak MiB"),
+        ]
     ]
-    for cell in _ordered(directory):
-        ours = cell.wall_s("ours")
-        if ours is None:
-            continue
-        peak = max(run.peak_rss_bytes for run in cell.runs if run.contender == "ours")
-        others = [cell.wall_s(name) for name in CONTENDERS[1:]]
-        ratios = [f"{ours / other:.1f}" if other else "" for other in others]
-        speed = [f"{cell.records / ours:,.0f}", f"{cell.log_bytes / ours / MB:.0f}"]
-        codec, _, batch = cell.path.stem.partition("-")
-        rows.append(
-            [f"{codec}, {batch} a batch", days([cell.date]), *speed, f"{peak / MIB:,.0f}", *ratios]
-        )
+    for cell in cells:
+        walls = [cell.wall_s(name) for name in CONTENDERS]
+        of_records = [f"{cell.records / wall:,.0f}" if wall else "" for wall in walls]
+        of_bytes = [f"{cell.log_bytes / wall / MB:,.0f}" if wall else "" for wall in walls]
+        peak = max(run.peak_rss_bytes for run in cell.of("ours"))
+        when, cpu_s = days([cell.date]), f"{cell.cpu_s('ours'):,.1f}"
+        size = [cell.label, f"{cell.records:,}", when]
+        rows.append([*size, *of_records, *of_bytes, cpu_s, f"{peak / MIB:,.0f}"])
+    return markdown(rows)
+
+
+def _steps(cells: Sequence[KeptCell]) -> str:
+    """Seconds of the first run of ours, by what it does."""
+    rows = [["codec, batch", "records", *(f"{step}, s" for step in STEPS)]]
+    for cell in cells:
+        steps = cell.of("ours")[0].steps
+        seconds = [f"{steps[step]:.1f}" for step in STEPS]
+        rows.append([cell.label, f"{cell.records:,}", *seconds])
     return markdown(rows)
 
 
 def _ordered(directory: Path) -> Sequence[KeptCell]:
-    def order(cell: KeptCell) -> tuple[str, int]:
-        codec, _, batch = cell.path.stem.partition("-")
-        return codec, int(batch)
+    def order(cell: KeptCell) -> tuple[str, int, int]:
+        codec, batch, _ = cell.path.stem.split("-")
+        return codec, int(batch), cell.records
 
     return sorted((KeptCell.read(path) for path in directory.glob("*.json")), key=order)

@@ -15,7 +15,7 @@ from benchmarks.clean_log.report.bounds import bounds_table
 from benchmarks.clean_log.report.kept import CellResults, cpu_s, load_all, wall_s
 from benchmarks.clean_log.report.lines import cell_table, ratios_table
 from benchmarks.clean_log.report.nights import KeptNights, nights_table
-from benchmarks.ingest_segments.kept import ingest_table
+from benchmarks.ingest_segments.kept import ingest_tables
 from benchmarks.scale.kept import read_all, scale_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,7 +43,7 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             *map(cell_table, ordered),
             *(["## Thirty nights", nights_table(nights)] if nights else []),
             INGEST,
-            ingest_table(RESULTS / "ingest_segments"),
+            ingest_tables(RESULTS / "ingest_segments"),
             SCALE,
             scale_tables(read_all(RESULTS / "scale")),
         ]

@@ -41,15 +41,14 @@ def take(directory: Path, held: HeldLog = NOTHING, rule: GapRule = DELETE) -> So
     (partition,) = list_log_directory(str(directory))
     unread = unread_segments(partition, held.state)
     rows = [
-        rows
-        for file in unread
-        for rows in walk_file(
-            FileToWalk(0, file.path, file.base_offset, file.size_bytes, file == unread[-1]),
+        walk_file(
             BatchLimits(MAX_BATCH_BYTES),
             AMBIENT,
-        )
+            FileToWalk(0, file.path, file.base_offset, file.size_bytes, file == unread[-1]),
+        ).rows
+        for file in unread
     ]
-    walked = pa.Table.from_batches(rows, WALK_SCHEMA)
+    walked = pa.concat_tables([WALK_SCHEMA.empty_table(), *rows])
     first_read = unread[0].base_offset if unread else 0
     return take_log(read_back(partition, first_read, walked, {}), held, rule)
 

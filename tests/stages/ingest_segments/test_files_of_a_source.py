@@ -26,7 +26,7 @@ from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
-from ebbtide.stages.ingest_segments import stage
+from ebbtide.stages.ingest_segments import stage, walk_slice
 from ebbtide.stages.ingest_segments.stage import LISTINGS, Source, ingest_segments
 from tests.stages.ingest_segments.small_sources import (
     NOW_MS,
@@ -163,12 +163,12 @@ def test_a_batch_that_is_too_large_in_memory_stops_its_partition_and_no_other(
 
 
 class TestSlices:
-    """One new file a slice: what many batches do, whose rows the driver cannot hold at once."""
+    """One new batch a slice: what many batches do, whose rows the driver cannot hold at once."""
 
     @pytest.fixture(autouse=True)
-    def of_one_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stage, "MAX_BATCHES", 1)
-        monkeypatch.setattr(stage, "FIRST_WALK_BYTES", 1)
+    def of_one_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(walk_slice, "MAX_BATCHES", 1)
+        monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", 1)
 
     def test_leave_the_same_as_one(
         self, spark: SparkSession, name: TopicName, source: Path, unbroken: Contents
@@ -176,7 +176,7 @@ class TestSlices:
         grow(source)
         outcome = ingest(spark, str(name), source, NOW_MS)
         assert contents(spark, name) == unbroken
-        assert len(outcome.snapshot_ids) == 2 * 4
+        assert len(outcome.snapshot_ids) == 2 * 6
         numbers = outcome.partitions[0]
         assert [numbers[n] for n in ("records", "batches", "segments")] == [15, 5, 3]
         assert numbers["log_end_offset"] == 15

@@ -314,4 +314,4 @@ def test_a_store_that_refuses_is_no_corrupt_file(
     monkeypatch.setattr(segment_source, "walk_segment", refused)
     file = FileToWalk(0, path, 0, 0, True)
     with pytest.raises(AccessDeniedError, match="found 403"):
-        list(walk_file(file, BatchLimits(MAX_BATCH_BYTES), AMBIENT))
+        walk_file(BatchLimits(MAX_BATCH_BYTES), AMBIENT, file)

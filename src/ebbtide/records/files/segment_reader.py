@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from ebbtide.errors import SourceError
 from ebbtide.json_text import MAX_INT, MAX_LONG
 from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
 from ebbtide.records.batch import (
-    BATCH_SCHEMA,
     CRC_COVERS_FROM,
     HEADER,
     LOG_OVERHEAD_BYTES,
@@ -41,6 +40,7 @@ from ebbtide.records.compression import (
 )
 from ebbtide.records.decoding.record_columns import LegacyBatch, decode_records, decode_run
 from ebbtide.records.decoding.record_places import V2Batch
+from ebbtide.records.files.kept_batches import KeptBatches, WantedBatches
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
@@ -64,6 +64,7 @@ MIN_LENGTHS = {0: 14, 1: 22, 2: HEADER.size - LOG_OVERHEAD_BYTES}
 # Larger chunks are no faster and leave the processor's caches (benchmarks/read_segments.py).
 ROWS_PER_CHUNK = 16_384
 CHUNK_BYTES = 16 * 1024 * 1024
+EVERY_BATCH = WantedBatches()
 
 
 class BatchLimits(NamedTuple):
@@ -82,11 +83,13 @@ class TornBatch(NamedTuple):
 
 
 class SegmentWalk(NamedTuple):
-    """The whole batches of a segment file, all checked."""
+    """The whole batches of a segment file that were wanted."""
 
     batches: pa.RecordBatch  # BATCH_SCHEMA
-    valid_bytes: int  # position after the last whole batch
+    valid_bytes: int  # position after the last whole batch that was checked
     torn: TornBatch | None
+    counted: int = 0  # of the batches, those that count towards the wanted number
+    is_cut: bool = False  # whether the file has more batches than were wanted
 
 
 class Frame(NamedTuple):
@@ -113,22 +116,27 @@ def walk_segment(
     from_position: int = 0,
     max_batch_bytes: int,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    wanted: WantedBatches = EVERY_BATCH,
     store: Store = AMBIENT,
 ) -> SegmentWalk:
-    """Return every batch from a position on, each checked; CorruptSegmentError at the first bad."""
+    """Return the wanted batches from a position on, checked; CorruptSegmentError at the first bad.
+
+    From the file's beginning all batches are checked; from a later position, those up to the last
+    one that is wanted.
+    """
     next_offset = segment_offset = segment_base_offset(path)
-    pieces: list[pa.RecordBatch] = []
-    rows: list[BatchRow] = []
+    kept, rows = KeptBatches(wanted), list[BatchRow]()
     position, torn = from_position, None
     with FileReader(path, store) as reader:
         if position > reader.size_bytes:
             raise corrupt(path, position, "a batch or the end", f"{reader.size_bytes} bytes in all")
-        while position < reader.size_bytes:
+        while position < reader.size_bytes and not (from_position and kept.is_cut):
             run = find_run(reader.rest(position), position, max_batch_bytes, CONTROL)
             if run is not None and (sound := _count_sound(run, segment_offset, next_offset)):
-                pieces += [to_record_batch(rows), run.first(sound).rows()]
+                kept.add(to_record_batch(rows))
+                kept.add(sound_rows := run.first(sound).rows())
                 rows = []
-                next_offset = pieces[-1].column("last_offset")[-1].as_py() + 1
+                next_offset = sound_rows.column("last_offset")[-1].as_py() + 1
                 position = run.first(sound).end
                 continue
             frame = _read_frame(reader, path, position, max_batch_bytes)
@@ -136,27 +144,21 @@ def walk_segment(
                 torn = frame
                 break
             row = _check_frame(path, frame, max_decompressed_bytes)
-            if row.base_offset < next_offset:
-                expected = f"a base offset of {next_offset} or more"
-                raise corrupt(path, position, expected, str(row.base_offset))
-            _check_what_no_crc_covers(path, segment_offset, row)
+            _check_row(path, segment_offset, next_offset, row)
             rows.append(row)
+            if len(rows) == ROWS_PER_CHUNK:
+                kept.add(to_record_batch(rows))
+                rows = []
             next_offset = row.last_offset + 1
             position += row.size_bytes
-    return SegmentWalk(_together([*pieces, to_record_batch(rows)]), position, torn)
-
-
-def _together(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pieces) == 1:
-        return pieces[0]
-    columns = pa.Table.from_batches(pieces).combine_chunks().columns
-    return pa.record_batch([column.combine_chunks() for column in columns], schema=BATCH_SCHEMA)
+    kept.add(to_record_batch(rows))
+    return SegmentWalk(kept.together(), position, torn, kept.counted, kept.is_cut)
 
 
 def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
     """Count how many of the first batches are sound; checking the next one alone tells its error.
 
-    It is what `_check_frame` and `_check_what_no_crc_covers` ask of one.
+    It is what `_check_frame` and `_check_row` ask of one.
     """
     bases, deltas = run.column("base_offset"), run.column("last_offset_delta")
     counts = run.column("record_count")
@@ -174,6 +176,14 @@ def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
         if crc32c(run.data[starts[number] + CRC_COVERS_FROM : ends[number]]) != crcs[number]:
             return number
     return count
+
+
+def _check_row(path: str, segment_offset: int, next_offset: int, row: BatchRow) -> None:
+    """Refuse a batch that no broker writes behind the ones before it in its segment."""
+    if row.base_offset < next_offset:
+        expected = f"a base offset of {next_offset} or more"
+        raise corrupt(path, row.position, expected, str(row.base_offset))
+    _check_what_no_crc_covers(path, segment_offset, row)
 
 
 def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> None:

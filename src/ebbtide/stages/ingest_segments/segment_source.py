@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from heapq import heapify, heapreplace
 from typing import NamedTuple, TypeVar
@@ -14,11 +14,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
-from ebbtide.errors import SourceError, UnavailableError
+from ebbtide.errors import CorruptSegmentError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA
+from ebbtide.records.files.kept_batches import WantedBatches
 from ebbtide.records.files.segment_reader import (
+    EVERY_BATCH,
     BatchLimits,
+    SegmentWalk,
     read_records,
     require_whole,
     walk_segment,
@@ -51,6 +54,13 @@ WALK_SCHEMA = pa.schema(
 )
 
 
+class BatchAt(NamedTuple):
+    """A batch in a segment file."""
+
+    position: int
+    base_offset: int
+
+
 class FileToWalk(NamedTuple):
     """A segment file whose batches are wanted; only the log's last may end in a torn batch."""
 
@@ -59,6 +69,21 @@ class FileToWalk(NamedTuple):
     base_offset: int
     size_bytes: int
     is_last: bool
+    wanted: WantedBatches = EVERY_BATCH
+    taken: BatchAt | None = None  # the last batch that this run has taken of the file
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes behind what this run has taken."""
+        return self.size_bytes - (self.taken.position if self.taken else 0)
+
+
+class WalkedFile(NamedTuple):
+    """A file's wanted batches as WALK_SCHEMA; an error counts as one batch."""
+
+    rows: pa.Table
+    counted: int
+    is_cut: bool
 
 
 class RecordsToRead(NamedTuple):
@@ -74,44 +99,50 @@ class RecordsToRead(NamedTuple):
 
 
 def walk_files(
-    spark: SparkSession, files: Sequence[FileToWalk], limits: BatchLimits, store: Store
-) -> pa.Table:
-    """Read and check all batches of the files, as WALK_SCHEMA.
-
-    Raise UnavailableError where a file has gone.
-    """
-    walk = partial(_walked, limits, store)
-    rows = sum(file.size_bytes for file in files) // RECORD_BYTES
-    tables = map_segments(spark, walk, files, rows, "walks")
-    return pa.concat_tables([WALK_SCHEMA.empty_table(), *tables])
+    spark: SparkSession, limits: BatchLimits, store: Store, files: Sequence[FileToWalk]
+) -> list[WalkedFile]:
+    """Read and check the files' batches; UnavailableError where a file has gone."""
+    walk = partial(walk_file, limits, store)
+    rows = sum(file.unread_bytes for file in files) // RECORD_BYTES
+    return map_segments(spark, walk, files, rows, "walks")
 
 
-def _walked(limits: BatchLimits, store: Store, file: FileToWalk) -> pa.Table:
-    """Read and check the batches of one file, in a task."""
-    return pa.Table.from_batches(walk_file(file, limits, store), WALK_SCHEMA)
-
-
-def walk_file(file: FileToWalk, limits: BatchLimits, store: Store) -> Batches:
-    """Return the rows of one file: its batches, or one row with its error."""
+def walk_file(limits: BatchLimits, store: Store, file: FileToWalk) -> WalkedFile:
+    """Return the batches of one file, or one row with its error; runs in a task."""
     try:
         with _reading(file.path):
-            walked = walk_segment(
-                file.path,
-                max_batch_bytes=limits.file_bytes,
-                max_decompressed_bytes=limits.decompressed_bytes,
-                store=store,
-            )
+            walked = _walk(limits, store, file)
         if not file.is_last:
             require_whole(walked, file.path)
     except SourceError as error:
-        yield _walk_rows(file, [], 1, error=error)
-        return
+        bad = _walk_rows(file, [], 1, error=error)
+        return WalkedFile(pa.Table.from_batches([bad]), 1, is_cut=False)
+    rows = []
     if walked.batches.num_rows:
-        yield _walk_rows(file, [walked.batches], walked.batches.num_rows)
-    if walked.torn is not None:
+        rows.append(_walk_rows(file, [walked.batches], walked.batches.num_rows))
+    if walked.torn is not None and not walked.is_cut:
         at, expected, present = walked.torn
         torn = f"{file.path}: a torn batch at position {at}, {present} of {expected} bytes"
-        yield _walk_rows(file, [], 1, torn=torn)
+        rows.append(_walk_rows(file, [], 1, torn=torn))
+    return WalkedFile(pa.Table.from_batches(rows, WALK_SCHEMA), walked.counted, walked.is_cut)
+
+
+def _walk(limits: BatchLimits, store: Store, file: FileToWalk) -> SegmentWalk:
+    """Go on at the last batch taken; walk the whole file where another one lies there by now."""
+    walk = partial(
+        walk_segment,
+        file.path,
+        max_batch_bytes=limits.file_bytes,
+        max_decompressed_bytes=limits.decompressed_bytes,
+        wanted=file.wanted,
+        store=store,
+    )
+    if file.taken is not None:
+        with suppress(CorruptSegmentError):
+            walked = walk(from_position=file.taken.position)
+            if walked.batches.column("base_offset")[:1].to_pylist() == [file.taken.base_offset]:
+                return walked
+    return walk()
 
 
 @contextmanager

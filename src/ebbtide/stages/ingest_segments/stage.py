@@ -2,7 +2,8 @@
 
 Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
 finished without a duplicate or a hole. A log of very many batches is taken in slices, each an
-ingest of its own, since the rows of new batches pass through the driver.
+ingest of its own, since the rows of new batches pass through the driver; a file is cut where a
+slice ends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import accumulate
 from typing import Any, Self
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ from ebbtide.stages.ingest_segments.append import (
 )
 from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
 from ebbtide.stages.ingest_segments.segment_source import (
-    FileToWalk,
+    BatchAt,
     RecordsToRead,
     log_append_batches,
     records_frame,
@@ -75,15 +75,13 @@ from ebbtide.stages.ingest_segments.source_log import (
     take_log,
 )
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+from ebbtide.stages.ingest_segments.walk_slice import files_to_walk, has_new, walk_slice
 from ebbtide.stages.unfinished import settle
 from ebbtide.stores.store import AMBIENT, Store
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
 
-# New batches of a slice, some 150 bytes each on the driver; how many a byte holds is told by these.
-MAX_BATCHES = 500_000
-FIRST_WALK_BYTES = 128 * 1024 * 1024
 # A broker that removes files while they are read is listed again this often.
 LISTINGS = 3
 
@@ -141,13 +139,23 @@ class IngestPlan:
     topic: Topic
     source: Source
     logs: dict[int, SourceLog]
-    left: Container[int]  # partitions with files that wait for the next slice
+    unfinished: Container[int]  # partitions of which the next slice has more to walk
     event_time: Column | None = None  # None: as the records say themselves
 
     @property
     def ended(self) -> set[int]:
         """The partitions for which a further slice would bring nothing."""
-        return {p for p, log in self.logs.items() if p not in self.left or not log.has_moved}
+        return {p for p, log in self.logs.items() if p not in self.unfinished or not log.has_moved}
+
+    @property
+    def taken(self) -> dict[str, BatchAt]:
+        """The last batch that is taken of each partition, by its file's path."""
+        lasts = [log.batches.slice(max(log.batches.num_rows - 1, 0)) for log in self.logs.values()]
+        return {
+            row["path"]: BatchAt(row["position"], row["base_offset"])
+            for last in lasts
+            for row in last.to_pylist()
+        }
 
     def outcome(self) -> IngestOutcome:
         """Return the numbers of the plan; `error` where a part of the source was refused."""
@@ -162,6 +170,7 @@ def ingest_segments(
 ) -> JobOutcome:
     """Create a new topic, and append what is new; one bad file stops only its partition."""
     refused: dict[str, SourceError] = {}
+    taken: dict[str, BatchAt] = {}
     done = IngestOutcome()
     listings = 1
     while True:
@@ -172,10 +181,11 @@ def ingest_segments(
                 source,
                 is_plan_only=is_plan_only,
             )
-            plan = plan_ingest(topic, source, refused)
+            plan = plan_ingest(topic, source, refused, taken)
             if is_plan_only:
                 return plan.outcome()
             add_slice(done, execute_ingest(plan))
+            taken |= plan.taken
             source = source.without(name, plan.ended)
             if not source.of(name):
                 return done
@@ -217,7 +227,12 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
-def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, SourceError]) -> IngestPlan:
+def plan_ingest(
+    topic: Topic,
+    source: Source,
+    refused: Mapping[str, SourceError],
+    taken: Mapping[str, BatchAt],
+) -> IngestPlan:
     """Walk the source's files and decide how much of each partition is taken."""
     config, states = topic.config, topic.partitions
     event_time = event_time_of(topic.spark, config.event_time)
@@ -225,33 +240,20 @@ def plan_ingest(topic: Topic, source: Source, refused: Mapping[str, SourceError]
     for directory in directories.values():
         check_topic_id(topic, directory.topic_id, directory.path)
     unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
-    files = [
-        FileToWalk(p, file.path, file.base_offset, file.size_bytes, file == unread[p][-1])
-        for p in unread
-        for file in unread[p]
-    ]
-    begun = {p: state.log_end_offset for p, state in states.items()}
-    walked, left = _walk_slice(topic.spark, files, begun, source.store, config)
     held = find_ends(topic, directories)
+    files = [file for p in unread for file in files_to_walk(p, unread[p], held[p], taken)]
+    walked = walk_slice(files, partial(walk_files, topic.spark, batch_limits(config), source.store))
     rule = GapRule(config.is_compacted, source.accept_gap)
-    logs, all_waiting, walked_of = {}, _paths(left), by_partition(walked)
+    waiting = {file.path for file in walked.waiting}
+    logs, walked_of = {}, by_partition(walked.rows)
     for partition, directory in directories.items():
-        first_read = unread[partition][0].base_offset if unread[partition] else 0
-        waiting = all_waiting.get(partition, set())
-        if waiting and len(waiting) == len(unread[partition]):
+        rows = walked_of.get(partition, walked.rows.slice(0, 0))
+        if partition in walked.unfinished and not has_new(rows, held[partition]):
             continue
-        rows = walked_of.get(partition, walked.slice(0, 0))
+        first_read = unread[partition][0].base_offset if unread[partition] else 0
         mine = read_back(_without_files(directory, waiting), first_read, rows, refused)
         logs[partition] = take_log(mine, held[partition], rule)
-    return IngestPlan(topic, source, logs, {file.partition for file in left}, event_time)
-
-
-def _paths(files: Iterable[FileToWalk]) -> dict[int, set[str]]:
-    """Return the files' paths by partition."""
-    paths: dict[int, set[str]] = {}
-    for file in files:
-        paths.setdefault(file.partition, set()).add(file.path)
-    return paths
+    return IngestPlan(topic, source, logs, walked.unfinished, event_time)
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
@@ -259,36 +261,6 @@ def batch_limits(config: TopicConfig) -> BatchLimits:
     return BatchLimits(
         max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
     )
-
-
-def _walk_slice(
-    spark: SparkSession,
-    files: Sequence[FileToWalk],
-    log_end_offsets: Mapping[int, int],
-    store: Store,
-    config: TopicConfig,
-) -> tuple[pa.Table, list[FileToWalk]]:
-    """Return the batches of some MAX_BATCHES at most, or of one new file, and the files that wait.
-
-    Files that begin below their partition's log end are all among those walked.
-    """
-    held: list[FileToWalk] = []
-    left: list[FileToWalk] = []
-    for file in files:
-        is_held = file.base_offset < log_end_offsets.get(file.partition, 0)
-        (held if is_held else left).append(file)
-    tables: list[pa.Table] = []
-    rows, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
-    while not tables or (left and rows < MAX_BATCHES):
-        ends = accumulate(file.size_bytes for file in left)
-        count = max(1, sum(end <= budget_bytes for end in ends))
-        some, left = [*held, *left[:count]], left[count:]
-        held = []
-        tables.append(walk_files(spark, some, batch_limits(config), store))
-        rows += tables[-1].num_rows
-        walked_bytes += sum(file.size_bytes for file in some)
-        budget_bytes = (MAX_BATCHES - rows) * walked_bytes // max(rows, 1)
-    return pa.concat_tables(tables), left
 
 
 def _without_files(directory: PartitionDirectory, paths: Container[str]) -> PartitionDirectory:

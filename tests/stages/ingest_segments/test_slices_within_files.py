@@ -1,0 +1,230 @@
+"""Files with more batches than a slice takes: the tables become those of one slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CorruptSegmentError
+from ebbtide.iceberg import commits
+from ebbtide.iceberg.commits import Step
+from ebbtide.log.settings.names import TopicName
+from ebbtide.records.attributes import TRANSACTIONAL
+from ebbtide.records.compression import Codec
+from ebbtide.records.files.segment_reader import BatchLimits
+from ebbtide.records.v2_writer import with_crc
+from ebbtide.stages.ingest_segments import stage, walk_slice
+from ebbtide.stages.ingest_segments.segment_source import BatchAt, FileToWalk, walk_file
+from ebbtide.stages.ingest_segments.stage import ingest_segments
+from ebbtide.stages.ingest_segments.walk_slice import WalkedSlice
+from ebbtide.stores.store import AMBIENT
+from tests.lake_sandbox import LakeSandbox
+from tests.log.log_files import marker
+from tests.tables.contents import Contents, contents
+from tests.tables.fixtures import KilledError, kill
+from tests.tables.nights import HOUR_MS, source_of
+from tests.tables.partition_log import T0, append, batch, damage, segment_path, write_segments
+
+NOW_MS = T0 + HOUR_MS
+MOST = 7
+OF_TRANSACTION = {"attributes": TRANSACTIONAL, "producer_id": 9, "producer_epoch": 0}
+
+
+@pytest.fixture
+def spark(sandbox: LakeSandbox) -> SparkSession:
+    return sandbox.session
+
+
+@pytest.fixture
+def name(cluster: str) -> TopicName:
+    return TopicName(cluster, "t")
+
+
+def write_source(directory: Path) -> Path:
+    """Three files and one, in which slices end within runs of batches and between single ones."""
+    write_segments(
+        directory,
+        {
+            0: [batch(i) for i in range(20)],
+            20: [
+                *(batch(i, 2, codec=Codec.ZSTD) for i in range(20, 32, 2)),
+                batch(32, 2, base_sequence=0, **OF_TRANSACTION),
+                *(batch(i) for i in range(34, 54)),
+                marker(54, "COMMIT", producer=9, at_ms=T0),
+            ],
+            55: [batch(i) for i in range(55, 58)],
+        },
+    )
+    return write_segments(directory, {0: [batch(i) for i in range(16)]}, partition=1)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_source(tmp_path / "source")
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[WalkedSlice]:
+    """Slices of MOST batches, as they are walked."""
+    slices: list[WalkedSlice] = []
+
+    def walk(*arguments: Any) -> WalkedSlice:
+        slices.append(walk_slice.walk_slice(*arguments))
+        return slices[-1]
+
+    monkeypatch.setattr(walk_slice, "MAX_BATCHES", MOST)
+    monkeypatch.setattr(stage, "walk_slice", walk)
+    return slices
+
+
+@pytest.fixture(scope="module")
+def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> Contents:
+    """The tables after one slice."""
+    source = write_source(tmp_path_factory.mktemp("unbroken") / "source")
+    outcome = ingest_segments(
+        sandbox.session, TopicName("unbroken", "t"), source_of(source, NOW_MS)
+    )
+    assert len(outcome.snapshot_ids) == 2
+    return contents(sandbox.session, TopicName("unbroken", "t"))
+
+
+def test_files_are_cut_where_a_slice_ends(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    walked: list[WalkedSlice],
+) -> None:
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert contents(spark, name) == unbroken
+    # Each slice has the last batch of the one before too, to compare.
+    assert max(piece.rows.num_rows for piece in walked) <= MOST + 1
+    assert sum(bool(piece.cut) for piece in walked) >= 6
+    assert [outcome.partitions[p]["batches"] for p in (0, 1)] == [20 + 28 + 3, 16]
+    assert [outcome.partitions[p]["records"] for p in (0, 1)] == [57, 16]
+    assert [outcome.partitions[p]["segments"] for p in (0, 1)] == [3, 1]
+
+
+def test_killed_at_any_commit_of_any_slice_they_are_finished_by_the_next_ingest(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    walked: list[WalkedSlice],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each run comes one commit further than the one before, so slices are killed anywhere."""
+    for survived in range(100):
+        steps: list[Step] = []
+
+        def stop(step: Step, steps: list[Step] = steps, survived: int = survived) -> None:
+            steps.append(step)
+            if len(steps) > survived:
+                kill(step)
+
+        monkeypatch.setattr(commits, "before_commit", stop)
+        try:
+            ingest_segments(spark, name, source_of(source, NOW_MS))
+        except KilledError:
+            # What the killed slice has appended comes beside the new batches, at least one.
+            continue
+        break
+    assert survived > 6
+    assert contents(spark, name) == unbroken
+    assert max(piece.rows.num_rows for piece in walked) <= 2 * MOST + 1
+
+
+def test_what_a_killed_slice_has_appended_comes_whole_also_in_smaller_slices(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    kill_at: list[Step],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its end would seem to lie beyond the source's."""
+    monkeypatch.setattr(walk_slice, "MAX_BATCHES", 30)
+    kill_at.append(Step.INGEST_STATE)
+    with pytest.raises(KilledError):
+        ingest_segments(spark, name, source_of(source, NOW_MS))
+    monkeypatch.setattr(walk_slice, "MAX_BATCHES", MOST)
+    monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", 1)
+    ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert contents(spark, name) == unbroken
+
+
+def with_wrong_crc(source: Path) -> None:
+    damage(segment_path(source, 20))
+
+
+def with_torn_tail(source: Path) -> None:
+    append(source, 55, *(batch(i) for i in range(58, 70)), batch(70)[:-3])
+
+
+def with_torn_middle(source: Path) -> None:
+    append(source, 0, batch(20)[:-3])
+
+
+@pytest.mark.parametrize("spoil", [with_wrong_crc, with_torn_tail, with_torn_middle])
+def test_what_is_wrong_behind_a_slice_is_refused_as_in_one(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    spoil: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spoil(source)
+    whole = TopicName(name.cluster, "whole")
+    (source / "t-0").rename(source / "whole-0")
+    of_one_slice = ingest_segments(spark, whole, source_of(source, NOW_MS))
+    (source / "whole-0").rename(source / "t-0")
+    (source / "t-1").rename(source / "other-1")
+    monkeypatch.setattr(walk_slice, "MAX_BATCHES", MOST)
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert contents(spark, name) == contents(spark, whole)
+    assert str(outcome.error) == str(of_one_slice.error).replace("whole-0", "t-0")
+    assert [text for text in outcome.partitions[0]["skipped"] if "torn" in text] == [
+        text.replace("whole-0", "t-0")
+        for text in of_one_slice.partitions[0]["skipped"]
+        if "torn" in text
+    ]
+
+
+def test_a_record_that_does_not_decode_stops_its_slice_and_names_its_place(
+    spark: SparkSession, name: TopicName, source: Path, walked: list[WalkedSlice]
+) -> None:
+    good = b"".join(batch(i) for i in range(58, 70))
+    bad = bytearray(batch(70))
+    bad[61] = 0x7E
+    position = segment_path(source, 55).stat().st_size + len(good)
+    append(source, 55, good, with_crc(bytes(bad)))
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert isinstance(outcome.error, CorruptSegmentError)
+    assert str(outcome.error).startswith(f"{segment_path(source, 55)}: expected 1 records in ")
+    assert f"at position {position}, found 0 in 0" in str(outcome.error)
+    ends = [contents(spark, name).states[p].log_end_offset for p in (0, 1)]
+    assert 58 <= ends[0] <= 70
+    assert ends[1] == 16
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        pytest.param(BatchAt(3, 1), id="no batch begins there"),
+        pytest.param(BatchAt(0, 1), id="another batch begins there"),
+        pytest.param(BatchAt(10**6, 1), id="the file is shorter"),
+    ],
+)
+def test_a_file_that_was_replaced_since_its_last_slice_is_walked_from_its_beginning(
+    source: Path, taken: BatchAt
+) -> None:
+    path = segment_path(source, 0)
+    file = FileToWalk(0, str(path), 0, path.stat().st_size, is_last=True)
+    whole, again = (
+        walk_file(BatchLimits(), AMBIENT, of) for of in (file, file._replace(taken=taken))
+    )
+    assert again == whole
