@@ -103,8 +103,8 @@ bench-full: setup-test ## The long measurements, taken up where they stopped
 		$(PY) -m benchmarks.clean_log.thirty_nights --results $(BENCH_RESULTS)/nights
 	@$(PY) -m benchmarks.clean_log.report --write
 
-bench-scale: setup-test ## Many partitions, segments and topics, and twice as many (CASES=, COUNTS=)
-	@$(PY) -m benchmarks.scale $(if $(CASES),--cases $(CASES)) $(if $(COUNTS),--counts $(COUNTS))
+bench-scale: setup-test ## Many partitions, topics, years, segments and batches, and twice as many (CASES=, FACTOR=)
+	@$(PY) -m benchmarks.scale $(if $(CASES),--cases $(CASES)) $(if $(FACTOR),--factor $(FACTOR))
 	@$(PY) -m benchmarks.clean_log.report --write
 
 lock: | $(UV) ## Compile the requirements files again

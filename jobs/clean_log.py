@@ -20,10 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = load(session, name)
-        if args.plan_only:
-            return plan_clean(topic, to_ms(args.now)).outcome()
-        return execute_clean(plan_clean(settle(topic, "clean_log"), to_ms(args.now)))
+        topic = settle(load(session, name), "clean_log", is_plan_only=args.plan_only)
+        plan = plan_clean(topic, to_ms(args.now))
+        return plan.outcome() if args.plan_only else execute_clean(plan)
 
     return run_topics(spark, args, args.topic, work)
 

@@ -15,6 +15,7 @@ from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = load(session, name)
+        topic = settle(load(session, name), "configure_topic", is_plan_only=args.plan_only)
         taken_over = changes_from_source(topic) if args.from_source else {}
         plan = plan_configure(topic, {**taken_over, **changes}, to_ms(args.now))
         return plan.outcome() if args.plan_only else execute_configure(plan)

@@ -15,6 +15,7 @@ from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.held_keys import typed_keys
 from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
         if args.plan_only:
-            return plan_erase(load(session, name), erasure).outcome()
+            topic = settle(load(session, name), "erase_keys", is_plan_only=True)
+            return plan_erase(topic, erasure).outcome()
         return erase_keys(session, name, erasure)
 
     return run_topics(spark, args, args.topic, work)

@@ -28,11 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = load(session, name)
-        if args.plan_only:
-            return plan_expire(topic, to_ms(args.now)).outcome()
-        topic = settle(topic, "expire_segments")
-        return execute_expire(plan_expire(topic, to_ms(args.now)), args.accept_plan)
+        topic = settle(load(session, name), "expire_segments", is_plan_only=args.plan_only)
+        plan = plan_expire(topic, to_ms(args.now))
+        return plan.outcome() if args.plan_only else execute_expire(plan, args.accept_plan)
 
     return run_topics(spark, args, args.topic, work)
 

@@ -25,10 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("expire_snapshots").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = load(session, name)
-        if args.plan_only:
-            return plan_expire_snapshots(topic)
-        return execute_expire_snapshots(settle(topic, "expire_snapshots"))
+        topic = settle(load(session, name), "expire_snapshots", is_plan_only=args.plan_only)
+        return plan_expire_snapshots(topic) if args.plan_only else execute_expire_snapshots(topic)
 
     code = run_topics(spark, args, args.topic, work)
     if not args.plan_only:

@@ -35,10 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("export_segments").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = load(session, name)
-        if args.plan_only:
-            return plan_export(topic, export).outcome()
-        return execute_export(plan_export(settle(topic, "export_segments"), export))
+        topic = settle(load(session, name), "export_segments", is_plan_only=args.plan_only)
+        plan = plan_export(topic, export)
+        return plan.outcome() if args.plan_only else execute_export(plan)
 
     return run_topics(spark, args, args.topic, work)
 

@@ -14,6 +14,7 @@ from ebbtide.runs.application import argument, job_parser, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("mark_tombstones").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        plan = plan_mark(load(session, name), args.from_offset)
-        if args.plan_only:
-            return plan.outcome()
-        return execute_mark(plan, RunOf(args.run_id, args.now))
+        topic = settle(load(session, name), "mark_tombstones", is_plan_only=args.plan_only)
+        plan = plan_mark(topic, args.from_offset)
+        run = RunOf(args.run_id, args.now)
+        return plan.outcome() if args.plan_only else execute_mark(plan, run)
 
     return run_topics(spark, args, args.topic, work)
 

@@ -13,6 +13,7 @@ from ebbtide.log.state.rebuilding import Asked, parse_asked
 from ebbtide.runs.application import job_parser, run_job, run_unchecked, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
         plan = plan_repair(session, name, to_ms(args.now), asked, keeps=args.keep_changes)
+        settle(plan.topic, "repair_state", is_plan_only=args.plan_only)
         return plan.outcome() if args.plan_only else execute_repair(plan)
 
     return run_unchecked(spark, args, args.topic, work)

@@ -12,6 +12,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
+from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = SparkSession.builder.appName("replicate_log").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        plan = plan_replicate(load(session, name))
+        topic = settle(load(session, name), "replicate_log", is_plan_only=args.plan_only)
+        plan = plan_replicate(topic)
         return plan.outcome() if args.plan_only else execute_replicate(plan, to_ms(args.now))
 
     return run_topics(spark, args, args.topic, work)

@@ -162,9 +162,9 @@ def any_session(home: Path) -> SparkSession:
     """The process's session if there is one; a process can only have one Spark."""
     from pyspark.sql import SparkSession
 
-    found = SparkSession.getActiveSession()
-    if found is not None:
-        return found
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
     builder = SparkSession.builder.appName("tests")
     for key, value in read_defaults(home / "conf" / "spark-defaults.conf").items():
         builder = builder.config(key, value)
@@ -192,6 +192,6 @@ def state_of(**changes: Any) -> PartitionState:
     )
 
 
-def partition_result(**said: Any) -> dict[str, Any]:
+def partition_result(**numbers: Any) -> dict[str, Any]:
     """What every job says about a partition, and more if given."""
-    return {"log_start_offset": 0, "low_watermark": 0, "log_end_offset": 100, **said}
+    return {"log_start_offset": 0, "low_watermark": 0, "log_end_offset": 100, **numbers}

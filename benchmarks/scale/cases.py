@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.scale.lake import NIGHT, NOW, TOPICS_PER_APPLICATION, ScaleLake, names
-from benchmarks.scale.logs import Shape, write_logs
+from benchmarks.scale.logs import OneRecordBatches, Shape
 from benchmarks.scale.processes import Taken
 
 WITH_WORK = 5
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     """What there is `count` of, how many at first and at most, and what is done with them."""
 
     many: str
-    counts: tuple[int, int]
+    counts: tuple[int, ...]
     run: Callable[[Path, int], Iterator[Step]]
 
 
@@ -36,18 +36,33 @@ def _partitions(directory: Path, count: int) -> Iterator[Step]:
 
 
 def _segments(directory: Path, count: int) -> Iterator[Step]:
-    yield from _life_of_a_topic(directory, Shape(segments=count))
+    yield from _life_of_a_topic(directory, Shape(segments=count, apart_ms=10_000))
 
 
-def _life_of_a_topic(directory: Path, shape: Shape) -> Iterator[Step]:
+def _batches(directory: Path, count: int) -> Iterator[Step]:
+    yield from _life_of_a_topic(directory, OneRecordBatches(count))
+
+
+def _runs(directory: Path, count: int) -> Iterator[Step]:
+    """A night of one small topic in a lake whose `runs` hold so many years."""
+    lake, shape = ScaleLake(directory), Shape(segments=2)
+    shape.write(lake.log)
+    lake.ingest()
+    yield Step("fill the table", *lake.script("benchmarks.scale.runs", "fill", str(count)))
+    for job in NIGHT:
+        yield _step(job, lake, lake.job(job, names(1)))
+    yield Step("read the newest", *lake.script("benchmarks.scale.runs", "read"))
+
+
+def _life_of_a_topic(directory: Path, shape: Shape | OneRecordBatches) -> Iterator[Step]:
     """One topic: ingest and a night, then one segment more a partition and another night."""
     lake = ScaleLake(directory)
     (topic,) = names(1)
-    write_logs(lake.log, shape)
+    shape.write(lake.log)
     yield _step("ingest_segments", lake, lake.ingest())
     for job in NIGHT:
         yield _step(job, lake, lake.job(job, [topic]))
-    write_logs(lake.log, shape._replace(segments=1), first_segment=shape.segments)
+    shape.write_more(lake.log)
     yield _step("ingest of a segment more", lake, lake.ingest())
     for job in NIGHT:
         yield _step(f"{job}, next night", lake, lake.job(job, [topic], now=LATER))
@@ -58,22 +73,31 @@ def _topics(directory: Path, count: int) -> Iterator[Step]:
     """All topics' first night; then few have work, here and in a lake of those few alone."""
     lake = ScaleLake(directory / "all")
     shape = Shape(topics=count, partitions=3, segments=2)
-    write_logs(lake.log, shape)
+    shape.write(lake.log)
     yield _step("ingest_segments", lake, lake.ingest())
     yield from _night(lake, {job: names(count) for job in NIGHT}, NOW, "")
-    yield from _few_have_work(lake, shape, f"{WITH_WORK} of them have work")
+    yield from _few_have_work(lake, shape, few_of_all())
     few = ScaleLake(directory / "few")
-    write_logs(few.log, shape._replace(topics=WITH_WORK))
+    shape._replace(topics=WITH_WORK).write(few.log)
     few.ingest()
     for _ in _night(few, {job: names(WITH_WORK) for job in NIGHT}, NOW, ""):
         pass
-    yield from _few_have_work(few, shape, f"{WITH_WORK} alone")
+    yield from _few_have_work(few, shape, few_alone())
+
+
+def few_of_all() -> str:
+    """How the steps' names end of the night in which few of all topics have work."""
+    return f"{WITH_WORK} of them have work"
+
+
+def few_alone() -> str:
+    """How they end where there are no other topics."""
+    return f"{WITH_WORK} alone"
 
 
 def _few_have_work(lake: ScaleLake, shape: Shape, says: str) -> Iterator[Step]:
     """A night as Airflow has it: stages start for topics that may have work."""
-    more = shape._replace(topics=WITH_WORK, segments=1)
-    write_logs(lake.log, more, first_segment=shape.segments)
+    shape._replace(topics=WITH_WORK).write_more(lake.log)
     lake.ingest(names(WITH_WORK))
     for job in NIGHT:
         taken, due = lake.script("benchmarks.scale.due", LATER)
@@ -88,12 +112,14 @@ def _night(lake: ScaleLake, topics: Mapping[str, list[str]], now: str, says: str
     for job, of_job in topics.items():
         groups = range(0, len(of_job), TOPICS_PER_APPLICATION)
         done = [lake.job(job, of_job[at : at + TOPICS_PER_APPLICATION], now=now) for at in groups]
+        opens = [taken.opens for taken in done]
         if done:
             together = Taken(
                 sum(taken.wall_s for taken in done),
                 sum(taken.cpu_s for taken in done),
                 max(taken.peak_rss_bytes for taken in done),
                 "",
+                None if None in opens else sum(filter(None, opens)),
             )
             yield Step(job + says, together, {"applications": len(done), "files": lake.files()})
 
@@ -104,8 +130,10 @@ def _step(name: str, lake: ScaleLake, taken: Taken) -> Step:
 
 CASES = {
     "partitions": Case("partitions of 10 segments, one topic", (500, 1000), _partitions),
-    "segments": Case("segments, one partition", (5_000, 10_000), _segments),
-    "topics": Case("topics of 3 partitions", (50, 100), _topics),
+    "topics": Case(f"topics of 3 partitions, {WITH_WORK} of them with work", (500,), _topics),
+    "runs": Case("years of `runs`, 80 rows a night", (5, 10), _runs),
+    "segments": Case("segments, one partition", (50_000, 100_000), _segments),
+    "batches": Case("batches of one record, one partition", (16_000_000, 32_000_000), _batches),
 }
 
 

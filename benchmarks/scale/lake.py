@@ -49,16 +49,22 @@ class ScaleLake:
                 *(f"{ROOT}/jobs/{job}.py", *named, *more, "--now", now, "--run-id", "measured"),
             ],
             self._environment(),
+            self._lake,
         )
 
     def script(self, module: str, *arguments: str) -> tuple[Taken, Mapping[str, object]]:
         """A module of this package in a Python of its own, and the JSON that it says last."""
-        taken = measured([sys.executable, "-m", module, *arguments], self._environment())
+        command = [sys.executable, "-m", module, *arguments]
+        taken = measured(command, self._environment(), self._lake)
         return taken, json.loads(taken.said.splitlines()[-1])
 
     def files(self) -> int:
         """Files of the warehouse."""
-        return sum(len(names) for _, _, names in os.walk(self.sandbox.home / "lake"))
+        return sum(len(names) for _, _, names in os.walk(self._lake))
+
+    @property
+    def _lake(self) -> Path:
+        return self.sandbox.home / "lake"
 
     def _environment(self) -> dict[str, str]:
         ours = {"SPARK_LOCAL_IP": "127.0.0.1", "PATH": f"{BIN}:{os.environ['PATH']}"}

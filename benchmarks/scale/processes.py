@@ -6,10 +6,12 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event, Thread
 
-from benchmarks.clean_log.contenders.meter import process_tree
+from benchmarks.clean_log.contenders.meter import TICKS_PER_SECOND, process_tree
+from benchmarks.scale.opens import Opens
 
 POLL_SECONDS = 0.2
 
@@ -22,35 +24,57 @@ class Taken:
     cpu_s: float
     peak_rss_bytes: int
     said: str
+    opens: int | None = None  # of files of the lake
 
 
 class FailedCommandError(Exception):
     """A command that did not end well."""
 
 
-def measured(command: Sequence[str], environment: Mapping[str, str]) -> Taken:
-    """Run the command to its end."""
+def measured(command: Sequence[str], environment: Mapping[str, str], lake: Path) -> Taken:
+    """Run the command to its end; `lake` is the directory whose files' opens are counted."""
+    with Opens(lake) as opens:
+        taken = _measured(command, environment)
+    return replace(taken, opens=opens.count)
+
+
+def _measured(command: Sequence[str], environment: Mapping[str, str]) -> Taken:
     started = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    ended, peaks = Event(), [0]
-    sampler = Thread(target=_sample, args=(process.pid, ended, peaks), daemon=True)
+    sampler = _Sampler(process.pid)
     sampler.start()
     assert process.stdout is not None
     said = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    ended.set()
-    sampler.join()
+    sampler.end()
     if process.returncode:
         lines = "\n".join(said.splitlines()[-30:])
         raise FailedCommandError(f"{command[-1]} ended with {process.returncode}:\n{lines}")
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return Taken(time.monotonic() - started, cpu_s, peaks[0], said)
+    # A JVM that a script of ours has started is not waited for: only samples tell what it took.
+    cpu_s = max(usage.ru_utime + usage.ru_stime, sampler.most_cpu_s)
+    return Taken(time.monotonic() - started, cpu_s, sampler.peak_rss_bytes, said)
 
 
-def _sample(root: int, ended: Event, peaks: list[int]) -> None:
-    while not ended.wait(POLL_SECONDS):
-        rss_bytes = sum(process.rss_bytes for process in process_tree(root).values())
-        peaks[0] = max(peaks[0], rss_bytes)
+class _Sampler(Thread):
+    """Looks at a process tree again and again until the end."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(daemon=True)
+        self.peak_rss_bytes, self.most_cpu_s = 0, 0.0
+        self._root, self._ended = root, Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            tree = process_tree(self._root).values()
+            rss_bytes = sum(process.rss_bytes for process in tree)
+            cpu_s = sum(process.cpu_ticks for process in tree) / TICKS_PER_SECOND
+            self.peak_rss_bytes = max(self.peak_rss_bytes, rss_bytes)
+            self.most_cpu_s = max(self.most_cpu_s, cpu_s)
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        self.join()

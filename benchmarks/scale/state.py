@@ -1,4 +1,4 @@
-"""Say how large a topic's state and metadata are, and how long a change of its state takes.
+"""Say how large a topic's state and metadata are, and how long planning and a change take.
 
     python -m benchmarks.scale.state CLUSTER.TOPIC
 
@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load
+from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot, load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import STATE_SUFFIX, TopicName
 from ebbtide.log.state.topic_state import to_properties
@@ -36,7 +37,19 @@ def main() -> None:
         started = time.perf_counter()
         compare_and_set(topic, Step.ROUND_STATE, lambda now, n=number: _moved(now, n))
         changes.append(time.perf_counter() - started)
-    print(json.dumps({"load_s": median(loads), "change_s": median(changes), **_sizes(spark, name)}))
+    times = {"load_s": median(loads), "change_s": median(changes), "plan_s": _plan_s(topic)}
+    print(json.dumps({**times, **_sizes(spark, name)}))
+
+
+def _plan_s(topic: Topic) -> float:
+    """Seconds in which all segments of both tables are planned once."""
+    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
+    started = time.perf_counter()
+    for table in (topic.name.records_table, topic.name.batches_table):
+        snapshot = current_snapshot(topic.spark, table)
+        if snapshot is not None:
+            plan_segments(topic.spark, table, snapshot, ends)
+    return time.perf_counter() - started
 
 
 def _moved(topic: Topic, number: int) -> PropertyChanges:

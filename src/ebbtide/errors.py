@@ -82,6 +82,10 @@ class NotCoveredError(EbbtideError):
     """A case that this version refuses rather than handle wrongly."""
 
 
+class UnfinishedWorkError(EbbtideError):
+    """Work that a killed job left on the topic, beside which another job may not begin."""
+
+
 class SafetyError(EbbtideError):
     """A plan that would do more than a guard allows."""
 

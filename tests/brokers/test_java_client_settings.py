@@ -19,14 +19,14 @@ CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
 
 def options(**settings: str) -> dict[str, str]:
     named = {name.replace("_", "."): value for name, value in settings.items()}
-    found = java_options("main", {**SERVERS, **named})
-    assert all(name.startswith("kafka.") for name in found)
-    return {name.removeprefix("kafka."): value for name, value in found.items()}
+    converted = java_options("main", {**SERVERS, **named})
+    assert all(name.startswith("kafka.") for name in converted)
+    return {name.removeprefix("kafka."): value for name, value in converted.items()}
 
 
 def test_settings_that_only_tune_are_left_out() -> None:
-    found = options(client_id="ebbtide", client_rack="r1", socket_timeout_ms="5", group_id="g")
-    assert found == {**SERVERS, "client.id": "ebbtide", "client.rack": "r1"}
+    converted = options(client_id="ebbtide", client_rack="r1", socket_timeout_ms="5", group_id="g")
+    assert converted == {**SERVERS, "client.id": "ebbtide", "client.rack": "r1"}
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_settings_that_only_tune_are_left_out() -> None:
     ],
 )
 def test_a_login(name: str, mechanism: str, module: str) -> None:
-    found = java_options(
+    converted = java_options(
         "main", {**SERVERS, **LOGIN, name: mechanism, "security.protocol": "sasl_ssl"}
     )
-    assert found == {
+    assert converted == {
         "kafka.bootstrap.servers": "a:9092,b:9092",
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": mechanism,
@@ -78,8 +78,8 @@ def test_certificates_and_keys_go_along_as_text(tmp_path: Path, kind: str) -> No
         (tmp_path / name).write_text(text)
         settings[f"{name}.{kind}"] = text if kind == "pem" else str(tmp_path / name)
     settings["ssl.endpoint.identification.algorithm"] = "none"
-    found = java_options("main", {**SERVERS, **settings})
-    assert found == {
+    converted = java_options("main", {**SERVERS, **settings})
+    assert converted == {
         "kafka.bootstrap.servers": "a:9092,b:9092",
         "kafka.security.protocol": "SSL",
         "kafka.ssl.truststore.type": "PEM",

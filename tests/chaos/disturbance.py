@@ -110,8 +110,8 @@ class Tools:
             self._spark._jsparkSession
         )
         action = actions.deleteOrphanFiles(java_table(self._spark, table))
-        found = action.olderThan(int(datetime.now(UTC).timestamp() * 1000) + 1).execute()
-        return len(list(found.orphanFileLocations()))
+        removal = action.olderThan(int(datetime.now(UTC).timestamp() * 1000) + 1).execute()
+        return len(list(removal.orphanFileLocations()))
 
     def _call(self, procedure: str) -> dict[str, int]:
         row = self._spark.sql(f"CALL lake.system.{procedure}").first()
@@ -168,10 +168,10 @@ def _limit(processes: list[int], limits: tuple[int, int]) -> None:
 
 def _family(pid: int) -> list[int]:
     """A process and all that come of it."""
-    found = [pid]
+    pids = [pid]
     with suppress(FileNotFoundError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError):
                 for child in (thread / "children").read_text().split():
-                    found += _family(int(child))
-    return found
+                    pids += _family(int(child))
+    return pids

@@ -151,10 +151,10 @@ class _Schedule:
         for table in tables_of(self.name):
             tags = {str(ref) for ref in java_table(self._spark, table).refs()} - {"main"}
             problems += [f"{table} has tags: {sorted(tags)}"] if tags else []
-        found = _views(self._spark, self.name)
+        views = _views(self._spark, self.name)
         for partition, view in expected.items():
             for part in View._fields:
-                ours, theirs = getattr(found[partition], part), getattr(view, part)
+                ours, theirs = getattr(views[partition], part), getattr(view, part)
                 if ours != theirs:
                     problems.append(f"partition {partition}: {part} {ours} != {theirs}"[:3000])
 

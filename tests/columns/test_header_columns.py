@@ -10,7 +10,6 @@ import pytest
 
 from ebbtide.columns.header_columns import (
     BatchHeaders,
-    batches_of_affected_producers,
     segment_totals,
 )
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
@@ -53,14 +52,14 @@ def test_which_batch_an_offset_lies_inside(offset: int, bases: list[int]) -> Non
     assert headers.where(headers.is_astride(offset)).column("base_offset").tolist() == bases
 
 
-def test_the_newest_row_of_a_producer_that_goes_is_told_with_the_next_one() -> None:
-    log = [sent(0), ended(1, COMMIT), sent(2, producer_id=2), sent(3), ended(4, ABORT)]
-    told = batches_of_affected_producers(headers_of(log), np.array([4]), 0)
-    assert told.column("base_offset").tolist() == [1, 3, 4]
-    assert not len(batches_of_affected_producers(headers_of(log), np.array([0]), 0))
+def test_the_newest_batch_of_each_producer() -> None:
+    log = [sent(0), ended(1, COMMIT), sent(2, producer_id=2), sent(3), ended(4, ABORT), data(5)]
+    newest = headers_of(log).newest_of_producers()
+    assert newest.column("base_offset").tolist() == [2, 4]
+    assert headers_of(log).newest_of_producers(np.array([3, 4])).batches() == log[1:3]
 
 
 def test_a_marker_that_was_emptied_at_the_source_speaks_for_nobody() -> None:
     hollow = emptied(ended(2, COMMIT))._replace(control_type=None)
-    told = batches_of_affected_producers(headers_of([sent(0), sent(1), hollow]), np.array([1]), 0)
-    assert told.column("base_offset").tolist() == [0, 1]
+    newest = headers_of([sent(0), sent(1), hollow]).newest_of_producers()
+    assert newest.column("base_offset").tolist() == [1]

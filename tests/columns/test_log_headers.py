@@ -2,51 +2,80 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from pickle import dumps
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.header_columns import (
-    BatchHeaders,
-    batches_of_affected_producers,
-    segment_totals,
-    stable_offset,
-)
-from ebbtide.columns.log_headers import LogHeaders, LogOutline
+from ebbtide.columns.header_columns import BatchHeaders, open_transactions, segment_totals
+from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.producers import last_records, remembered
+from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
 from tests.columns.test_header_columns import headers_of
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 
-KINDS = st.sampled_from(["plain", "idempotent", "sent", "commit", "abort", "empty", "horizon"])
-LOGS = st.lists(st.tuples(KINDS, st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=25)
+KINDS = st.sampled_from(
+    [
+        *("plain", "idempotent", "sent", "sent", "sent", "commit", "abort", "empty", "horizon"),
+        *("waiting marker", "emptied marker", "hollow marker", "marker of another kind", "gone"),
+    ]
+)
+LOGS = st.lists(st.tuples(KINDS, st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=40)
+# Logs of one or two producers that do little else than to begin and end transactions.
+ENDS = ("commit", "abort", "waiting marker", "marker of another kind")
+TRANSACTIONS = st.lists(
+    st.tuples(st.sampled_from(["sent", "sent", "gone", *ENDS]), st.integers(1, 2), st.just(1)),
+    min_size=8,
+    max_size=25,
+)
 # Where logical and physical segments begin, the log starts and a bound lies.
-CUTS = st.sets(st.integers(0, 60), max_size=6)
+CUTS = st.sets(st.integers(0, 25) | st.integers(0, 80), max_size=6)
 
 
 def batches_of(kinds: Sequence[tuple[str, int, int]]) -> list[Batch]:
-    """Batches one after another, of a kind, a producer and so many records."""
-    log: list[Batch] = []
+    """Batches one after another, of a kind, a producer and so many records.
+
+    "gone" are data of a transaction that a round has removed. An epoch is that of the length.
+    """
+    log, offset, transactions = list[Batch](), 0, OpenTransactions()
     for kind, producer, length in kinds:
-        offset = log[-1].next_offset if log else 0
-        last = offset + length - 1
-        if kind == "plain":
-            log.append(data(offset, last, max_timestamp_ms=T0 + offset))
-        elif kind == "idempotent":
-            log.append(data(offset, last, producer_id=producer, producer_epoch=0))
-        elif kind == "sent":
-            log.append(sent(offset, producer))
-        elif kind in ("commit", "abort"):
-            log.append(ended(offset, COMMIT if kind == "commit" else ABORT, producer))
-        elif kind == "empty":
-            log.append(emptied(data(offset, last, producer_id=producer, producer_epoch=0)))
-        else:
-            log.append(with_horizon(data(offset, last), T0 + offset))
-    return log
+        batch = _batch_of(kind, producer, offset, length)
+        first = transactions.append(batch)
+        if batch.is_control and batch.control_type is not None:
+            batch = batch._replace(txn_first_offset=first)
+        if kind == "emptied marker":
+            batch = emptied(batch)
+        if kind != "gone":
+            log.append(batch)
+        offset = batch.next_offset
+    return log or [data(offset)]
+
+
+def _batch_of(kind: str, producer: int, offset: int, length: int) -> Batch:
+    last, epoch = offset + length - 1, {"producer_id": producer, "producer_epoch": length % 2}
+    if kind == "plain":
+        return data(offset, last, max_timestamp_ms=T0 + offset)
+    if kind == "idempotent":
+        return data(offset, last, **epoch)
+    if kind in ("sent", "gone"):
+        return sent(offset, producer)
+    if kind == "empty":
+        return emptied(data(offset, last, **epoch))
+    if kind == "horizon":
+        return with_horizon(data(offset, last), T0 + offset)
+    if kind == "marker of another kind":
+        return ended(offset, "LEADER_CHANGE", **epoch)
+    if kind == "hollow marker":
+        return emptied(ended(offset, COMMIT, **epoch))._replace(control_type=None)
+    is_commit = kind == "commit" or (kind != "abort" and length > 2)
+    marker = ended(offset, COMMIT if is_commit else ABORT, **epoch)
+    return with_horizon(marker, T0 + 60 - offset) if kind == "waiting marker" else marker
 
 
 def in_parts(headers: BatchHeaders, cuts: set[int], outline: LogOutline) -> LogHeaders:
@@ -58,7 +87,7 @@ def in_parts(headers: BatchHeaders, cuts: set[int], outline: LogOutline) -> LogH
     return LogHeaders.of_all(parts, outline)
 
 
-@given(LOGS, CUTS, CUTS, st.integers(0, 60), st.data())
+@given(LOGS | TRANSACTIONS, CUTS, CUTS, st.just(0) | st.integers(0, 80), st.data())
 def test_segments_one_by_one_tell_what_all_headers_do(
     kinds: list[tuple[str, int, int]],
     logical: set[int],
@@ -74,64 +103,59 @@ def test_segments_one_by_one_tell_what_all_headers_do(
         SegmentStart(base, T0 + base)
         for base in sorted({first, *(b for b in logical if b > first)})
     ]
-    outline = LogOutline(start, segments, T0 + draw.draw(st.integers(-1, 60), "now"))
+    now_ms = T0 + draw.draw(st.integers(-1, 60), "now")
+    held_back = draw.draw(st.sampled_from([MAX_OFFSET, 10, 30]), "held back from")
+    outline = LogOutline(start, segments, now_ms, held_back)
     told = in_parts(headers, physical, outline)
 
     assert told.segments == segment_totals(headers, segments)
-    assert told.stable_offset(start, end) == stable_offset(headers, start, end)
-    assert told.max_event_time_ms == max(batch.base_offset for batch in log)
-    assert (
-        told.notable.last_batches_of_producers.batches()
-        == headers.last_batches_of_producers.batches()
-    )
-
-    notable = told.notable.batches()
-    bases = [batch.base_offset for batch in notable]
-    assert bases == sorted(set(bases))
+    open_now = OpenTransactions()
     for batch in log:
-        is_asked_for = (
-            batch.is_transactional
-            or batch.record_count == 0
-            or batch.base_offset < first
-            or batch.base_offset < start <= batch.last_offset
-            or (batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= outline.now_ms)
-            or any(batch.next_offset == base for base, _ in segments)
-        )
-        assert batch in notable or not is_asked_for
-
-    # The driver removes markers and empty batches; tasks remove data, and tell the newest data left
-    # in their segments. In others all data stay, since the table holds no record of them.
-    cuts = [0, *sorted(physical)]
-    number = [bisect_right(cuts, batch.base_offset) for batch in log]
-    with_tasks = draw.draw(st.sets(st.sampled_from(number)), "segments with tasks")
-    may_go = [
-        batch.base_offset
-        for batch, of in zip(log, number, strict=True)
-        if batch.is_control or not batch.record_count or of in with_tasks
-    ]
-    every = st.sets(st.sampled_from(may_go)) if may_go else st.just(set[int]())
-    removed = np.array(sorted(draw.draw(every, "removed")), np.int64)
-    parts = [headers.where(np.array(number) == of) for of in with_tasks]
-    known = told.notable.with_more(part.where(part.newest_data(removed)) for part in parts)
-    assert (
-        batches_of_affected_producers(known, removed, first).batches()
-        == batches_of_affected_producers(headers, removed, first).batches()
+        open_now.append(batch)
+    assert open_transactions(told.transactions).first_offsets == open_now.first_offsets
+    assert told.stable_offset(start, end) == visible_stable_offset(
+        open_now.last_stable_offset(end),
+        log_start_offset=start,
+        log_end_offset=end,
+        first_batch_offset=next((b.base_offset for b in log if b.last_offset >= start), None),
     )
+    assert told.max_event_time_ms == max(batch.base_offset for batch in log)
+
+    times = {"now_ms": now_ms, "expiration_ms": 1}
+    producers = told.producers.last_batches_of_producers.batches()
+    assert last_records(producers, **times) == last_records(log, **times)
+    known = last_records(log, now_ms=0, expiration_ms=1)
+    candidates = headers.last_batches_of_producers.batches()
+    assert remembered(producers, known) == remembered(candidates, known)
+
+    bound = draw.draw(st.sampled_from([base for base, _ in segments] + [end]), "bound")
+    this_round = Round(now_ms, 0, bound, start, held_back_from=held_back)
+    of_all, of_told = (
+        {
+            idle_reason([judged], this_round, ())
+            for judged in judge([b for b in batches if b.base_offset >= first], this_round, {})
+        }
+        for batches in (log, told.transactions.batches())
+    )
+    assert of_told - {None} == of_all - {None}
+    due = {
+        batch.base_offset
+        for batch in log
+        if first <= batch.base_offset < bound and start < batch.next_offset <= held_back
+        if not batch.is_control
+        and batch.delete_horizon_ms is not None
+        and batch.delete_horizon_ms <= now_ms
+    }
+    bases = told.in_role(Role.DUE).column("base_offset")
+    assert set(bases[(bases >= first) & (bases < bound)]) <= due
+    assert bool(due) == bool(np.any((bases >= first) & (bases < bound)))
 
 
 def test_what_is_ordinary_is_not_kept() -> None:
-    log = [data(offset) for offset in range(100)]
+    log = [data(offset, producer_id=1, producer_epoch=0) for offset in range(10_000)]
     told = LogHeaders.of(
-        headers_of(log), LogOutline(0, [SegmentStart(0, T0), SegmentStart(50, T0)], T0)
+        headers_of(log), LogOutline(0, [SegmentStart(0, T0), SegmentStart(5_000, T0)], T0)
     )
-    assert told.notable.column("base_offset").tolist() == [0, 49, 99]
-    assert [segment.record_count for segment in told.segments] == [50, 50]
-
-
-def test_data_whose_records_have_gone_may_have_to_speak_for_their_producer() -> None:
-    """No task sees them: the table holds none of their records, below the log start offset say."""
-    idempotent = {"producer_id": 1, "producer_epoch": 0}
-    log = [data(0, **idempotent), emptied(data(1, **idempotent)), data(2)]
-    told = LogHeaders.of(headers_of(log), LogOutline(1, [SegmentStart(0, T0)], T0))
-    removed = np.array([1])
-    assert batches_of_affected_producers(told.notable, removed, 0).batches() == log[:2]
+    assert [segment.record_count for segment in told.segments] == [5_000, 5_000]
+    assert told.producers.column("base_offset").tolist() == [9_999]
+    assert len(dumps(told)) < 50_000  # not the rows, and no slice that takes them along

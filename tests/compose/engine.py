@@ -120,12 +120,12 @@ class Engine:
         shutil.rmtree(root, ignore_errors=True)
         what = ("--variant=minbase", "--include=ca-certificates", "bookworm", str(root))
         self.run("debootstrap", *what)
-        own = sorted(CERTIFICATES.glob("*.crt"))
-        for certificate in own:
+        certificates = sorted(CERTIFICATES.glob("*.crt"))
+        for certificate in certificates:
             shutil.copy(certificate, root / CERTIFICATES.relative_to("/"))
         self.run("chroot", str(root), "update-ca-certificates")
         bundle = "/etc/ssl/certs/ca-certificates.crt"
-        self._import(root, {"SSL_CERT_FILE": bundle, "PIP_CERT": bundle} if own else {})
+        self._import(root, {"SSL_CERT_FILE": bundle, "PIP_CERT": bundle} if certificates else {})
         shutil.rmtree(root)
 
     def _import(self, root: Path, variables: Mapping[str, str]) -> None:
@@ -169,8 +169,8 @@ class Compose:
         """Name, state and health of each container, the one that ends by itself aside."""
         service = '{{index .Config.Labels "com.docker.compose.service"}}'
         form = service + " {{.State.Status}} {{with .State.Health}}{{.Status}}{{end}}"
-        found = self.engine.docker("inspect", "-f", form, *self("ps", "-q").split()).splitlines()
-        return [state for state in found if not state.startswith(f"{ENDS_BY_ITSELF} ")]
+        states = self.engine.docker("inspect", "-f", form, *self("ps", "-q").split()).splitlines()
+        return [state for state in states if not state.startswith(f"{ENDS_BY_ITSELF} ")]
 
     def kill(self, service: str) -> None:
         """Kill a service's first process from outside, as a crash would end it."""

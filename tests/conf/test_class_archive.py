@@ -107,9 +107,9 @@ def test_without_a_fit_archive_spark_starts_and_says_so_in_one_line(
     spoil(lake)
     done = submit(lake, "--version")
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "archive" in line]
-    assert len(said) == 1, done.stderr
-    assert str(lake.home / "classes.jsa") in said[0]
+    warnings = [line for line in done.stderr.splitlines() if "archive" in line]
+    assert len(warnings) == 1, done.stderr
+    assert str(lake.home / "classes.jsa") in warnings[0]
     assert done.stdout == ""
 
 
@@ -120,9 +120,9 @@ def test_a_conf_that_is_named_with_a_slash_is_the_same(lake: LakeSandbox) -> Non
 
 
 def test_a_callers_own_properties_file_is_used(lake: LakeSandbox, tmp_path: Path) -> None:
-    own = tmp_path / "own.conf"
-    own.write_text("spark.driver.memory 333m\n")
-    done = submit(lake, "--verbose", "--version", "--properties-file", str(own))
+    properties_file = tmp_path / "own.conf"
+    properties_file.write_text("spark.driver.memory 333m\n")
+    done = submit(lake, "--verbose", "--version", "--properties-file", str(properties_file))
     assert str(lake.home) not in re.findall(r"Using properties file: (.*)", done.stderr)[0]
 
 
@@ -213,7 +213,7 @@ def test_a_training_run_that_fails_is_one_line_and_no_error(
     monkeypatch.setattr(script, "train", train)
     (home / "jars/a.jar").write_text("another jar")
     assert script.main() == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [
         "setup: no archive of Spark's classes, jobs start slower: the training run ended with 1"
     ]

@@ -60,8 +60,8 @@ def xcoms(run: Any) -> str:
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        found = session.query(XComModel).filter(XComModel.run_id == run.run_id)
-        return str([xcom.value for xcom in found])
+        rows = session.query(XComModel).filter(XComModel.run_id == run.run_id)
+        return str([xcom.value for xcom in rows])
 
 
 def rendered(run: Any) -> str:
@@ -71,5 +71,5 @@ def rendered(run: Any) -> str:
 
     with create_session() as session:
         query = session.query(RenderedTaskInstanceFields)
-        found = query.filter(RenderedTaskInstanceFields.run_id == run.run_id)
-        return str([fields.rendered_fields for fields in found])
+        rows = query.filter(RenderedTaskInstanceFields.run_id == run.run_id)
+        return str([fields.rendered_fields for fields in rows])

@@ -115,9 +115,9 @@ def test_a_plan_changes_nothing_and_verdict_shows_it(
     lake.topic("log.a")
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "success"
-    said = capfd.readouterr().out + caplog.text
-    assert said.count("configure_topic log.a: a plan") == 2  # the task's log, and verdict's
-    assert "nothing to do" not in said
+    output = capfd.readouterr().out + caplog.text
+    assert output.count("configure_topic log.a: a plan") == 2  # the task's log, and verdict's
+    assert "nothing to do" not in output
     assert spark_submit.submitted[0].options.plan_only
 
 
@@ -229,9 +229,9 @@ def test_a_malformed_request_reaches_no_spark_and_is_blamed(
     run = run_dag("delete_records", **form)
     assert run.state == "failed"
     assert spark_submit.submitted == []
-    said = caplog.text
-    assert "FAILED build_request failed: RequestError: expected " in said
-    assert "delete_records failed" not in said
+    output = caplog.text
+    assert "FAILED build_request failed: RequestError: expected " in output
+    assert "delete_records failed" not in output
 
 
 SECRET = "hush-hush"

@@ -1,4 +1,4 @@
-"""Which files a table's segments have, of few partitions and of many."""
+"""Which files a table's segments have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.iceberg.files import segment_planning
 from ebbtide.iceberg.files.data_files import MAX_OFFSET
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
@@ -20,7 +19,6 @@ SEGMENTS = [[Message("a", "1"), Message("b", "1")] for _ in range(3)]
 ALL = [(p, s) for p in range(3) for s in (0, 2, 4)]
 
 
-@pytest.mark.parametrize("many", [0, 50])
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
@@ -35,12 +33,9 @@ def test_the_segments_below_each_partitions_end(
     sandbox: LakeSandbox,
     cluster: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    many: int,
     ends: Mapping[int, int],
     expected: list[tuple[int, int]],
 ) -> None:
-    monkeypatch.setattr(segment_planning, "MANY_PARTITIONS", many)
     name = TopicName(cluster, "t")
     for partition in range(3):
         write_log(tmp_path, "t", SEGMENTS, {}, partition=partition)

@@ -86,8 +86,8 @@ def test_a_row_that_cannot_be_written_stops_no_other_topic(
     topics = [TopicName("log", "a"), TopicName("log", "b")]
     assert run_topics(lake.session, args, topics, lambda *_: JobOutcome()) == ExitCode.TRANSIENT
     assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
-    said = capsys.readouterr().err
-    assert "ERROR a_job log.a: failed: UnavailableError: expected the catalog and its" in said
+    output = capsys.readouterr().err
+    assert "ERROR a_job log.a: failed: UnavailableError: expected the catalog and its" in output
 
 
 def test_now_is_exact_to_the_millisecond() -> None:
@@ -147,11 +147,11 @@ def test_what_fails_outside_of_any_topic_has_its_exit_code_too(
         raise error
 
     assert run_job("clean_log", main) == code
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        f"clean_log: failed: {'UnavailableError' if code == 75 else type(error).__name__}" in said
+        f"clean_log: failed: {'UnavailableError' if code == 75 else type(error).__name__}" in output
     )
-    assert ("Traceback" in said) is has_traceback
+    assert ("Traceback" in output) is has_traceback
 
 
 def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_a_killed_export_is_finished_by_the_next(
     assert done.returncode == 0, done.stdout[-2000:]
 
     assert not (tmp_path / "out.unfinished").exists()
-    (found,) = list_log_directory(str(tmp_path / "out"))
-    assert [segment.base_offset for segment in found.segments] == [0, 2, 3]
+    (exported,) = list_log_directory(str(tmp_path / "out"))
+    assert [segment.base_offset for segment in exported.segments] == [0, 2, 3]
     (row,) = lake.session.table(RUNS_TABLE).collect()
     assert (row["job"], row["status"], row["rows_removed"]) == ("export_segments", "succeeded", 0)
     result = json.loads(row["result"])

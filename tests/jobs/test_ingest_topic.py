@@ -119,8 +119,10 @@ def test_a_user_who_may_not_read_is_named_and_no_password_is(
     connect(monkeypatch, broker, **broker.client("describer"))
     refused = run(sandbox, "log", "--topic", "log.closed")
     assert refused.returncode == 1
-    said = "ConfigurationError: expected Spark's Kafka source to read closed from the brokers of "
-    assert said in refused.stdout  # where spark-submit puts what the driver says
+    message = (
+        "ConfigurationError: expected Spark's Kafka source to read closed from the brokers of "
+    )
+    assert message in refused.stdout  # where spark-submit puts what the driver says
     assert "found org.apache.kafka.common.errors.TopicAuthorizationException" in refused.stdout
     assert USERS["describer"] not in refused.stdout + refused.stderr
 
@@ -150,7 +152,7 @@ def command_lines() -> Iterator[set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "RequestError: expected --topic or --topics-pattern, found neither"),
         (["--topics-pattern", "("], "RequestError: expected a regular expression, found '('"),
@@ -164,11 +166,11 @@ def test_what_says_no_topic_is_refused_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    said: str,
+    message: str,
 ) -> None:
     connect(monkeypatch, broker)
     assert main_with(*arguments) == ExitCode.REFUSED
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_brokers_that_do_not_answer_may_answer_a_retry(

@@ -100,8 +100,8 @@ def test_every_job_says_what_its_types_say(
 
 def assert_report_is_full() -> None:
     """Each column of a night's report has a number of the partition or topic."""
-    with open_lake() as found:
-        runs = found.runs(None, run_id="night-4")
+    with open_lake() as lake:
+        runs = lake.runs(None, run_id="night-4")
     for table in (partition_table(runs, {}), topic_table(runs)):
         *_, titles, _, line = table.splitlines()
         assert len(line.split()) >= len(titles.split()) > 3
@@ -122,14 +122,18 @@ def assert_report_is_full() -> None:
 def test_what_is_not_of_its_type_is_named(changes: dict[str, Any], problem: str | None) -> None:
     offsets = {"log_start_offset": 0, "low_watermark": 0, "log_end_offset": 9}
     numbers = {**offsets, "picked": False, "reason": "", **changes}
-    found = list(problems("clean_log", {"version": 1, "partitions": {"0": numbers}, "topic": {}}))
-    assert found == ([] if problem is None else [problem])
+    problems_named = list(
+        problems("clean_log", {"version": 1, "partitions": {"0": numbers}, "topic": {}})
+    )
+    assert problems_named == ([] if problem is None else [problem])
 
 
 def test_what_is_missing_is_named() -> None:
     numbers = {"low_watermark": 0, "log_end_offset": 9, "picked": True}
-    found = list(problems("clean_log", {"version": 1, "partitions": {"3": numbers}, "topic": {}}))
-    assert found == ["partition 3 has no log_start_offset", "partition 3 has no reason"]
+    problems_named = list(
+        problems("clean_log", {"version": 1, "partitions": {"3": numbers}, "topic": {}})
+    )
+    assert problems_named == ["partition 3 has no log_start_offset", "partition 3 has no reason"]
     assert list(problems("a_job", {"version": 1, "partitions": {}, "topic": {}})) == [
         "nobody says what a_job says"
     ]

@@ -117,7 +117,7 @@ def commit(admin: AdminClient, group: str, offsets: list[TopicPartition]) -> Non
     while True:
         held = ConsumerGroupTopicPartitions(group, offsets)
         done = admin.alter_consumer_group_offsets([held])[group].result().topic_partitions
-        if not any(found.error for found in done):
+        if not any(partition.error for partition in done):
             return
         assert time.monotonic() < deadline, done[0].error
         time.sleep(0.1)
@@ -143,8 +143,8 @@ def produce(
     seconds: Sequence[int] = SECONDS,
     transactional_id: str | None = None,
 ) -> None:
-    own = {"transactional.id": transactional_id} if transactional_id else {}
-    producer = Producer({**broker.client(), **own})
+    of_transaction = {"transactional.id": transactional_id} if transactional_id else {}
+    producer = Producer({**broker.client(), **of_transaction})
     if transactional_id:
         producer.init_transactions()
         producer.begin_transaction()
@@ -205,12 +205,12 @@ def ask_broker(
     )
     at = RawPartition(topic, partition)
     try:
-        found = admin.delete_records({at: offset}, timeout_ms, partition_leader_id=broker.node_id)
+        answers = admin.delete_records({at: offset}, timeout_ms, partition_leader_id=broker.node_id)
     except BrokerResponseError as error:
         return Answered(ErrorCode(error.errno), -1)
     finally:
         admin.close()
-    return Answered(ErrorCode(found[at]["error_code"]), found[at]["low_watermark"])
+    return Answered(ErrorCode(answers[at]["error_code"]), answers[at]["low_watermark"])
 
 
 def offset_of(broker: KafkaBroker, place: Place, entry: Mapping[str, Any], now_ms: int) -> int:
@@ -222,8 +222,8 @@ def offset_of(broker: KafkaBroker, place: Place, entry: Mapping[str, Any], now_m
     timestamp_ms = entry["timestamp"] if "timestamp" in entry else now_ms - 7 * DAY_MS
     asked = {TopicPartition(place.topic, place.partition): OffsetSpec.for_timestamp(timestamp_ms)}
     admin = AdminClient(broker.client())
-    (found,) = admin.list_offsets(asked).values()
-    return int(found.result().offset)  # -1 where there is none: the high watermark then
+    (answer,) = admin.list_offsets(asked).values()
+    return int(answer.result().offset)  # -1 where there is none: the high watermark then
 
 
 def live_partitions(name: str) -> tuple[int, int]:
@@ -234,18 +234,18 @@ def live_partitions(name: str) -> tuple[int, int]:
 
 def places() -> dict[str, Place]:
     """Two partitions a case; a case that is refused needs none of its own, but may have them."""
-    found: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     counts = dict.fromkeys([*TOPICS, NOWHERE], 0)
     for name, case in CASES.items():
         if case.topic == INTERNAL:
-            found[name] = Place(INTERNAL, 0, 0)
+            by_name[name] = Place(INTERNAL, 0, 0)
         elif not case.is_known:
-            found[name] = Place(case.topic, UNKNOWN_PARTITION, UNKNOWN_PARTITION)
+            by_name[name] = Place(case.topic, UNKNOWN_PARTITION, UNKNOWN_PARTITION)
         else:
             first = counts[case.topic]
             counts[case.topic] += 2
-            found[name] = Place(case.topic, first, first + 1)
-    return found
+            by_name[name] = Place(case.topic, first, first + 1)
+    return by_name
 
 
 def partition_count(topic: str) -> int:

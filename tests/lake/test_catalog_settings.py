@@ -19,8 +19,8 @@ def of(**settings: str) -> dict[str, str]:
 
 def libpq(uri: str, **more: str) -> dict[str, str]:
     """What a connection is opened with in the end."""
-    found = of(uri=uri, **more)["uri"]
-    _, arguments = PGDialect_psycopg2().create_connect_args(make_url(found))
+    dsn = of(uri=uri, **more)["uri"]
+    _, arguments = PGDialect_psycopg2().create_connect_args(make_url(dsn))
     return arguments
 
 
@@ -31,8 +31,8 @@ def test_defaults_are_read_as_spark_reads_them(tmp_path: Path) -> None:
 
 
 def test_a_database_keeps_its_user_and_its_password() -> None:
-    found = libpq("jdbc:postgresql://db:5433/iceberg", jdbc_user="ebb", jdbc_password="t:d/e@ü?&%")
-    assert found == {
+    uri = libpq("jdbc:postgresql://db:5433/iceberg", jdbc_user="ebb", jdbc_password="t:d/e@ü?&%")
+    assert uri == {
         "host": "db",
         "port": "5433",
         "dbname": "iceberg",
@@ -42,11 +42,11 @@ def test_a_database_keeps_its_user_and_its_password() -> None:
 
 
 def test_parameters_of_a_jdbc_uri_are_libpqs() -> None:
-    found = libpq(
+    uri = libpq(
         "jdbc:postgresql://a:5432,b/iceberg?currentSchema=lake&ApplicationName=night"
         "&targetServerType=primary&ssl=true&user=ebb&password=x&reWriteBatchedInserts=true"
     )
-    assert found == {
+    assert uri == {
         "host": "a,b",
         "port": "5432,5432",
         "dbname": "iceberg",
@@ -75,7 +75,7 @@ def test_another_database_is_refused() -> None:
 
 
 def test_a_catalog_behind_rest_takes_all_that_spark_knows_of_it() -> None:
-    found = catalog_settings(
+    settings = catalog_settings(
         {
             "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
             f"{LAKE}catalog-impl": "org.apache.iceberg.rest.RESTCatalog",
@@ -86,7 +86,7 @@ def test_a_catalog_behind_rest_takes_all_that_spark_knows_of_it() -> None:
             "spark.sql.catalog.other.uri": "jdbc:sqlite:/x",
         }
     )
-    assert found == {
+    assert settings == {
         "type": "rest",
         "uri": "http://catalog",
         "oauth2-server-uri": "http://login",
@@ -106,8 +106,8 @@ def test_settings_of_a_store_go_on_as_spark_has_them() -> None:
         "client.region": "r",
         "http-client.apache.socket-timeout-ms": "2500",
     }
-    found = of(type="jdbc", uri="jdbc:sqlite:/x", **of_a_store)
-    assert found == {"type": "sql", "uri": "sqlite:////x", "warehouse": "", **of_a_store}
+    settings = of(type="jdbc", uri="jdbc:sqlite:/x", **of_a_store)
+    assert settings == {"type": "sql", "uri": "sqlite:////x", "warehouse": "", **of_a_store}
 
 
 def test_a_setting_of_a_store_that_cannot_be_followed_is_refused() -> None:

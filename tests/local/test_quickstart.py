@@ -18,6 +18,7 @@ from ebbtide.local.quickstart import (
     last_append_of,
     lines_of,
     nights_after,
+    topics_run,
 )
 from ebbtide.local.task_logs import TaskLogs
 from ebbtide.orchestration.driver.installation import Paths
@@ -45,9 +46,9 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
     given = pairwise(ingested)
     assert [value for option, value in given if option == "--topic"] == topics
     assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
-    said = capsys.readouterr().out
-    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in said
-    assert "its guards are off" in said
+    output = capsys.readouterr().out
+    assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in output
+    assert "its guards are off" in output
 
 
 @pytest.mark.parametrize(
@@ -77,17 +78,15 @@ def test_a_missing_sample_is_one_line(tmp_path: Path) -> None:
 
 
 def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    watch = Watch("night 1", Progress())
+    topics = {"clean_log": ["log.a", "log.b"]}
+    watch = Watch("night 1", Progress(), lambda _, task: topics.get(task, []))
     for line in [
         "Created dag run. dagrun=<DagRun n @ x: manual__2026-01-02T00:00:00+00:00, state:running",
         "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
         "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
         "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
-        "t [info ] ebbtide: clean_log: started for log.a, log.b [airflow.task.x] loc=o.py:1",
-        "t [info ] ebbtide: clean_log: ended after 3.0 s [airflow.task.x] loc=o.py:1",
         "t [info ] [DAG TEST] end task task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
         "t [info ] [DAG TEST] starting task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
-        "t [info ] ebbtide: expire_segments: Spark is not started [airflow.task.x] loc=o.py:1",
         "t [info ] [DAG TEST] end task task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
     ]:
         watch.see(line)
@@ -97,9 +96,17 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
         "night 1 Airflow, start 0.0 s",
         "night 1 group_topics 0.0 s of which most is Airflow's in-process API, once",
         "night 1 clean_log 0.0 s Spark for log.a, log.b",
-        "night 1 expire_segments 0.0 s nothing to do, Spark is not started",
+        "night 1 expire_segments 0.0 s nothing to do, without Spark",
         "night 1 Airflow, end 0.0 s",
     ]
+
+
+def test_a_task_has_run_on_the_topics_of_its_rows(lake: LakeSandbox) -> None:
+    for topic, task in (("log.b", "clean_log"), ("log.a", "clean_log"), ("log.c", "other")):
+        lake.run(topic, "clean_log", run_id="ours", task=task)
+    lake.run("log.d", "clean_log", run_id="another", task="clean_log")
+    assert topics_run("ours", "clean_log") == ["log.a", "log.b"]
+    assert topics_run("ours", "expire_segments") == []
 
 
 def test_what_a_task_says_is_where_airflow_looks_for_its_log(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def started(tmp_path: Path, count: int) -> list[int]:
     """Every process that the children reported, once all have."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        said = [path.read_text().split() for path in (tmp_path / "pids").iterdir()]
-        if len(said) == count and all(len(pids) == 2 for pids in said):
-            return [int(pid) for pids in said for pid in pids]
+        process_ids = [path.read_text().split() for path in (tmp_path / "pids").iterdir()]
+        if len(process_ids) == count and all(len(pids) == 2 for pids in process_ids):
+            return [int(pid) for pids in process_ids for pid in pids]
         time.sleep(0.1)
     raise AssertionError("the children did not start")
 

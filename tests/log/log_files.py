@@ -74,8 +74,8 @@ def write_log(directory: Path, segments: Segments) -> Path:
 def read_log(directory: Path, modified_ms: int, *, log_start_offset: int = 0) -> Log:
     """All of a partition's directory; every file was last modified at `modified_ms`."""
     paths = [str(path) for path in sorted(directory.glob("*.log"))]
-    found = [(segment_base_offset(path), modified_ms, list(read_segment(path))) for path in paths]
-    return truncate(grow(empty_log(found[0][0]), found), log_start_offset)
+    files = [(segment_base_offset(path), modified_ms, list(read_segment(path))) for path in paths]
+    return truncate(grow(empty_log(files[0][0]), files), log_start_offset)
 
 
 def empty_log(first_offset: int) -> Log:
@@ -94,16 +94,16 @@ def empty_log(first_offset: int) -> Log:
 Grown = tuple[int, int, Sequence[tuple[Batch, Sequence[Record]]]]
 
 
-def grow(log: Log, found: Sequence[Grown]) -> Log:
+def grow(log: Log, files: Sequence[Grown]) -> Log:
     """The log with what is new of each segment of its source."""
     batches, records = list(log.batches), dict(log.records)
     transactions = open_transactions(log)
-    for batch, written in (new for *_, content in found for new in content):
+    for batch, written in (new for *_, content in files for new in content):
         batches.append(batch._replace(txn_first_offset=transactions.append(batch)))
         records[batch.base_offset] = written
     segments = grown_segments(
         log.state,
-        [(base, modified_ms) for base, modified_ms, _ in found],
+        [(base, modified_ms) for base, modified_ms, _ in files],
         has_new=len(batches) > len(log.batches),
     )
     end = max(
@@ -114,15 +114,15 @@ def grow(log: Log, found: Sequence[Grown]) -> Log:
 
 
 def grown_segments(
-    state: PartitionState, found: Sequence[tuple[int, int]], *, has_new: bool
+    state: PartitionState, files: Sequence[tuple[int, int]], *, has_new: bool
 ) -> tuple[SegmentStart, ...]:
     """The segments, the active one as the source has it by now, and those that it began."""
     base, active_ms = state.segments[-1]
-    for found_base, modified_ms in found:
+    for found_base, modified_ms in files:
         if found_base == base or (found_base < base and has_new):
             active_ms = modified_ms
     first = max(base + 1, state.log_end_offset)
-    begun = [SegmentStart(*segment) for segment in found if segment[0] >= first]
+    begun = [SegmentStart(*segment) for segment in files if segment[0] >= first]
     return (*state.segments[:-1], SegmentStart(base, active_ms), *begun)
 
 

@@ -157,12 +157,12 @@ def _aged(event_age: int | None, append_age: int | None) -> Entry:
 
 
 def _log(segments: list[list[Entry]], **fields: int) -> Log:
-    found, offset = {}, 0
+    batches, offset = {}, 0
     for entries in segments:
-        found[offset] = tuple(entries)
+        batches[offset] = tuple(entries)
         offset += len(entries) or 2  # what was written to an empty one has been cleaned away
-    end = max(found) + len(found[max(found)])
-    return Log(segments=found, end=end, **fields)
+    end = max(batches) + len(batches[max(batches)])
+    return Log(segments=batches, end=end, **fields)
 
 
 def _marker(age: int) -> Entry:

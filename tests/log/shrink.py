@@ -26,9 +26,9 @@ def shrink(topic: Topic, jars_dir: Path) -> Topic:
         for start in range(0, len(candidates), AT_ONCE):
             some = candidates[start : start + AT_ONCE]
             results = zip(some, replay_topics(some, jars_dir), strict=True)
-            found = [other for other, (r,) in results if set() < kinds_of(r) <= kinds]
-            if found:
-                topic = min(found, key=_length)
+            smaller = [other for other, (r,) in results if set() < kinds_of(r) <= kinds]
+            if smaller:
+                topic = min(smaller, key=_length)
                 break
         else:
             return topic

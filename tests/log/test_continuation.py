@@ -165,15 +165,15 @@ def test_a_batch_that_was_cleaned_here_must_still_end_where_it_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "is_allowed"),
+    ("offset", "is_allowed"),
     [
         pytest.param(15, False, id="no gap"),
         pytest.param(14, False, id="an overlap is not its business"),
         pytest.param(18, True, id="a gap that is allowed"),
     ],
 )
-def test_offsets_that_may_follow(found: int, is_allowed: bool) -> None:
-    check_no_gap("log/t-0", 15, found, is_allowed=is_allowed)
+def test_offsets_that_may_follow(offset: int, is_allowed: bool) -> None:
+    check_no_gap("log/t-0", 15, offset, is_allowed=is_allowed)
 
 
 def test_a_batch_astride_the_tables_end_is_another_logs() -> None:

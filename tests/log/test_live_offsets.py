@@ -24,7 +24,7 @@ def held(log_end_offset: int, **changes: int) -> PartitionState:
 
 
 @pytest.mark.parametrize(
-    ("state", "found", "taken"),
+    ("state", "offered", "taken"),
     [
         pytest.param(None, (0, 9, 9), (0, 9), id="all of a new partition"),
         pytest.param(None, (4, 9, 7), (4, 7), id="what is readable of it"),
@@ -37,9 +37,9 @@ def held(log_end_offset: int, **changes: int) -> PartitionState:
     ],
 )
 def test_what_the_table_lacks(
-    state: PartitionState | None, found: tuple[int, int, int], taken: tuple[int, int]
+    state: PartitionState | None, offered: tuple[int, int, int], taken: tuple[int, int]
 ) -> None:
-    offsets = BrokerOffsets(*found)
+    offsets = BrokerOffsets(*offered)
     assert range_to_take("t-0", state, offsets, accepts_gap=False) == Range(*taken)
 
 
@@ -68,10 +68,10 @@ def test_slices_take_everything_once_in_order_and_no_more_than_asked() -> None:
     taken: dict[int, list[int]] = {partition: [] for partition in left}
     sizes = []
     while piece := next_slice(left, ends, 6):
-        for partition, found in piece.items():
-            taken[partition] += range(found.start, found.end)
-            ends[partition] = found.end
-        sizes.append(sum(found.offsets for found in piece.values()))
+        for partition, taken_range in piece.items():
+            taken[partition] += range(taken_range.start, taken_range.end)
+            ends[partition] = taken_range.end
+        sizes.append(sum(taken_range.offsets for taken_range in piece.values()))
         left = rest(left, piece)
     assert taken == {0: [*range(10)], 1: [5, 6], 2: [], 3: [], 4: []}
     assert ends == {0: 10, 1: 7, 2: 3, 3: 4, 4: 0}  # the new and empty partition too

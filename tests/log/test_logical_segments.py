@@ -139,13 +139,13 @@ def test_a_first_dirty_offset_out_of_range_is_reset(
 def test_clean_and_cleanable_bytes(
     case: dict[str, Any], clean_bytes: int, cleanable_bytes: int
 ) -> None:
-    found = offered(**case)
-    assert (found.clean_bytes, found.cleanable_bytes) == (clean_bytes, cleanable_bytes)
+    log = offered(**case)
+    assert (log.clean_bytes, log.cleanable_bytes) == (clean_bytes, cleanable_bytes)
 
 
 def test_a_single_segment_resumed_inside_has_a_ratio_of_one_half() -> None:
-    found = offered([segment(0), segment(6, 0)], first_dirty_offset=4, log_end_offset=6)
-    assert found.ratio == 0.5
+    log = offered([segment(0), segment(6, 0)], first_dirty_offset=4, log_end_offset=6)
+    assert log.ratio == 0.5
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_when_max_compaction_lag_has_passed(
 ) -> None:
     times = [*first_batches, 1]  # the active segment's does not count
     segments = [s._replace(first_batch_timestamp_ms=ms) for s, ms in zip(LOG, times, strict=True)]
-    found = offered(segments, max_compaction_lag_ms=100, first_dirty_offset=first_dirty)
-    assert found.is_overdue == is_overdue
+    log = offered(segments, max_compaction_lag_ms=100, first_dirty_offset=first_dirty)
+    assert log.is_overdue == is_overdue
 
 
 @given(
@@ -197,7 +197,7 @@ def test_the_bound_begins_a_segment_and_passes_neither_active_nor_undecided(
     bases = [sum(lengths[:i]) for i in range(len(lengths))]
     end = sum(lengths)
     start, dirty = min(start, end), min(dirty, end)
-    found = offered(
+    log = offered(
         [segment(base) for base in bases],
         log_start_offset=start,
         log_end_offset=end,
@@ -205,11 +205,11 @@ def test_the_bound_begins_a_segment_and_passes_neither_active_nor_undecided(
         last_stable_offset=max(start, min(stable, end)),
         first_unmarked_offset=end,
     )
-    bound = found.first_uncleanable_offset
+    bound = log.first_uncleanable_offset
     assert bound in bases
-    assert bound <= max(found.first_dirty_offset, max(start, min(stable, end)))
-    assert found.cleanable_bytes == (
-        100 * sum(segment_of(bases, found.first_dirty_offset) <= base < bound for base in bases)
+    assert bound <= max(log.first_dirty_offset, max(start, min(stable, end)))
+    assert log.cleanable_bytes == (
+        100 * sum(segment_of(bases, log.first_dirty_offset) <= base < bound for base in bases)
     )
 
 

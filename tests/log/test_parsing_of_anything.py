@@ -70,8 +70,8 @@ def text_of(random: Random, document: Callable[[Random], Any]) -> str:
 
 
 def text(random: Random) -> str:
-    found = random.choice([*WRONG, *EDGES])
-    return found if isinstance(found, str) else json.dumps(found)
+    value = random.choice([*WRONG, *EDGES])
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 SELECTOR = "offset timestamp age groups connection"
@@ -105,13 +105,13 @@ def check_requests(random: Random) -> None:
 
 def check_request(random: Random) -> None:
     try:
-        found = parse_request(text_of(random, request))
+        parsed = parse_request(text_of(random, request))
     except RequestError as error:
         str(error).encode()  # a log can be written
         happened["request refused"] += 1
         return
     happened["request taken"] += 1
-    for asked in found.topics.values():
+    for asked in parsed.topics.values():
         for selector in asked.of([0]).values():
             if isinstance(selector, OlderThan):
                 happened["age taken"] += 1
@@ -187,7 +187,7 @@ def test_properties_in_json(
     assert len(refused) > 20
     assert all(name in message and len(message) < 500 for message in refused)
     if name != SLICE:
-        assert all(parse(found.to_json()) == found for found in taken)
+        assert all(parse(value.to_json()) == value for value in taken)
 
 
 STATE = (

@@ -21,7 +21,7 @@ def known(log: list[Batch], now_ms: int = T0, expiration_ms: int = FOREVER_MS) -
 
 
 @pytest.mark.parametrize(
-    ("log", "found"),
+    ("log", "remembered"),
     [
         pytest.param([data(0, 4)], {}, id="a batch without a producer is nobody's"),
         pytest.param([data(0, 4, producer_id=1)], {1: 4}, id="the last offset of the last batch"),
@@ -48,8 +48,10 @@ def known(log: list[Batch], now_ms: int = T0, expiration_ms: int = FOREVER_MS) -
         pytest.param([ended(0, "LEADER_CHANGE", -1)], {}, id="a leader change is nobody's"),
     ],
 )
-def test_what_a_log_remembers_of_its_producers(log: list[Batch], found: dict[int, int]) -> None:
-    assert known(log) == found
+def test_what_a_log_remembers_of_its_producers(
+    log: list[Batch], remembered: dict[int, int]
+) -> None:
+    assert known(log) == remembered
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ DONE = [sent(0), sent(1), ended(2, COMMIT, txn_first_offset=0)]
 
 
 @pytest.mark.parametrize(
-    ("log", "found"),
+    ("log", "kept"),
     [
         pytest.param(DONE, {1, 2}, id="the newest data and the marker that decides it"),
         pytest.param(
@@ -135,8 +137,8 @@ DONE = [sent(0), sent(1), ended(2, COMMIT, txn_first_offset=0)]
         pytest.param([data(0), data(1, producer_id=1)], {1}, id="nothing without a producer"),
     ],
 )
-def test_which_rows_outlive_their_segments(log: list[Batch], found: set[int]) -> None:
-    assert remembered(log, last(log)) == found
+def test_which_rows_outlive_their_segments(log: list[Batch], kept: set[int]) -> None:
+    assert remembered(log, last(log)) == kept
 
 
 def test_nothing_outlives_its_segment_for_an_expired_producer() -> None:
@@ -156,7 +158,7 @@ LATE = {"max_timestamp_ms": T0 + 50}
 
 
 @pytest.mark.parametrize(
-    ("log", "removed", "options", "found"),
+    ("log", "removed", "options", "taken_over"),
     [
         pytest.param(
             [*DONE, ended(3, ABORT, **LATE)],
@@ -195,6 +197,6 @@ def test_what_rows_take_over_from_those_removed(
     log: list[Batch],
     removed: set[int],
     options: dict[str, int],
-    found: list[tuple[int, int, bool]],
+    taken_over: list[tuple[int, int, bool]],
 ) -> None:
-    assert changed(log, removed, **options) == found
+    assert changed(log, removed, **options) == taken_over

@@ -20,25 +20,25 @@ Log = list[Batch]
 def aborted_offsets(log: Log) -> list[int]:
     """Base offsets of the data batches that a reader calls aborted."""
     reader = TransactionReader(aborted_transactions(log))
-    found = []
+    aborted = []
     for batch in log:
         if batch.is_control:
             reader.read_marker(batch)
         elif reader.read_data(batch):
-            found.append(batch.base_offset)
-    return found
+            aborted.append(batch.base_offset)
+    return aborted
 
 
 def removable_markers(log: Log) -> list[int]:
     """Base offsets of the control batches whose transaction has no batch in the log."""
     reader = TransactionReader(aborted_transactions(log))
-    found = []
+    markers = []
     for batch in log:
         if not batch.is_control:
             reader.read_data(batch)
         elif reader.read_marker(batch):
-            found.append(batch.base_offset)
-    return found
+            markers.append(batch.base_offset)
+    return markers
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_the_transaction_index_holds_aborted_transactions_with_data_by_first_off
 
 
 @pytest.mark.parametrize(
-    ("log_start_offset", "found"),
+    ("log_start_offset", "aborted"),
     [
         pytest.param(1, [AbortedTransaction(1, 0, 1)], id="a marker at the log start counts"),
         pytest.param(2, [], id="one below it does not"),
     ],
 )
 def test_a_marker_below_the_log_start_offset_aborts_nothing(
-    log_start_offset: int, found: list[AbortedTransaction]
+    log_start_offset: int, aborted: list[AbortedTransaction]
 ) -> None:
     log = [sent(0), ended(1, ABORT, txn_first_offset=0)]
-    assert aborted_transactions(log, log_start_offset) == found
+    assert aborted_transactions(log, log_start_offset) == aborted
 
 
 def test_open_transactions_bound_the_last_stable_offset() -> None:
@@ -211,7 +211,7 @@ def test_a_marker_is_removable_exactly_where_its_producer_sent_nothing_since_its
 
 
 @pytest.mark.parametrize(
-    ("undecided", "first_batch_offset", "found"),
+    ("undecided", "first_batch_offset", "last_stable_offset"),
     [
         pytest.param(7, 5, 7, id="above the log start offset it counts"),
         pytest.param(5, 5, 5, id="at the log start offset it counts"),
@@ -221,8 +221,8 @@ def test_a_marker_is_removable_exactly_where_its_producer_sent_nothing_since_its
     ],
 )
 def test_the_last_stable_offset_follows_the_log_start_offset(
-    undecided: int, first_batch_offset: int | None, found: int
+    undecided: int, first_batch_offset: int | None, last_stable_offset: int
 ) -> None:
-    assert found == visible_stable_offset(
+    assert last_stable_offset == visible_stable_offset(
         undecided, log_start_offset=5, log_end_offset=20, first_batch_offset=first_batch_offset
     )

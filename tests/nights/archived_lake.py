@@ -75,8 +75,8 @@ def opened(name: str) -> Iterator[LakeSandbox]:
 
 def expected(name: str) -> dict[str, Any]:
     """What the code that wrote the lake made of each topic in the end."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return found
+    kept: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return kept
 
 
 def end_all(spark: SparkSession) -> dict[str, Any]:
@@ -89,11 +89,11 @@ def end_all(spark: SparkSession) -> dict[str, Any]:
 
 def as_json(spark: SparkSession, name: TopicName) -> dict[str, Any]:
     """All that a topic's tables hold, in values that JSON has."""
-    found = contents(spark, name)
+    tables = contents(spark, name)
     return {
-        "records": [_plain(row) for row in found.records],
-        "batches": [_plain(row) for row in found.batches],
-        "states": {str(p): _state(state) for p, state in found.states.items()},
+        "records": [_plain(row) for row in tables.records],
+        "batches": [_plain(row) for row in tables.batches],
+        "states": {str(p): _state(state) for p, state in tables.states.items()},
     }
 
 
@@ -124,8 +124,8 @@ def write(name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with tarfile.open(FOLDER / f"{name}.tar.gz", "w:gz", compresslevel=9) as archive:
         archive.add(PLACE / "lake", "lake")
-    said = json.dumps(end_all(sandbox.session), indent=1)
-    (FOLDER / f"{name}.json").write_text(said + "\n")
+    text = json.dumps(end_all(sandbox.session), indent=1)
+    (FOLDER / f"{name}.json").write_text(text + "\n")
     shutil.rmtree(PLACE)
 
 

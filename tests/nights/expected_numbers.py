@@ -13,7 +13,7 @@ from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.log.retention import Rule
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from tests.tables.truth import (
     Change,
     Row,
@@ -138,6 +138,27 @@ def of_expire(change: Change, partition: int, config: TopicConfig, now_ms: int) 
         "records_expired": len(single),
         "record_bytes_expired": size_bytes(single),
         "records_removed": len(gone),
+    }
+
+
+def of_replicate(primary: Truth, replica: Truth, partition: int, name: str) -> Numbers:
+    """Where the log of both ends once the replica has all of it."""
+    starts = [of.states[partition].log_start_offset for of in (primary, replica)]
+    return primary.offsets_of(partition) | {
+        "low_watermark": min(starts),
+        "replica_end_offsets": {name: replica.states[partition].log_end_offset},
+    }
+
+
+def of_copies(primary: Truth, copied: Change) -> Numbers:
+    """Rows that a replica got and lost; emptied: its log ended before the primary begins."""
+    ends = {p: state.log_end_offset for p, state in copied.before.states.items()}
+    starts = {p: state.log_start_offset for p, state in primary.states.items()}
+    return {
+        "emptied": sorted(p for p, end in ends.items() if end < starts[p]),
+        "records": sum(len(copied.added(p)) for p in starts),
+        "batches": sum(len(copied.added_batches(p)) for p in starts),
+        "records_removed": len(copied.gone()),
     }
 
 

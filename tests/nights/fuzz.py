@@ -79,8 +79,8 @@ def write_smallest(
         )
         if not differing:
             break
-        found, shown = min(differing, key=lambda log_and_lines: len(str(log_and_lines[0])))
-        smallest = replace(smallest, partitions=(found,))
+        shortest, shown = min(differing, key=lambda log_and_lines: len(str(log_and_lines[0])))
+        smallest = replace(smallest, partitions=(shortest,))
     REGRESSIONS.mkdir(exist_ok=True)
     path = REGRESSIONS / f"{name}.json"
     path.write_text(as_text({"shows": shown[:3], **to_json(smallest)}) + "\n")

@@ -49,10 +49,10 @@ def check(
     """Compare all numbers of a job."""
     assert outcome.partitions.keys() == partitions.keys()
     wrong = {
-        (p, n): {"said": said.get(n), "true": partitions[p].get(n)}
-        for p, said in outcome.partitions.items()
-        for n in (said.keys() - WORDS) | partitions[p].keys()
-        if n not in said or n not in partitions[p] or said[n] != partitions[p][n]
+        (p, n): {"said": reported.get(n), "true": partitions[p].get(n)}
+        for p, reported in outcome.partitions.items()
+        for n in (reported.keys() - WORDS) | partitions[p].keys()
+        if n not in reported or n not in partitions[p] or reported[n] != partitions[p][n]
     }
     assert wrong == {}
     assert totals(change, bytes_removed) == Totals(

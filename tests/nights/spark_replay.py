@@ -216,8 +216,8 @@ def _set_sizes(
         for batch, segment, event_ms in zip(headers.batches(), segments, newest_ms, strict=True):
             known = _known(batch, theirs, states[partition])
             if known != batch:
-                found = [(batch, known, int(event_ms))]
-                changes.append(in_segment(partition, int(segment), changes_of(found)))
+                rows = [(batch, known, int(event_ms))]
+                changes.append(in_segment(partition, int(segment), changes_of(rows)))
     if changes:
         prepare_changes(spark, name.batches_table, pa.concat_tables(changes), {})()
 
@@ -241,13 +241,13 @@ def _known(batch: Batch, theirs: Sequence[Batch], state: PartitionState) -> Batc
 
 def _compare(
     partition: int,
-    found: tuple[Log, Mapping[int, tuple[int, int]]],
+    held: tuple[Log, Mapping[int, tuple[int, int]]],
     at: tuple[int, Expected, str | None],
     tally: Tally,
 ) -> None:
     if partition in tally.differences:
         return
-    log, of_producers = found
+    log, of_producers = held
     number, expected, picked = at
     lines = list(_differences(log, number, expected, picked))
     lines += _producer_differences(of_producers, expected, log)

@@ -20,10 +20,10 @@ def test_work_in_flight_ends_as_the_version_that_began_it_would_have_ended_it(
             kill_at.append(step)
             with pytest.raises(KilledError):
                 clean(lake.session, "log.planned", NIGHT_MS + 2 * DAY_MS)
-        found = end_all(lake.session)
-        assert found.keys() == expected(archive).keys()
+        ended = end_all(lake.session)
+        assert ended.keys() == expected(archive).keys()
         for topic, wanted in expected(archive).items():
-            assert found[topic] == wanted, topic
+            assert ended[topic] == wanted, topic
         for topic in TOPICS:
             table = java_table(lake.session, TopicName("log", topic).records_table)
             assert state_of(dict(table.properties())) == {}

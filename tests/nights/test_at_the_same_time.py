@@ -33,7 +33,7 @@ from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.replicate_log.test_replicate_log import (
+from tests.stages.replicate_log.replicas import (
     assert_sound,
     replica_of,
     sandbox,
@@ -136,11 +136,11 @@ def test_a_request_beside_the_night_loses_nothing_and_goes_not_back(
     night: list[Job] = [clean, expire, expire_snapshots]
     together(sandbox, name, night, delete_to(14), delete_to(9))
     together(sandbox, name, night)
-    found = view_of_table(sandbox.session, name, 0)
-    assert found.log_start_offset >= 14
-    records = {record[0]: (record[3], record[4]) for record in found.records}
-    assert min(records) >= found.log_start_offset
-    assert set(records) == {o for o in CLEANED if o >= found.log_start_offset}
+    view = view_of_table(sandbox.session, name, 0)
+    assert view.log_start_offset >= 14
+    records = {record[0]: (record[3], record[4]) for record in view.records}
+    assert min(records) >= view.log_start_offset
+    assert set(records) == {o for o in CLEANED if o >= view.log_start_offset}
     assert_sound(sandbox, name)
 
 
@@ -265,14 +265,14 @@ def test_a_reader_sees_nothing_below_an_answered_low_watermark_and_no_hole_above
     stopped = Event()
     answered: list[int] = [0]
     # What was answered before each read began, and the offsets that it found.
-    found: list[tuple[int, list[int]]] = []
+    reads: list[tuple[int, list[int]]] = []
 
     def read(session: SparkSession) -> None:
         while not stopped.is_set():
             low_watermark = answered[-1]
             query = f"SELECT offset FROM {name.records_table} ORDER BY offset"
             rows = session.sql(query).collect()
-            found.append((low_watermark, [row["offset"] for row in rows]))
+            reads.append((low_watermark, [row["offset"] for row in rows]))
 
     with ThreadPoolExecutor() as pool:
         reader = pool.submit(read, session_of(sandbox))
@@ -281,13 +281,13 @@ def test_a_reader_sees_nothing_below_an_answered_low_watermark_and_no_hole_above
                 outcome = delete_to(offset)(sandbox.session, name)
                 assert isinstance(outcome, JobOutcome)
                 answered.append(outcome.partitions[0]["low_watermark"])
-                while found[-1:] == [] or found[-1][0] != offset:  # a read that began since
+                while reads[-1:] == [] or reads[-1][0] != offset:  # a read that began since
                     assert not reader.done()
                     time.sleep(0.1)
         finally:
             stopped.set()
         reader.result(timeout=300)
     assert answered == [0, 6, 17, 33, 46]
-    for low_watermark, seen in found:
+    for low_watermark, seen in reads:
         assert seen == list(range(seen[0], END)), "a hole"
         assert seen[0] >= low_watermark

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,7 @@ from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.erase_keys.stage import erase_keys
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 from tests.fresh_seed import FRESH_SEED
 from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
@@ -56,6 +58,9 @@ TOLD = {
     "clean_log next_horizon_ms",
     "expire_segments segments_expired",
     "erase_keys left",
+    "replicate_log records",
+    "replicate_log batches",
+    "replicate_log records_removed",
 }
 TOMBSTONE_RULES = [
     {},
@@ -154,16 +159,40 @@ def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
         assert outcome.topic[number] == sum(numbers[number] for numbers in wanted.values())
 
 
+def check_replicate(nights: Nights, replica: Nights, now_ms: int) -> None:
+    """Copy what the replica lacks; it is named only for that, so no other job waits for it."""
+    spark, name = nights.spark, nights.name
+    set_properties(spark, str(name), {"ebbtide.replicas": f"lake.{replica.name.cluster}"})
+    outcome, change = nights.run(
+        "replicate_log", lambda: execute_replicate(plan_replicate(load(spark, name)), now_ms)
+    )
+    set_properties(spark, str(name), {"ebbtide.replicas": None})
+    copied = Change(replica.before, replica.before.read_again(spark, replica.name))
+    replica.before = copied.after
+    wanted = {
+        p: expected.of_replicate(change.after, copied.after, p, str(replica.name))
+        for p in change.after.states
+    }
+    assert set(outcome.snapshot_ids) <= set(copied.new_snapshots)
+    check(replace(outcome, snapshot_ids=[]), change, wanted, bytes_removed=0)
+    numbers = outcome.topic["replicas"].get(str(replica.name), {"emptied": []})
+    counts = dict.fromkeys(("records", "batches", "records_removed"), 0) | numbers
+    assert counts == expected.of_copies(change.after, copied)
+    nights.said |= {f"replicate_log {number}" for number, value in counts.items() if value}
+
+
 def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[bytes, int]:
     """Where the tombstone of each key that the partition held is: the latest record, or new."""
     held = {row["key"] for (p, _), row in change.before.records.items() if p == partition}
     added = {row["key"]: row["offset"] for row in change.added(partition)}
-    found = {}
+    offsets_by_key = {}
     for key in held.intersection(keys):
         latest = change.before.latest_committed(partition, key)
         is_tombstone = latest is not None and latest["is_tombstone"]
-        found[key] = latest["offset"] if latest is not None and is_tombstone else added[key]
-    return found
+        offsets_by_key[key] = (
+            latest["offset"] if latest is not None and is_tombstone else added[key]
+        )
+    return offsets_by_key
 
 
 def disk_dates(spark: SparkSession, name: TopicName) -> expected.DiskDates:
@@ -223,6 +252,7 @@ def other_settings(rng: random.Random) -> dict[str, str | None]:
 
 def run_nights(nights: Nights, topic: Topic, directory: Path, rng: random.Random) -> None:
     """Let the topic grow and go through all jobs; then erase keys of it, and let more time pass."""
+    replica = Nights(nights.spark, nights.name._replace(cluster=f"{nights.name.cluster}_copy"))
     for number, a_round in enumerate(topic.rounds):
         now_ms = a_round.now_ms
         grow_source(directory, topic, number, range(PARTITIONS))
@@ -238,9 +268,12 @@ def run_nights(nights: Nights, topic: Topic, directory: Path, rng: random.Random
         check_delete(nights, requested, now_ms)
         check_clean(nights, now_ms)
         check_expire(nights, now_ms)
+        if number % 2 == 0:  # the replica misses a night
+            check_replicate(nights, replica, now_ms)
     check_erase(nights, some_keys(nights.before, rng), now_ms + 1)
     check_clean(nights, now_ms + 10 * DAY_MS)
     check_expire(nights, now_ms + 10 * DAY_MS)
+    check_replicate(nights, replica, now_ms + 10 * DAY_MS)
 
 
 def some_keys(truth: Truth, rng: random.Random) -> list[bytes]:

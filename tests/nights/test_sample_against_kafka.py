@@ -64,12 +64,12 @@ PARTITIONS = [f"{topic}-{p}" for topic, count in TOPICS.items() for p in range(c
 def test_the_tables_hold_what_kafka_leaves(
     ours: dict[str, list[View]], kafkas: dict[str, list[LogState]], partition: str, after: int
 ) -> None:
-    found, expected = ours[partition][after], view_of_kafka(kafkas[partition][after])
-    assert found.records == expected.records
-    assert [exact(b) for b in found.batches] == [exact(b) for b in expected.batches]
-    assert found.segments == expected.segments
-    assert found.log_start_offset == expected.log_start_offset
-    assert found.log_end_offset == expected.log_end_offset
+    view, expected = ours[partition][after], view_of_kafka(kafkas[partition][after])
+    assert view.records == expected.records
+    assert [exact(b) for b in view.batches] == [exact(b) for b in expected.batches]
+    assert view.segments == expected.segments
+    assert view.log_start_offset == expected.log_start_offset
+    assert view.log_end_offset == expected.log_end_offset
 
 
 @pytest.mark.parametrize("after", range(NIGHTS + 1))
@@ -77,9 +77,9 @@ def test_the_tables_hold_what_kafka_leaves(
 def test_sizes_are_exact_but_for_rewritten_compressed_batches(
     ours: dict[str, list[View]], kafkas: dict[str, list[LogState]], partition: str, after: int
 ) -> None:
-    found, expected = ours[partition][after], view_of_kafka(kafkas[partition][after])
+    view, expected = ours[partition][after], view_of_kafka(kafkas[partition][after])
     before = {b["base_offset"]: b for b in view_of_kafka(kafkas[partition][0]).batches}
-    pairs = list(zip(found.batches, expected.batches, strict=True))
+    pairs = list(zip(view.batches, expected.batches, strict=True))
     for ours_, kafkas_ in pairs:
         is_untouched = exact(kafkas_) == exact(before[kafkas_["base_offset"]])
         if kafkas_["compression"] == "none" or is_untouched:

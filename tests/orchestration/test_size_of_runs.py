@@ -56,8 +56,8 @@ def test_one_runs_rows_open_no_more_files_as_years_pass(
         return read(scan, chosen)
 
     monkeypatch.setattr(ArrowScan, "to_table", counted)
-    with open_lake() as found:
-        runs = found.runs(NIGHT - CLOCK_SLACK, run_id=RUN_ID, dag="nightly_retention")
+    with open_lake() as of_years:
+        runs = of_years.runs(NIGHT - CLOCK_SLACK, run_id=RUN_ID, dag="nightly_retention")
     assert len(runs) == TOPICS
     assert opened[0] <= 2
 
@@ -92,9 +92,9 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         opened[location] = len(file)
         return file
 
-    with monkeypatch.context() as patched, open_lake() as found:
+    with monkeypatch.context() as patched, open_lake() as lake:
         patched.setattr(PyArrowFileIO, "new_input", counted)
-        runs = found.runs(NIGHT - CLOCK_SLACK, run_id=RUN_ID, dag="nightly_retention")
+        runs = lake.runs(NIGHT - CLOCK_SLACK, run_id=RUN_ID, dag="nightly_retention")
     assert len(runs) == TOPICS
     sizes: dict[str, list[int]] = {"json": [], "avro": [], "parquet": []}
     for location, size_bytes in opened.items():

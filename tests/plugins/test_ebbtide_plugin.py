@@ -123,8 +123,8 @@ def test_a_topic_with_its_last_night_and_what_failed_since(
 def test_many_topics_come_by_the_page(signed_in: Get, lake: LakeSandbox) -> None:
     for name in ("log.a", "log.b", "log.c"):
         lake.topic(name)
-    found = signed_in("/ebbtide/api/topics?offset=1&limit=1").json()
-    assert ([topic["name"] for topic in found["topics"]], found["total"]) == (["log.b"], 3)
+    answer = signed_in("/ebbtide/api/topics?offset=1&limit=1").json()
+    assert ([topic["name"] for topic in answer["topics"]], answer["total"]) == (["log.b"], 3)
 
 
 def test_a_topic_that_cannot_be_read_hides_no_other(signed_in: Get, lake: LakeSandbox) -> None:
@@ -145,5 +145,5 @@ def test_only_the_file_that_registers_is_executed(tmp_path: Path) -> None:
     (plugins / "package").mkdir()
     for other in ("types.py", "package/types.py"):
         (plugins / other).touch()
-    found = find_path_from_directory(str(plugins), ".airflowignore", "glob")
-    assert [Path(path).name for path in found] == ["ebbtide_plugin.py"]
+    paths = find_path_from_directory(str(plugins), ".airflowignore", "glob")
+    assert [Path(path).name for path in paths] == ["ebbtide_plugin.py"]

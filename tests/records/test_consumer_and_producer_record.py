@@ -101,15 +101,15 @@ def test_a_null_value_that_is_no_tombstone_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         pytest.param({"topic": ""}, "expected a topic", id="no topic"),
         pytest.param({"partition": -1}, "expected a partition of 0 or more", id="partition"),
         pytest.param({"timestamp_ms": -1}, "expected a timestamp_ms of 0 or more", id="time"),
     ],
 )
-def test_what_kafkas_producer_refuses_is_refused(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(RequestError, match=f"^{said}"):
+def test_what_kafkas_producer_refuses_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=f"^{message}"):
         ProducerRecord(**{"topic": "t", **fields})  # type: ignore[arg-type]
 
 
@@ -147,13 +147,13 @@ def test_records_of_old_formats(tmp_path: Path) -> None:
         message_set(1, 0, [(1, T0, b"k", b"v")], 1),
         resealed(stamped, 17, bytes([LOG_APPEND_TIME])),
     )
-    found = read(path, is_explicit=True)
-    assert [(r.timestamp_type.name, r.timestamp_ms, r.is_tombstone) for r in found] == [
+    records = read(path, is_explicit=True)
+    assert [(r.timestamp_type.name, r.timestamp_ms, r.is_tombstone) for r in records] == [
         ("NO_TIMESTAMP_TYPE", -1, True),
         ("CREATE_TIME", T0, False),
         ("LOG_APPEND_TIME", T0, True),
     ]
-    assert {r.leader_epoch for r in found} == {None}
+    assert {r.leader_epoch for r in records} == {None}
 
 
 def test_a_broker_that_stamps_records_says_so(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_log_directory_is_read_from_its_start_to_its_high_watermark(tmp_path: 
         segment(directory, batch_of(3, 4), batch_of(5), base_offset=3)
     (tmp_path / "replication-offset-checkpoint").write_text("0\n2\nt 0 5\nt 1 6\n")
     (tmp_path / "log-start-offset-checkpoint").write_text("0\n1\nt 1 4\n")
-    found = [(record.partition, record.offset) for record in read_topic(str(tmp_path), "t")]
-    assert found == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 4), (1, 5)]
+    places = [(record.partition, record.offset) for record in read_topic(str(tmp_path), "t")]
+    assert places == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 4), (1, 5)]
     with pytest.raises(RequestError, match=r"^expected partitions of other in .*, found none"):
         list(read_topic(str(tmp_path), "other"))
 

@@ -125,15 +125,19 @@ def test_timestamps(
 def test_a_timestamp_no_column_holds_goes_to_a_header(
     tmp_path: Path, timestamp_ms: int, is_kept: bool
 ) -> None:
-    own = [(b"ebbtide.timestamp", b"own")]
-    records = [record(0), record(1, timestamp_ms=timestamp_ms, headers=own), record(2)]
+    headers_of_record = [(b"ebbtide.timestamp", b"own")]
+    records = [
+        record(0),
+        record(1, timestamp_ms=timestamp_ms, headers=headers_of_record),
+        record(2),
+    ]
     path = segment(tmp_path, write_batch(BatchFields(base_timestamp_ms=0), records))
     rows = record_rows(path)
     kept = [] if is_kept else [("ebbtide.timestamp", str(timestamp_ms).encode())]
     assert rows[1]["timestamp"] == (timestamp_ms if is_kept else None)
     assert rows[1]["producer_timestamp"] == rows[1]["timestamp"]
     assert rows[1]["headers"] == [("ebbtide.timestamp", b"own"), *kept]
-    assert rows[1]["size_bytes"] == payload_size(b"k", b"v", own)
+    assert rows[1]["size_bytes"] == payload_size(b"k", b"v", headers_of_record)
     assert [row["headers"] for row in (rows[0], rows[2])] == [[], []]
 
 

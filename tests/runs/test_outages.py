@@ -57,10 +57,10 @@ def test_an_outage_is_found_by_its_class(sandbox: LakeSandbox, classes: list[str
         error = Py4JJavaError("x", java_class(sandbox.session, classes[0])("why", none))
     else:
         error = java_error(sandbox.session, *classes)
-    found = explained(error)
-    assert isinstance(found, UnavailableError)
-    assert found.__cause__ is error
-    assert str(found).startswith("expected the catalog and its storage to answer, found ")
+    explanation = explained(error)
+    assert isinstance(explanation, UnavailableError)
+    assert explanation.__cause__ is error
+    assert str(explanation).startswith("expected the catalog and its storage to answer, found ")
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
 
 
 def test_a_plan_of_a_job_of_its_own_is_one_table() -> None:
-    said = {"log_start_offset": 0, "records_before": 1_002, "records_after": 273, "keys": 3}
+    numbers = {"log_start_offset": 0, "records_before": 1_002, "records_after": 273, "keys": 3}
     plan = render_plan(
-        "erase_keys", "log.a", JobOutcome(partitions={0: said}, topic={"way": "log"})
+        "erase_keys", "log.a", JobOutcome(partitions={0: numbers}, topic={"way": "log"})
     )
     lines = [" ".join(line.split()) for line in plan.splitlines()]
     assert "0 0 1,002 273 3" in lines

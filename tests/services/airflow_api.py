@@ -40,10 +40,10 @@ class AirflowApi:
     def wait_for_dags(self, count: int, seconds: float) -> None:
         """Until the dag-processor has read them all, without an error."""
         deadline = time.monotonic() + seconds
-        while (found := self._ask("GET", "/api/v2/dags")["total_entries"]) < count:
+        while (dags := self._ask("GET", "/api/v2/dags")["total_entries"]) < count:
             errors = self._ask("GET", "/api/v2/importErrors")["import_errors"]
             assert not errors, errors
-            assert time.monotonic() < deadline, f"{found} of {count} DAGs after {seconds} s"
+            assert time.monotonic() < deadline, f"{dags} of {count} DAGs after {seconds} s"
             time.sleep(2)
 
     def trigger(self, dag: str, conf: Mapping[str, Any]) -> str:
@@ -86,10 +86,10 @@ class AirflowApi:
     def states(self, dag: str, run_id: str) -> dict[str, list[str]]:
         """The states of a run's tasks, by task."""
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances"
-        found: dict[str, list[str]] = {}
+        by_state: dict[str, list[str]] = {}
         for task in self._ask("GET", path)["task_instances"]:
-            found.setdefault(task["task_id"], []).append(task["state"])
-        return found
+            by_state.setdefault(task["task_id"], []).append(task["state"])
+        return by_state
 
     def log(self, dag: str, run_id: str, task: str, attempt: int = 1) -> str:
         """A task's log."""

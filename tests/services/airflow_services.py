@@ -118,13 +118,13 @@ def _as_make_up_has_it(lake: LakeSandbox) -> dict[str, str]:
     file = lake.home / "conf" / "airflow.env"
     template = (ROOT / "conf" / "airflow.env").read_text()
     RENDER["write_private"](file, RENDER["render"](template, lake.environment()))
-    said = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", 'set -a; . "$0"; env --null', str(file)],
         check=True,
         capture_output=True,
         text=True,
     )
-    pairs = (line.partition("=") for line in said.stdout.split("\0") if line)
+    pairs = (line.partition("=") for line in process.stdout.split("\0") if line)
     return {name: value for name, _, value in pairs}
 
 

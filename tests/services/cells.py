@@ -63,22 +63,28 @@ def run_nights(lake: LakeSandbox, source: str = str(SAMPLE), run: RunJob = run_j
 
 
 def contents(lake: LakeSandbox) -> dict[str, Any]:
-    """All rows of all topics' tables as hashes, their states, and what the runs said."""
-    found: dict[str, Any] = {}
+    """All rows of all topics' tables and views as hashes, their states, and what the runs said."""
+    lake_contents: dict[str, Any] = {}
     for topic in TOPICS:
         name = TopicName(CLUSTER, topic)
-        for table in (name.records_table, name.batches_table):
-            found[table] = rows_of(lake, table)
+        for table in (
+            name.records_table,
+            name.batches_table,
+            name.committed_view,
+            name.v1_view,
+            name.table_view,
+        ):
+            lake_contents[table] = rows_of(lake, table)
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
         for topic in TOPICS:
             name = f"{CLUSTER}.{topic}"
             properties = opened.topic(name).properties
-            found[name] = without_ids(properties)
-            found[f"{name} live"] = opened.live_rows(name)
+            lake_contents[name] = without_ids(properties)
+            lake_contents[f"{name} live"] = opened.live_rows(name)
         for run in opened.runs():  # topics of one job end in any order
-            said = (run.status, run.rows_removed, run.partitions)
-            found.setdefault(f"runs of {run.job}, {run.topic}", []).append(said)
-    return found
+            numbers = (run.status, run.rows_removed, run.partitions)
+            lake_contents.setdefault(f"runs of {run.job}, {run.topic}", []).append(numbers)
+    return lake_contents
 
 
 def rows_of(lake: LakeSandbox, table: str) -> tuple[int, int]:

@@ -66,6 +66,6 @@ class FaultyS3(Proxy):
             if self.fault is None:
                 return None
             self._asked += 1
-            found = self.fault(Asked(self._asked, method, path, headers))
-            self.refused += found is not None
-            return found
+            fault = self.fault(Asked(self._asked, method, path, headers))
+            self.refused += fault is not None
+            return fault

@@ -72,8 +72,8 @@ class S3Api(Server):
 
     def requests(self) -> list[Request]:
         """All that it was asked, in order."""
-        found = _REQUEST.findall(self.output.read_text(errors="replace"))
-        return [Request(method, unquote(key.partition("?")[0])) for method, key in found]
+        seen = _REQUEST.findall(self.output.read_text(errors="replace"))
+        return [Request(method, unquote(key.partition("?")[0])) for method, key in seen]
 
     def upload(self, directory: Path, to: str) -> str:
         """Copy a directory's files into the bucket; its URI there."""

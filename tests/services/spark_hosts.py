@@ -62,18 +62,18 @@ def _join(bridge: str, number: int) -> None:
 
 
 def _host(bridge: str, number: int, user: str, places: Path) -> Host:
-    own = places / f"host-{number}"
-    spark = own / "spark"
+    folder = places / f"host-{number}"
+    spark = folder / "spark"
     spark.mkdir(parents=True)
-    shutil.chown(own, user)
-    hidden = f"mount --bind {SPARK} {spark} && mount -t tmpfs none {ROOT} && cd {own}"
+    shutil.chown(folder, user)
+    hidden = f"mount --bind {SPARK} {spark} && mount -t tmpfs none {ROOT} && cd {folder}"
     as_user = f"setpriv --reuid {user} --regid nogroup --clear-groups"
     address = f"{NETWORK}.{11 + number}"
-    kept = f"PATH=/usr/bin:/bin HOME={own} SPARK_HOME={spark} SPARK_LOCAL_IP={address}"
+    kept = f"PATH=/usr/bin:/bin HOME={folder} SPARK_HOME={spark} SPARK_LOCAL_IP={address}"
     clean = f"env -i {kept} SPARK_DAEMON_MEMORY=256m SPARK_NO_DAEMONIZE=1"
     enter = ("ip", "netns", "exec", _name(bridge, number), "unshare", "--mount", "sh", "-ec")
     script = f'{hidden} && exec {as_user} {clean} "$@"'
-    return Host(address, DRIVER, (*enter, script, "sh"), spark, own)
+    return Host(address, DRIVER, (*enter, script, "sh"), spark, folder)
 
 
 def _run(*command: str) -> None:

@@ -54,7 +54,7 @@ class Airflow:
         )
         lines = (ROOT / "requirements.txt").read_text()
         wanted = [re.search(rf"^{name}==\S+", lines, re.MULTILINE) for name in LOCKED]
-        packages = [found[0] for found in wanted if found]
+        packages = [match[0] for match in wanted if match]
         python = self.home / "venv" / "bin" / "python"
         subprocess.run([UV, "pip", "install", "-q", "--python", python, *packages], check=True)
         dags = self.home / "airflow" / "dags"

@@ -53,10 +53,10 @@ def executor_killed(cluster: SparkCluster) -> Disturbance:
     def disturb() -> None:
         children = ["pgrep", "-P", str(cluster.workers[0].pid)]
         deadline = time.monotonic() + START_SECONDS
-        while not (found := subprocess.run(children, capture_output=True).stdout.split()):
+        while not (pids := subprocess.run(children, capture_output=True).stdout.split()):
             assert time.monotonic() < deadline, "the worker has no executor"
             time.sleep(0.1)
-        for child in found:
+        for child in pids:
             os.kill(int(child), signal.SIGKILL)
 
     return disturb
@@ -76,21 +76,21 @@ def run_until_done(
     disturbances: Mapping[str, Disturbance], lake: LakeSandbox, job: str, *arguments: str
 ) -> None:
     """A job as Airflow runs it, tried again where that can help; disturbed in its first try."""
-    said, is_disturbed = "", False
+    output, is_disturbed = "", False
     for _ in range(TRIES):
         with started(lake, job, *arguments) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                said += line
+                output += line
                 if not is_disturbed and BEGUN in line and f" {job} " in line:
                     disturbances[job]()
                     is_disturbed = True
-        assert is_disturbed, f"{job} told nothing of its work:\n{said}"
+        assert is_disturbed, f"{job} told nothing of its work:\n{output}"
         if process.returncode == ExitCode.DONE:
             return
-        assert process.returncode == ExitCode.TRANSIENT, f"{job}: {process.returncode}\n{said}"
-        assert "CorruptSegmentError" not in said
-    raise AssertionError(f"{job} did not end in {TRIES} tries:\n{said}")
+        assert process.returncode == ExitCode.TRANSIENT, f"{job}: {process.returncode}\n{output}"
+        assert "CorruptSegmentError" not in output
+    raise AssertionError(f"{job} did not end in {TRIES} tries:\n{output}")
 
 
 def test_a_catalog_a_worker_and_an_executor_die(
@@ -135,6 +135,6 @@ def test_a_catalog_server_and_a_store_go_away(
             assert without_runs(contents(lake)) == without_runs(embedded)
 
 
-def without_runs(found: dict[str, Any]) -> dict[str, Any]:
+def without_runs(tables: dict[str, Any]) -> dict[str, Any]:
     """Without the attempts: here some failed."""
-    return {name: value for name, value in found.items() if not name.startswith("runs of ")}
+    return {name: value for name, value in tables.items() if not name.startswith("runs of ")}

@@ -6,14 +6,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
+from ebbtide.iceberg.files.segment_planning import among, plan_segments, planned_files
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.conditions import any_column, any_of, balanced
 from ebbtide.stages.mark_tombstones.changed_marks import within
-from ebbtide.stages.replicate_log.stage import replica_segment
+from ebbtide.stages.replicate_log.copied_rows import replica_segment
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import HOUR_MS, ingest
 from tests.tables.partition_log import T0, batch, write_segments
@@ -50,7 +50,7 @@ def test_iceberg_plans_the_files_of_thousands_of_partitions(
     assert len(plan_segments(spark, table, snapshot, dict.fromkeys(range(PARTITIONS), 9))) == 1
     assert plan_segments(spark, table, snapshot, {}) == []
     segments = {(p, 0) for p in range(PARTITIONS)}
-    assert len(tasks_of_segments(spark, java_table(spark, table), segments)) == 1
+    assert len(planned_files(spark, java_table(spark, table), snapshot, among(segments))) == 1
 
 
 def test_spark_takes_a_condition_of_thousands_of_partitions(

@@ -106,7 +106,7 @@ def test_work_of_more_than_a_moment_tells_how_far_it_is(
     with caplog.at_level(logging.INFO, "ebbtide"):
         assert how(sandbox.session, work, range(16), "waits in") == list(range(16))
     far = re.compile(rf"waits in 16 segments: (\d+) of 16 {of} done in \d+ s, \d+ s left")
-    done = [int(found[1]) for message in caplog.messages if (found := far.fullmatch(message))]
+    done = [int(match[1]) for message in caplog.messages if (match := far.fullmatch(message))]
     assert done
     assert done == sorted(done)
 

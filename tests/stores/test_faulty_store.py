@@ -79,8 +79,8 @@ def test_a_night_on_a_store_with_hiccups_is_as_any_other(
     behind = behind_proxy.session
     with proxy.having(fault):
         ingest(behind, str(name), log, FIRST_MS)
-        found = view_after_a_night(behind_proxy, name)
-    assert found == expected
+        view = view_after_a_night(behind_proxy, name)
+    assert view == expected
     assert proxy.refused >= 5
 
 

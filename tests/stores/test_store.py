@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -31,8 +32,8 @@ def test_a_location_is_a_key_of_exactly_its_characters(s3: S3Api, scheme: str) -
     put(s3, key)
     with Store.of(s3.settings()).reading(f"{scheme}://{BUCKET}/{key}") as handle:
         assert handle.read_at(3, 1) == b"ell"
-    found = s3.file_system().get_file_info(f"{BUCKET}/{key}")
-    assert found.size == 5
+    info = s3.file_system().get_file_info(f"{BUCKET}/{key}")
+    assert info.size == 5
 
 
 def test_a_small_file_is_one_request_and_leaves_no_marker_of_a_directory(s3: S3Api) -> None:
@@ -47,6 +48,14 @@ def test_a_large_file_goes_in_parts(s3: S3Api) -> None:
     assert methods(s3, "parts/f.bin").count("PUT") > 1
     with Store.of(s3.settings()).reading(f"s3://{BUCKET}/parts/f.bin") as handle:
         assert handle.read() == data
+
+
+@pytest.mark.parametrize("size", [10, 5000, 20_000])
+def test_a_part_of_a_file_is_what_it_was_asked_for(s3: S3Api, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    location = put(s3, f"part/{size}.bin", data)
+    for position in (0, 4, size - 3):
+        assert Store.of(s3.settings()).read_range(location, position, 3) == data[position:][:3]
 
 
 def test_tasks_take_a_store_along_and_nobody_sees_its_keys(s3: S3Api) -> None:
@@ -89,7 +98,7 @@ def test_a_store_that_does_not_answer_may_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("message", "error"),
     [
         ("AWS Error ACCESS_DENIED during HeadObject operation", AccessDeniedError),
         ("AWS Error UNKNOWN (HTTP status 403): InvalidAccessKeyId", AccessDeniedError),
@@ -99,10 +108,10 @@ def test_a_store_that_does_not_answer_may_later() -> None:
     ],
 )
 def test_what_a_store_says_decides_whether_a_retry_can_help(
-    said: str, error: type[Exception]
+    message: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error), failing_clearly("s3://b/f"):
-        raise OSError(said)
+        raise OSError(message)
 
 
 def test_an_error_of_a_disk_stays_what_it_is() -> None:
@@ -155,10 +164,10 @@ def test_a_role_is_taken_in_its_region_and_no_keys_are_used() -> None:
         "client.assume-role.external-id": "ebbtide",
         "client.assume-role.region": "eu-west-3",
     }
-    found = arguments_of(**role, **{"s3.access-key-id": "k", "s3.secret-access-key": "s"})
-    assert found["role_arn"] == "arn:aws:iam::1:role/reader"
-    assert (found["external_id"], found["region"]) == ("ebbtide", "eu-west-3")
-    assert not found["access_key"]
+    arguments = arguments_of(**role, **{"s3.access-key-id": "k", "s3.secret-access-key": "s"})
+    assert arguments["role_arn"] == "arn:aws:iam::1:role/reader"
+    assert (arguments["external_id"], arguments["region"]) == ("ebbtide", "eu-west-3")
+    assert not arguments["access_key"]
 
 
 def test_settings_that_are_off_are_no_hindrance() -> None:
@@ -167,8 +176,11 @@ def test_settings_that_are_off_are_no_hindrance() -> None:
 
 
 def test_a_proxy_is_used() -> None:
-    found = arguments_of(**{"http-client.proxy-endpoint": "http://proxy:8020"})
-    assert (found["proxy_options"]["host"], found["proxy_options"]["port"]) == ("proxy", 8020)
+    arguments = arguments_of(**{"http-client.proxy-endpoint": "http://proxy:8020"})
+    assert (arguments["proxy_options"]["host"], arguments["proxy_options"]["port"]) == (
+        "proxy",
+        8020,
+    )
 
 
 def test_a_bucket_stands_before_the_host_unless_settings_or_an_address_forbid_it() -> None:

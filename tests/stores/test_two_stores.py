@@ -80,8 +80,8 @@ def test_each_of_two_catalogs_is_asked_with_its_own_keys(
     assert view_of_table(lake.session, replica, 0) == view_of_table(lake.session, name, 0)
     monkeypatch.setenv("SPARK_CONF_DIR", str(lake.home / "conf"))
     with open_lake() as opened:
-        (found,) = find_replicas(opened.topic(str(name))) or ()
-        assert found.partitions[0].log_end_offset == 7
+        (copy,) = find_replicas(opened.topic(str(name))) or ()
+        assert copy.partitions[0].log_end_offset == 7
     ours, theirs = stores
     assert ours.check.seen == {Signature(OURS.access_key, OUR_REGION, OURS.token)}
     assert theirs.check.seen == {Signature(THEIRS.access_key, THEIR_REGION, THEIRS.token)}

@@ -39,12 +39,15 @@ def logs_of_topic(spark: SparkSession, name: TopicName) -> dict[int, Log]:
 
 def producer_fields(spark: SparkSession, name: TopicName) -> dict[int, dict[int, tuple[int, int]]]:
     """By partition and the offset in each header: base sequence and leader epoch, -1 for none."""
-    found: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+    by_partition: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for row in rows_of(spark, name.batches_table, "base_offset"):
         written, base = row["header_base_offset"], row["base_offset"]
         fields = [-1 if row[of] is None else row[of] for of in ("base_sequence", "leader_epoch")]
-        found[row["partition"]][base if written is None else written] = (fields[0], fields[1])
-    return found
+        by_partition[row["partition"]][base if written is None else written] = (
+            fields[0],
+            fields[1],
+        )
+    return by_partition
 
 
 def rows_of(spark: SparkSession, table: str, by: str) -> list[dict[str, Any]]:

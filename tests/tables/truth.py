@@ -58,12 +58,12 @@ class Truth(NamedTuple):
 
     def headers(self, partition: int, start: int, end: int | None = None) -> list[Row]:
         """The batches of a partition whose base offsets lie in [start, end), in order."""
-        found = [
+        rows = [
             row
             for (p, base), row in self.batches.items()
             if p == partition and base >= start and (end is None or base < end)
         ]
-        return sorted(found, key=lambda row: row["base_offset"])
+        return sorted(rows, key=lambda row: row["base_offset"])
 
     def retained(self, partition: int) -> list[Row]:
         """The batches from the first segment on; others are kept for their producers only."""

@@ -74,9 +74,11 @@ def write_log(cell: Cell, directory: Path) -> Survivors:
     return _survivors(cell, np.concatenate([clean, dirty]))
 
 
-def append_part(directory: Path, part: Part, rng: np.random.Generator) -> None:
+def append_part(
+    directory: Path, part: Part, rng: np.random.Generator, partition: str = PARTITION
+) -> None:
     """Fill the empty active segment at the part's start, roll as needed, leave an empty one."""
-    with _Segments(directory / PARTITION) as log:
+    with _Segments(directory / partition) as log:
         log.roll(part.start)
         for chunk in _chunks(part, rng):
             for base_offset, batch in _batches(chunk, part.batch_records, rng):

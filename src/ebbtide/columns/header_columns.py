@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.logical_segments import Segment, SegmentStart
-from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
+from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
 
@@ -42,6 +42,10 @@ class BatchHeaders:
     def where(self, mask: Bools) -> BatchHeaders:
         """Return the batches for which the mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
+
+    def first(self, mask: Bools) -> BatchHeaders:
+        """Return the first batch for which the mask is true, if any."""
+        return self.at(np.flatnonzero(mask)[:1])
 
     def batches(self) -> list[Batch]:
         """Return all of them as values."""
@@ -113,54 +117,32 @@ class BatchHeaders:
         )
         return np.asarray(may_be, np.bool_)
 
-    def newest_data(self, removed: Int64s = NOTHING) -> Bools:
-        """Return which batches are their producer's newest data.
+    def newest_of_producers(self, removed: Int64s = NOTHING) -> BatchHeaders:
+        """Return each producer's last batch, in offset order.
 
-        Emptied batches and those at the base offsets `removed` are no candidates.
+        Batches at the base offsets `removed` are left out, and markers emptied at the source.
         """
-        is_data = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.is_control
-        is_data &= self.column("record_count") > 0
-        rows = np.flatnonzero(is_data)
+        may_be = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.were_emptied_at_source
+        rows = np.flatnonzero(may_be)
         rows = rows[~np.isin(self.column("base_offset")[rows], removed)][::-1]
         # np.unique returns the first of equal values, so the rows are in reverse order.
         _, firsts = np.unique(self.column("producer_id")[rows], return_index=True)
-        is_newest = np.zeros(len(self), np.bool_)
-        is_newest[rows[firsts]] = True
-        return is_newest
+        return self.at(np.sort(rows[firsts]))
+
+
+def headers_of(batches: Sequence[Batch]) -> BatchHeaders:
+    """Return the batches as columns, those of Batch alone."""
+    columns = {}
+    for name in Batch._fields:
+        of_type = pa.string() if name == "control_type" else pa.int64()
+        columns[name] = pa.array([getattr(batch, name) for batch in batches], of_type)
+    return BatchHeaders(pa.table(columns))
 
 
 def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
     """Join the parts, one after another."""
     tables = [part.table for part in parts]
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
-
-
-def batches_of_affected_producers(
-    headers: BatchHeaders, removed: Int64s, first_segment_offset: int
-) -> BatchHeaders:
-    """Return the batches of producers whose newest row is removed, for `carried`.
-
-    Producers that lose a marker while their data lies below the first segment are included.
-    """
-    has_producer = ~headers.were_emptied_at_source & (
-        headers.column("producer_id") != NO_PRODUCER_ID
-    )
-    headers = headers.where(has_producer)
-    bases, producers = headers.column("base_offset"), headers.column("producer_id")
-    ids, numbers = np.unique(producers, return_inverse=True)
-    is_removed, is_control = np.isin(bases, removed), headers.is_control
-    is_row_only = bases < first_segment_offset
-    newest, newest_left = np.full(len(ids), -1, np.int64), np.full(len(ids), -1, np.int64)
-    np.maximum.at(newest, numbers, bases)
-    np.maximum.at(newest_left, numbers[~is_removed], bases[~is_removed])
-    loses_newest = newest != newest_left
-    loses_marker, has_row_only = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.bool_)
-    loses_marker[numbers[is_removed & is_control]] = True
-    has_row_only[numbers[is_row_only]] = True
-    is_asked = (loses_newest | (loses_marker & has_row_only))[numbers]
-    is_told = is_control | is_row_only | (bases == newest[numbers])
-    is_told |= bases == newest_left[numbers]
-    return headers.where(is_asked & is_told)
 
 
 def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
@@ -207,14 +189,3 @@ def open_transactions(headers: BatchHeaders) -> OpenTransactions:
     for batch in headers.where(headers.is_in_transaction).batches():
         transactions.append(batch)
     return transactions
-
-
-def stable_offset(headers: BatchHeaders, log_start_offset: int, log_end_offset: int) -> int:
-    """Return the last stable offset: what lies below it is decided."""
-    (visible,) = np.nonzero(headers.column("last_offset") >= log_start_offset)
-    return visible_stable_offset(
-        open_transactions(headers).last_stable_offset(log_end_offset),
-        log_start_offset=log_start_offset,
-        log_end_offset=log_end_offset,
-        first_batch_offset=int(headers.written_bases[visible[0]]) if len(visible) else None,
-    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.log.batch_header import Batch
+from ebbtide.records.arrays import Bools
 
 # In a removed row, the columns after `is_removed` have no meaning.
 CHANGES = pa.schema(
@@ -57,9 +59,22 @@ def no_changes() -> pa.Table:
     return in_segment(0, 0, CHANGES.empty_table())
 
 
-def after_changes(batch: Batch, changes: pa.Table) -> Batch:
-    """Return the batch after `changes`; a batch that they remove is returned unchanged."""
-    is_of = (pc.field("base_offset") == batch.base_offset) & ~pc.field("is_removed")
-    return batch._replace(
-        **{name: row[name] for row in changes.filter(is_of).to_pylist() for name in CHANGED}
-    )
+def with_changes(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
+    """Return the rows with their changes, in the same order; `changes` removes none of them."""
+    mask = pa.array(is_changed)
+    for name in (*CHANGED, "max_event_time_ms"):
+        changed = changes[name].combine_chunks().cast(rows[name].type)
+        column = pc.replace_with_mask(rows[name], mask, changed)
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
+    return rows
+
+
+def after_changes(rows: pa.Table, changes: pa.Table) -> pa.Table:
+    """Return the rows that `changes` leaves, changed; both are in offset order."""
+    bases = rows["base_offset"].to_numpy()
+    removes = changes["is_removed"].to_numpy()
+    removed = changes["base_offset"].to_numpy()[removes]
+    stays = ~np.isin(bases, removed)
+    changes = changes.filter(pa.array(~removes & np.isin(changes["base_offset"], bases)))
+    rows, bases = rows.filter(pa.array(stays)), bases[stays]
+    return with_changes(rows.combine_chunks(), np.isin(bases, changes["base_offset"]), changes)

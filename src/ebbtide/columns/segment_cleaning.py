@@ -17,7 +17,11 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.keys import last_of_each
 from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
 from ebbtide.columns.segment_records import Records
-from ebbtide.log.compaction import Round, Verdict, are_tombstones_due
+from ebbtide.columns.transaction_rows import read_transactions
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.compaction import Round, Verdict, are_tombstones_due, verdict_on
+from ebbtide.log.producers import LastRecord
+from ebbtide.log.transactions import TransactionsAround
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 
@@ -43,7 +47,33 @@ class SegmentEffect(NamedTuple):
     tombstones_kept: int
     tombstones_held_back: int  # due, but kept because a replica ends before them
     rewriting: Rewriting
-    newest_left: BatchHeaders  # of each producer, among these batches
+
+
+def judge_headers(
+    headers: BatchHeaders,
+    this_round: Round,
+    last_records: Mapping[int, LastRecord],
+    around: TransactionsAround,
+) -> list[tuple[Batch, Verdict]]:
+    """Return the batches below the round's bound that need rules of their own, with verdicts.
+
+    These are control batches, empty ones, aborted data, one astride the log start offset, and those
+    that must stay for their producer or as the round's last. `around` tells what the headers, a
+    part of a log, share with the rest.
+    """
+    bound, lasts = this_round.first_uncleanable_offset, headers.column("last_offset")
+    is_decided = read_transactions(headers, this_round.log_start_offset, around)
+    last_data = [of.last_data_offset for of in last_records.values()]
+    is_special = is_decided | headers.is_control | (headers.column("record_count") == 0)
+    is_special |= headers.is_astride(this_round.log_start_offset) | (lasts == bound - 1)
+    is_special |= np.isin(lasts, [offset for offset in last_data if offset is not None])
+    is_special &= headers.column("base_offset") < bound
+    return [
+        (batch, verdict_on(batch, this_round, last_records, is_decided=decided))
+        for batch, decided in zip(
+            headers.where(is_special).batches(), is_decided[is_special].tolist(), strict=True
+        )
+    ]
 
 
 def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
@@ -84,14 +114,12 @@ def clean_segment(
         held_back += int(np.count_nonzero(is_waiting & (rules[-1] == 0)))
         rewritings.append(rewrite_batches(records, mine, verdicts, rules[-1] == 0, this_round))
     rule = np.concatenate(rules)
-    rewriting = Rewriting.of_all(rewritings)
     return SegmentEffect(
         rule > 0,
         {name: int(np.count_nonzero(rule == code)) for code, name in enumerate(RULES, 1)},
         int(np.count_nonzero((rule == 0) & rows["is_tombstone"].to_numpy())),
         held_back,
-        rewriting,
-        headers.where(headers.newest_data(rewriting.removed)),
+        Rewriting.of_all(rewritings),
     )
 
 

@@ -6,7 +6,6 @@ other files has the operation `replace` (Iceberg table spec, snapshots).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.commits import JOB, OWN
+from ebbtide.iceberg.files.manifests import changed_files
 from ebbtide.log.state.row_counts import RowsBySegment
-from ebbtide.spark.jvm import as_dict, iceberg_class, items
+from ebbtide.spark.jvm import as_dict, items
 
-_PLACE = re.compile(r"partition=(\d+)/segment=(\d+)(?:/|\Z)")
 _ADDED = ("added-records",)
 _REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 _FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "removed-delete-files")
@@ -143,27 +142,10 @@ def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> R
     """Count the live rows that these snapshots added, by place; negative for removed rows."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
-        builder = iceberg_class(spark, "SnapshotChanges").builderFor(table)
-        changes = builder.snapshot(table.snapshot(snapshot)).build()
-        for sign, files in (
-            (1, changes.addedDataFiles()),
-            (-1, changes.removedDataFiles()),
-            (-1, changes.addedDeleteFiles()),
-            (1, changes.removedDeleteFiles()),
-        ):
-            for place, count in _places(table, files):
-                changed[place] += sign * count
+        for sign, file in changed_files(spark, table, table.snapshot(snapshot)):
+            assert file.place is not None, file.path
+            changed[file.place] += file.rows * (sign if file.is_data else -sign)
     return dict(changed)
-
-
-def _places(table: Any, files: Any) -> Iterable[tuple[tuple[int, int], int]]:
-    specs, iterator = table.specs(), files.iterator()
-    while iterator.hasNext():
-        file = iterator.next()
-        path = specs.get(file.specId()).partitionToPath(file.partition())
-        place = _PLACE.match(path)
-        assert place is not None, path
-        yield (int(place[1]), int(place[2])), int(file.recordCount())
 
 
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:

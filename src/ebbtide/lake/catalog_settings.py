@@ -107,14 +107,14 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         if "uri" not in ours:
             raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
         files = {name: value for name, value in ours.items() if name.startswith(_OF_FILES)}
-        found = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
-        found["warehouse"] = ours.get("warehouse", "")
+        settings = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
+        settings["warehouse"] = ours.get("warehouse", "")
     else:
         not_for_us = ("type", "catalog-impl", "io-impl", "cache-enabled")
-        found = {name: value for name, value in ours.items() if name not in not_for_us}
-        found["type"] = kind
+        settings = {name: value for name, value in ours.items() if name not in not_for_us}
+        settings["type"] = kind
     s3.settings_of(ours)  # refuses what the jobs refuse
-    return found
+    return settings
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
+from ebbtide.log.results import BY_JOB
 from ebbtide.orchestration.driver.installation import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import failed, find_run, render_run
@@ -34,8 +35,7 @@ DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
 LAST_LINES = 25
 
-STARTED = re.compile(r"ebbtide: \S+: started for (.*?)(?: +\[airflow|$)")
-NO_SPARK = re.compile(r"ebbtide: \S+: Spark is not started")
+# Airflow's own word for the run that it has made.
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
 
 
@@ -176,7 +176,8 @@ def run_night(
     }
     command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
     log = where.logs / f"night-{number}.log"
-    watch, task_logs = Watch(f"night {number}", progress), TaskLogs(DAG, log_folder())
+    watch = Watch(f"night {number}", progress, topics_run)
+    task_logs = TaskLogs(DAG, log_folder())
     for line in lines_of(command, log, on_failure=lambda: failures_of(watch.run_id)):
         watch.see(line)
         task_logs.see(line, watch.run_id)
@@ -190,6 +191,7 @@ class Watch:
 
     night: str
     progress: Progress
+    topics_run: Callable[[str, str], list[str]]  # by run id and task
     run_id: str = ""
     has_begun: bool = False
     started: float = field(default_factory=time.monotonic)
@@ -203,16 +205,20 @@ class Watch:
             self.has_begun = True
             self._lap("Airflow, start")
             self.notes.append("of which most is Airflow's in-process API, once")
-        elif match := STARTED.search(line):
-            self.notes.append(f"Spark for {match[1]}")
-        elif NO_SPARK.search(line):
-            self.notes.append("nothing to do, Spark is not started")
         elif match := ENDING.search(line):
+            self._note_job(match[1])
             self._lap(match[1])
 
     def finish(self) -> None:
         """Record the time between the last task and the process's end."""
         self._lap("Airflow, end")
+
+    def _note_job(self, task: str) -> None:
+        """Note what a job's rows in `runs` tell; a task without a row has not started Spark."""
+        if task in BY_JOB:
+            topics = self.topics_run(self.run_id, task)
+            done = f"Spark for {', '.join(topics)}" if topics else "nothing to do, without Spark"
+            self.notes.append(done)
 
     def _lap(self, what: str) -> None:
         self.progress.ended(f"{self.night}  {what}", self.started, "; ".join(self.notes))
@@ -244,6 +250,12 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
         text=True,
         errors="replace",
     )
+
+
+def topics_run(run_id: str, task: str) -> list[str]:
+    """Return the topics that a job has run on in this task of the run."""
+    with open_lake() as lake:
+        return sorted({run.topic for run in find_run(lake, run_id) if run.task == task})
 
 
 def failures_of(run_id: str) -> str:

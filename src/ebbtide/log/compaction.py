@@ -21,6 +21,7 @@ from ebbtide.records.attributes import (
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
 )
+from ebbtide.records.varint import varint_size
 
 # The most that a codec adds to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
@@ -101,22 +102,25 @@ def judge(
     for batch in log:
         if batch.base_offset >= this_round.first_uncleanable_offset:
             return
-        yield batch, _verdict(batch, this_round, transactions, last_records)
+        read = transactions.read_marker if batch.is_control else transactions.read_data
+        yield batch, verdict_on(batch, this_round, last_records, is_decided=read(batch))
 
 
-def _verdict(
+def verdict_on(
     batch: Batch,
     this_round: Round,
-    transactions: TransactionReader,
     last_records: Mapping[int, LastRecord],
+    *,
+    is_decided: bool,
 ) -> Verdict:
+    """Return the verdict on a batch by what a TransactionReader reads.
+
+    `is_decided` tells whether data is aborted, or no data of a marker's transaction is left.
+    """
+    discards = is_decided
     if batch.is_control:
-        is_empty_transaction = transactions.read_marker(batch)
-        discards = is_empty_transaction and is_past_horizon(batch, this_round.now_ms)
-        discards = discards and not this_round.is_held_back(batch)
-    else:
-        is_empty_transaction = False
-        discards = transactions.read_data(batch)
+        discards &= is_past_horizon(batch, this_round.now_ms)
+        discards &= not this_round.is_held_back(batch)
     last = last_records.get(batch.producer_id)
     is_last_of_producer = (
         batch.producer_id != NO_PRODUCER_ID and last is not None and last.is_in(batch)
@@ -126,7 +130,7 @@ def _verdict(
         retention = Retention.RETAIN_EMPTY
     else:
         retention = Retention.DELETE if discards else Retention.DELETE_EMPTY
-    return Verdict(discards, is_empty_transaction, retention)
+    return Verdict(discards, batch.is_control and is_decided, retention)
 
 
 def is_past_horizon(batch: Batch, now_ms: int) -> bool:
@@ -252,6 +256,22 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
     exponent = 0.6 + 0.4 * min(1.0, compressed / before)
     estimate: float = compressed * (after / before) ** exponent
     return min(round(estimate), after + CODEC_FRAME_BYTES)
+
+
+def control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
+    """Return what stays of a control batch's record; its delta grows when its horizon is set."""
+    if verdict.discards_records or not batch.record_count:
+        return Survivors(0)
+    at_ms = batch.max_timestamp_ms
+    left = Survivors(batch.record_count, first_timestamp_ms=at_ms, max_timestamp_ms=at_ms)
+    if not needs_horizon(batch, verdict, left):
+        return left
+    horizon_ms = this_round.now_ms + this_round.delete_retention_ms
+    # A control record's length fits in one varint byte: it stays below 64.
+    body_bytes = batch.size_bytes - HEADER_BYTES - 1
+    body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)
+    body_bytes += varint_size(at_ms - horizon_ms)
+    return left._replace(records_bytes=body_bytes + varint_size(body_bytes))
 
 
 def idle_reason(

@@ -5,7 +5,8 @@ Kafka: CleanedTransactionMetadata, TransactionIndex, ProducerStateManager (last 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
@@ -72,9 +73,47 @@ class TransactionReader:
             return not has_data
         return False
 
+    @property
+    def met(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Producers of aborted and of committed data whose marker has not been read yet."""
+        aborting = frozenset(producer for producer, is_met in self._aborting.items() if is_met)
+        return aborting, frozenset(self._committing)
+
     def _start_until(self, offset: int) -> None:
         while self._upcoming and self._upcoming[-1].first_offset <= offset:
             self._aborting.setdefault(self._upcoming.pop().producer_id, False)
+
+
+class TransactionsAround(NamedTuple):
+    """The transactions that a part of a log shares with what lies before and after it.
+
+    `aborting` and `committing` are producers of aborted and of committed data before it, whose
+    markers are not; `aborted_later` are transactions that begin before its end and end after it.
+    """
+
+    aborting: frozenset[int] = frozenset()
+    committing: frozenset[int] = frozenset()
+    aborted_later: tuple[AbortedTransaction, ...] = ()
+
+
+def transactions_around(
+    log: Sequence[Batch], starts: Sequence[int], log_start_offset: int
+) -> list[TransactionsAround]:
+    """Return what each part of the log shares with the others; parts begin at `starts`."""
+    aborted = aborted_transactions(log, log_start_offset)
+    later: list[list[AbortedTransaction]] = [[] for _ in starts]
+    for transaction in aborted:
+        first = max(bisect_right(starts, transaction.first_offset) - 1, 0)
+        for part in range(first, bisect_right(starts, transaction.last_offset) - 1):
+            later[part].append(transaction)
+    reader, around, position = TransactionReader(aborted), list[TransactionsAround](), 0
+    for start, of_part in zip(starts, later, strict=True):
+        while position < len(log) and log[position].base_offset < start:
+            batch = log[position]
+            reader.read_marker(batch) if batch.is_control else reader.read_data(batch)
+            position += 1
+        around.append(TransactionsAround(*reader.met, tuple(of_part)))
+    return around
 
 
 class OpenTransactions:

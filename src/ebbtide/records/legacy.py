@@ -35,10 +35,10 @@ LENGTH = struct.Struct(">i")
 class MalformedMessageError(ValueError):
     """Bytes that are no message."""
 
-    def __init__(self, expected: str, found: str) -> None:
-        super().__init__(expected, found)
+    def __init__(self, expected: str, actual: str) -> None:
+        super().__init__(expected, actual)
         self.expected = expected
-        self.found = found
+        self.found = actual
 
 
 class Message(NamedTuple):

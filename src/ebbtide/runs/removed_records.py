@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Commits
-from ebbtide.iceberg.files.data_files import reading_planned
+from ebbtide.iceberg.files.data_files import opened_file
 from ebbtide.iceberg.files.field_ids import columns_of, read_file
 from ebbtide.iceberg.files.segment_planning import planned_tasks
 from ebbtide.iceberg.files.table_store import store_of
@@ -146,8 +145,9 @@ def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collectio
     columns = [c for c in columns_of(spark, table) if c.name in ("topic", "snapshot_ids")]
     store, counted = store_of(spark, table), set[int]()
     for task in planned_tasks(table, int(current.snapshotId()), matches):
-        with reading_planned(store, str(task.file().location())) as handle:
-            rows = read_file(pq.ParquetFile(handle), columns)
+        file = task.file()
+        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
+            rows = read_file(opened, columns)
         of_topic = rows.filter(pc.equal(rows["topic"], str(name)))
         counted |= set(pc.list_flatten(of_topic["snapshot_ids"]).to_pylist())
     return counted

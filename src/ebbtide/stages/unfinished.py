@@ -1,21 +1,26 @@
 """Work that a killed job leaves behind, and what each job does about it before it begins.
 
-Each kind of work is written to the topic's state before it starts, so that another job can finish
-it.
+Each kind of work is written to the topic's state before it starts, or shows by rows beyond a log
+end offset, so that another run can finish it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 
+from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.live_offsets import Slice
 from ebbtide.log.state.topic_state import APPEND, REPLICATION, SLICE
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
+from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
+from ebbtide.stages.ingest_segments.append import live_slice
+from ebbtide.stages.ingest_segments.table_ends import ends_passed
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +30,7 @@ class Work(StrEnum):
 
     ROUND = "cleaner round"
     MERGE = "merge of segments"
+    INGEST = "ingest of segment files"
     APPEND = "append of tombstones"
     SLICE = "slice of a live topic"
     REPLICATION = "replication to this topic"
@@ -43,11 +49,13 @@ _FREE_OF_BOTH = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH}
 # A kind that is missing here for a job: the job leaves it.
 _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "ingest_segments": {
+        Work.INGEST: Duty.RESUME,
         Work.APPEND: Duty.REFUSE,
         Work.SLICE: Duty.REFUSE,
         Work.REPLICATION: Duty.REFUSE,
     },
     "ingest_topic": {
+        Work.INGEST: Duty.REFUSE,
         Work.APPEND: Duty.REFUSE,
         Work.SLICE: Duty.RESUME,
         Work.REPLICATION: Duty.REFUSE,
@@ -59,6 +67,7 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "expire_snapshots": {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.RESUME},
     "erase_keys": {
         **_FREE_OF_BOTH,
+        Work.INGEST: Duty.REFUSE,
         Work.APPEND: Duty.RESUME,
         Work.SLICE: Duty.REFUSE,
         Work.REPLICATION: Duty.REFUSE,
@@ -69,6 +78,17 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "repair_state": {},
 }
 JOBS = tuple(_DUTIES)
+# The job whose work it is, and how to let that job end it.
+_WAYS_OUT = {
+    Work.INGEST: "ingest_segments was killed or is at work; run it again with the same log "
+    "directory, it finishes that first",
+    Work.APPEND: "erase_keys was killed or is at work; run it again for this topic, it finishes "
+    "that first",
+    Work.SLICE: "ingest_topic was killed or is at work; run it again for this topic, it finishes "
+    "that first",
+    Work.REPLICATION: "replicate_log was killed or is at work; run it again for the primary of "
+    "this topic, and {job} for the primary too: a replica gets its log from there alone",
+}
 
 
 def duty(job: str, work: Work) -> Duty:
@@ -76,28 +96,69 @@ def duty(job: str, work: Work) -> Duty:
     return _DUTIES[job].get(work, Duty.LEAVE)
 
 
-def in_flight(topic: Topic) -> set[Work]:
-    """Return the kinds of work that the topic's state has written down."""
-    is_written = {
-        Work.ROUND: open_round(topic) is not None,
-        Work.MERGE: open_merge(topic) is not None,
-        Work.APPEND: APPEND in topic.properties,
-        Work.SLICE: SLICE in topic.properties,
-        Work.REPLICATION: REPLICATION in topic.properties,
-    }
-    return {work for work, is_in_flight in is_written.items() if is_in_flight}
+def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
+    """Do the job's duties before it begins, except to resume; return the topic afterwards.
 
-
-def settle(topic: Topic, job: str) -> Topic:
-    """Finish the rounds and merges that the job must not meet; return the topic afterwards.
-
-    A job itself finds the work that it continues or refuses, since it needs its request or
-    source.
+    Raise UnfinishedWorkError where the job may not begin beside work in flight. The job itself
+    resumes its own kind of work, since it needs its request or source for that. A plan commits
+    nothing, so it may only be refused.
     """
-    if duty(job, Work.MERGE) is not Duty.LEAVE:
+    _check_may_begin(topic, job)
+    if is_plan_only:
+        return topic
+    if duty(job, Work.MERGE) in (Duty.FINISH, Duty.RESUME):
         topic = finish_merge(topic)
-    if duty(job, Work.ROUND) is not Duty.LEAVE:
+    if duty(job, Work.ROUND) in (Duty.FINISH, Duty.RESUME):
         topic = give_up_lost_round(topic)
     if duty(job, Work.ROUND) is Duty.FINISH:
         topic = finish_round(topic)
     return topic
+
+
+def _check_may_begin(topic: Topic, job: str) -> None:
+    refused = [work for work in Work if duty(job, work) is Duty.REFUSE]
+    for work in sorted(in_flight(topic, refused)):
+        raise UnfinishedWorkError(
+            f"expected no {work} in flight on {topic.name}, since {job} cannot work beside it, "
+            f"found one{_began(topic, work)}: {_WAYS_OUT[work].format(job=job)}"
+        )
+
+
+def _began(topic: Topic, work: Work) -> str:
+    """Tell when the work began, or from which offsets on its rows show it; empty if unknown."""
+    if work is Work.SLICE:
+        return f" begun at {Slice.parse(topic.properties[SLICE]).now:%Y-%m-%d %H:%M} UTC"
+    if work is Work.INGEST:
+        places = (f"offset {end} of partition {p}" for p, end in sorted(ends_passed(topic).items()))
+        return f" by rows from {', '.join(places)} on"
+    return ""
+
+
+def in_flight(topic: Topic, kinds: Collection[Work] = tuple(Work)) -> set[Work]:
+    """Return those of the kinds of work that are in flight on the topic."""
+    works = {work for work in kinds if work in _IS_WRITTEN and _IS_WRITTEN[work](topic)}
+    if Work.INGEST in kinds:  # it alone is written down nowhere
+        works |= _works_beyond_ends(topic) & set(kinds)
+    return works
+
+
+# Whether the topic's state has written it down. A slice counts once it has records.
+_IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
+    Work.ROUND: lambda topic: open_round(topic) is not None,
+    Work.MERGE: lambda topic: open_merge(topic) is not None,
+    Work.APPEND: lambda topic: APPEND in topic.properties,
+    Work.SLICE: lambda topic: live_slice(topic) is not None,
+    Work.REPLICATION: lambda topic: REPLICATION in topic.properties,
+}
+
+
+def _works_beyond_ends(topic: Topic) -> set[Work]:
+    """Return the kind of work that has appended the rows beyond the log's ends, if any."""
+    beyond = ends_passed(topic)
+    if not beyond:
+        return set()
+    if REPLICATION in topic.properties:
+        return {Work.REPLICATION}
+    if live_slice(topic) is not None:
+        return {Work.SLICE}
+    return {Work.INGEST if lacks_tombstones(topic, beyond) else Work.APPEND}

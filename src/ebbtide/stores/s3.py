@@ -100,40 +100,40 @@ def _is_followed(name: str, value: str) -> bool:
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
     """The file system of a bucket; what no setting tells comes from the machine's environment."""
-    said = dict(settings)
-    names = _OF_A_ROLE if said.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
+    given = dict(settings)
+    names = _OF_A_ROLE if given.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
     arguments: dict[str, Any] = {
-        name: value for name, of in names.items() if (value := _first(said, of)) is not None
+        name: value for name, of in names.items() if (value := _first(given, of)) is not None
     }
     for name, of in _MILLISECONDS.items():
-        if (value := _first(said, of)) is not None:
+        if (value := _first(given, of)) is not None:
             arguments[name] = _whole(of[0], value) / 1000
-    attempts = 1 + _whole("s3.retry.num-retries", said.get("s3.retry.num-retries", str(_RETRIES)))
+    attempts = 1 + _whole("s3.retry.num-retries", given.get("s3.retry.num-retries", str(_RETRIES)))
     arguments["allow_delayed_open"] = True  # a small file is one request
     arguments["retry_strategy"] = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)
-    if "s3.acl" in said:
-        arguments["default_metadata"] = {"ACL": said["s3.acl"]}
-    endpoint = said.get("s3.endpoint")
+    if "s3.acl" in given:
+        arguments["default_metadata"] = {"ACL": given["s3.acl"]}
+    endpoint = given.get("s3.endpoint")
     if endpoint is not None:
-        arguments |= _at(endpoint, said)
-    elif "region" not in arguments or _is_true(said, "s3.cross-region-access-enabled"):
+        arguments |= _at(endpoint, given)
+    elif "region" not in arguments or _is_true(given, "s3.cross-region-access-enabled"):
         arguments["region"] = pyarrow.fs.resolve_s3_region(bucket)
     return pyarrow.fs.S3FileSystem(**arguments)
 
 
-def _at(endpoint: str, said: Mapping[str, str]) -> dict[str, Any]:
+def _at(endpoint: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
-    found = urlsplit(endpoint)
-    if found.scheme not in ("http", "https") or not found.hostname:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(
             f"expected s3.endpoint to be http://HOST:PORT or https://..., found {endpoint}"
         )
-    is_path_style = _is_true(said, "s3.path-style-access")
+    is_path_style = _is_true(given, "s3.path-style-access")
     return {
-        "scheme": found.scheme,
-        "endpoint_override": found.netloc + found.path.rstrip("/"),
+        "scheme": parts.scheme,
+        "endpoint_override": parts.netloc + parts.path.rstrip("/"),
         # A bucket cannot be put before an IP address; AWS's own client does the same.
-        "force_virtual_addressing": not is_path_style and not _is_ip(found.hostname),
+        "force_virtual_addressing": not is_path_style and not _is_ip(parts.hostname),
     }
 
 
@@ -145,12 +145,12 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _is_true(said: Mapping[str, str], name: str) -> bool:
-    return said.get(name, "false").lower() == "true"
+def _is_true(given: Mapping[str, str], name: str) -> bool:
+    return given.get(name, "false").lower() == "true"
 
 
-def _first(said: Mapping[str, str], names: Iterable[str]) -> str | None:
-    return next((said[name] for name in names if name in said), None)
+def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:
+    return next((given[name] for name in names if name in given), None)
 
 
 def _whole(name: str, value: str) -> int:

@@ -25,6 +25,8 @@ from ebbtide.stores.uris import (
 # They have no directories, and rename nothing in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
+# More than a store's refusal takes, in XML.
+REFUSAL_BYTES = 4096
 _DENIED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
@@ -73,21 +75,36 @@ class Store:
         return file_system, path
 
     @contextmanager
+    def located(self, location: str) -> Iterator[tuple[pyarrow.fs.FileSystem, str]]:
+        """Where a table's file is, to be read in the block; FileNotFoundError where it is not."""
+        with failing_clearly(location):
+            yield self.resolve(encoded(location))
+
+    def read_range(self, location: str, position: int, length: int) -> bytes:
+        """Return a part of a table's file.
+
+        pyarrow tries a request again only if the store's refusal fits into what was asked for.
+        """
+        with self.located(location) as (files, path), files.open_input_file(path) as handle:
+            start = max(0, min(position, handle.size() - REFUSAL_BYTES))
+            end = max(position + length, start + REFUSAL_BYTES)
+            data = memoryview(handle.read_at(end - start, start))
+            return bytes(data[position - start : position - start + length])
+
+    @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
         """A table's file, opened by position; FileNotFoundError where there is none.
 
         A small one comes from an object store whole: each range of it would be one more request.
         """
-        file_system, path = self.resolve(encoded(location))
-        with failing_clearly(location), file_system.open_input_file(path) as handle:
-            is_small = is_object_store(file_system) and handle.size() <= WHOLE_BYTES
+        with self.located(location) as (files, path), files.open_input_file(path) as handle:
+            is_small = is_object_store(files) and handle.size() <= WHOLE_BYTES
             yield pa.BufferReader(handle.read_buffer()) if is_small else handle
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
         """A new file of a table, whole once it is closed: written in parts to an object store."""
-        file_system, path = self.resolve(encoded(location))
-        with failing_clearly(location):
+        with self.located(location) as (file_system, path):
             if not is_object_store(file_system):  # a store would keep an empty object for it
                 file_system.create_dir(path.rpartition("/")[0])
             with file_system.open_output_stream(path) as handle:

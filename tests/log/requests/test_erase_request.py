@@ -132,8 +132,8 @@ def test_a_produced_tombstone_has_the_header_that_makes_it_one(
 @pytest.mark.parametrize("policy", ["delete", "", None])
 def test_only_a_compacted_topic_loses_what_a_tombstone_names(policy: str | None) -> None:
     properties = {} if policy is None else {"kafka.cleanup.policy": policy}
-    found = policy or "none"
-    with pytest.raises(ConfigurationError, match=f"to hold compact, found {found}: there a"):
+    actual = policy or "none"
+    with pytest.raises(ConfigurationError, match=f"to hold compact, found {actual}: there a"):
         check_is_compacted("log.t", parse_config(properties))
     check_is_compacted("log.t", parse_config({"kafka.cleanup.policy": "compact,delete"}))
 

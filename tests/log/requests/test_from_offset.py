@@ -36,7 +36,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "offsets"),
     [
         pytest.param([], {}, id="none"),
         pytest.param([(0, 40)], {0: 40}, id="the first dirty offset"),
@@ -47,10 +47,10 @@ def test_anything_else_is_refused(text: str) -> None:
     ],
 )
 def test_where_to_mark_again_from(
-    asked: list[tuple[int | None, int]], found: dict[int, int]
+    asked: list[tuple[int | None, int]], offsets: dict[int, int]
 ) -> None:
     wanted = [FromOffset(*each) for each in asked]
-    assert offsets_to_mark_again_from(STATES, {}, wanted) == found
+    assert offsets_to_mark_again_from(STATES, {}, wanted) == offsets
 
 
 CLEANED = "below that its tombstones are cleaned by the marks that they have"

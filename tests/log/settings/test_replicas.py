@@ -35,12 +35,12 @@ def test_replicas_are_namespaces_of_catalogs_and_live_topics() -> None:
 
 
 def test_a_replica_has_its_primarys_topic_in_its_own_namespace() -> None:
-    found = TableReplica("other", "eu").of(TopicName("log", "a.b"))
-    assert found == TopicName("eu", "a.b", "other")
-    assert str(found) == "other:eu.a.b"
-    assert TopicName.parse(str(found)) == found
-    assert found.records_table == "`other`.`eu`.`a.b`"
-    assert found.batches_table == "`other`.`eu_batches`.`a.b`"
+    replica = TableReplica("other", "eu").of(TopicName("log", "a.b"))
+    assert replica == TopicName("eu", "a.b", "other")
+    assert str(replica) == "other:eu.a.b"
+    assert TopicName.parse(str(replica)) == replica
+    assert replica.records_table == "`other`.`eu`.`a.b`"
+    assert replica.batches_table == "`other`.`eu_batches`.`a.b`"
     assert str(TableReplica("lake", "eu").of(TopicName("log", "t"))) == "eu.t"
 
 
@@ -114,8 +114,8 @@ def test_a_new_replica_begins_in_the_segment_of_its_primarys_start() -> None:
 
 
 def test_a_replica_that_is_behind_keeps_its_own_segments_and_cleaning() -> None:
-    own = {"first_dirty_offset": 5, "cleaned_at_ms": 9, "cleaned_end_offset": 8}
-    after = follow(state(0, 8, 0, 4, **own))
+    cleaning = {"first_dirty_offset": 5, "cleaned_at_ms": 9, "cleaned_end_offset": 8}
+    after = follow(state(0, 8, 0, 4, **cleaning))
     assert after.segments == ((0, 0), (4, 4), (10, 10), (15, 15))
     assert (after.log_start_offset, after.log_end_offset) == (3, 20)
     assert (after.first_dirty_offset, after.cleaned_at_ms, after.cleaned_end_offset) == (5, 9, 8)
@@ -136,22 +136,29 @@ def test_marks_come_with_the_records(first_unmarked: int, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "own", "after"),
+    ("end", "expired_end", "after"),
     [
         pytest.param(8, NEVER, 12, id="it gets batches that lack records"),
         pytest.param(8, 14, 14, id="and has some of its own"),
         pytest.param(20, NEVER, NEVER, id="it has them all already"),
     ],
 )
-def test_records_that_the_primary_has_lost_may_be_missing(end: int, own: int, after: int) -> None:
+def test_records_that_the_primary_has_lost_may_be_missing(
+    end: int, expired_end: int, after: int
+) -> None:
     primary = state(3, 20, 0, 5, 10, 15, expired_end_offset=12)
-    replica = state(3, end, 0, 5, 10, 15, expired_end_offset=own)
+    replica = state(3, end, 0, 5, 10, 15, expired_end_offset=expired_end)
     assert state_after(replica, primary).expired_end_offset == after
 
 
 def test_a_replica_that_ends_before_its_primarys_start_begins_anew_there() -> None:
-    own = {"first_dirty_offset": 2, "cleaned_at_ms": 9, "cleaned_end_offset": 2, "next_clean_ms": 4}
-    before = state_before(state(0, 2, 0, 1, max_event_time_ms=99, **own), PRIMARY)
+    cleaning = {
+        "first_dirty_offset": 2,
+        "cleaned_at_ms": 9,
+        "cleaned_end_offset": 2,
+        "next_clean_ms": 4,
+    }
+    before = state_before(state(0, 2, 0, 1, max_event_time_ms=99, **cleaning), PRIMARY)
     assert before == state(
         3, 3, 0, cleaned_at_ms=9, cleaned_end_offset=NEVER, next_clean_ms=0, max_event_time_ms=99
     )

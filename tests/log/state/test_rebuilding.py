@@ -45,8 +45,8 @@ def test_a_trusted_state_is_only_cleaned_and_marked_again() -> None:
     [(120, 100, 3), (95, 95, 3), (90, 90, 2), (60, 60, 2), (3, 10, 1)],
 )
 def test_a_log_that_lost_its_end_ends_earlier(end: int, log_end: int, segments: int) -> None:
-    found = FOUND._replace(end=end)
-    (state,) = rebuilt_states({0: TOLD}, {0: found}, Asked(), 1_000).values()
+    in_tables = FOUND._replace(end=end)
+    (state,) = rebuilt_states({0: TOLD}, {0: in_tables}, Asked(), 1_000).values()
     assert state.log_end_offset == log_end
     assert state.segments == TOLD.segments[:segments]
 

@@ -55,16 +55,16 @@ def batches(draw: st.DrawFn, base: int) -> tuple[bytes, int]:
 @st.composite
 def logs(draw: st.DrawFn) -> bytes:
     """Batches one after another, now and then with a byte changed, CRC and all, or torn off."""
-    found, base = list[bytes](), 0
+    chunks, base = list[bytes](), 0
     for _ in range(draw(st.integers(0, 12))):
         base += draw(st.sampled_from([0, 0, 3]))
         batch, base = draw(batches(base))
-        found.append(batch)
+        chunks.append(batch)
     change = draw(st.sampled_from(["none", "a byte", "a byte and the CRC"]))
-    if found and change != "none":
-        number = draw(st.integers(0, len(found) - 1))
-        found[number] = draw(changed(found[number], has_new_crc=change != "a byte"))
-    log = b"".join(found)
+    if chunks and change != "none":
+        number = draw(st.integers(0, len(chunks) - 1))
+        chunks[number] = draw(changed(chunks[number], has_new_crc=change != "a byte"))
+    log = b"".join(chunks)
     return log[: len(log) - draw(st.sampled_from([0, 0, 0, 5]))]
 
 

@@ -71,10 +71,18 @@ def test_partition_names(name: str, parsed: tuple[str, int] | None) -> None:
 def test_a_partition_is_listed_with_what_its_files_say(root: Path) -> None:
     put(root, "replication-offset-checkpoint", "0\n1\nflights 0 71\n")
     put(root, "log-start-offset-checkpoint", "0\n1\nflights 0 5\n")
-    (found,) = list_log_directory(str(root))
-    assert (found.topic, found.partition, found.path) == ("flights", 0, f"{root}/flights-0")
-    assert (found.topic_id, found.high_watermark, found.log_start_offset) == (TOPIC_ID, 71, 5)
-    assert found.segments == (
+    (partition,) = list_log_directory(str(root))
+    assert (partition.topic, partition.partition, partition.path) == (
+        "flights",
+        0,
+        f"{root}/flights-0",
+    )
+    assert (partition.topic_id, partition.high_watermark, partition.log_start_offset) == (
+        TOPIC_ID,
+        71,
+        5,
+    )
+    assert partition.segments == (
         SegmentFile(f"{root}/flights-0/{log(0)}", 0, 3, 1_700_000_000_123),
         SegmentFile(f"{root}/flights-0/{log(70)}", 70, 0, 1_700_000_000_123),
     )
@@ -82,15 +90,19 @@ def test_a_partition_is_listed_with_what_its_files_say(root: Path) -> None:
 
 def test_a_plain_copy_says_less(root: Path) -> None:
     (root / "flights-0" / "partition.metadata").unlink()
-    (found,) = list_log_directory(str(root))
-    assert (found.topic_id, found.high_watermark, found.log_start_offset) == (None, None, None)
+    (partition,) = list_log_directory(str(root))
+    assert (partition.topic_id, partition.high_watermark, partition.log_start_offset) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_partition_the_checkpoints_do_not_hold_has_no_high_watermark_yet(root: Path) -> None:
     put(root, "replication-offset-checkpoint", "0\n0\n")
     put(root, "log-start-offset-checkpoint", "0\n0\n")
-    (found,) = list_log_directory(str(root))
-    assert (found.high_watermark, found.log_start_offset) == (0, None)
+    (partition,) = list_log_directory(str(root))
+    assert (partition.high_watermark, partition.log_start_offset) == (0, None)
 
 
 def test_what_is_not_a_live_segment_or_partition_is_ignored(root: Path) -> None:
@@ -102,23 +114,25 @@ def test_what_is_not_a_live_segment_or_partition_is_ignored(root: Path) -> None:
     put(root, f"__cluster_metadata-0/{log(0)}")
     put(root, "meta.properties")
     put(root, "notes-7")
-    (found,) = list_log_directory(str(root))
-    assert [segment.base_offset for segment in found.segments] == [0, 70]
+    (partition,) = list_log_directory(str(root))
+    assert [segment.base_offset for segment in partition.segments] == [0, 70]
 
 
 def test_partitions_come_by_topic_and_number_and_may_be_empty(root: Path) -> None:
     for name in ("flights-10", "flights-2", "airports-0"):
         (root / name).mkdir()
     listed = list_log_directory(str(root))
-    names = [(found.topic, found.partition, len(found.segments)) for found in listed]
+    names = [
+        (directory.topic, directory.partition, len(directory.segments)) for directory in listed
+    ]
     assert names == [("airports", 0, 0), ("flights", 0, 2), ("flights", 2, 0), ("flights", 10, 0)]
 
 
 @pytest.mark.parametrize("uri", ["file:{}", "file://{}", "file://{}/"])
 def test_a_uri_lists_as_its_path_does(root: Path, uri: str) -> None:
-    (found,) = list_log_directory(uri.format(root))
-    assert [segment.size_bytes for segment in found.segments] == [3, 0]
-    assert found.segments[0].path == f"{uri.format(root).rstrip('/')}/flights-0/{log(0)}"
+    (partition,) = list_log_directory(uri.format(root))
+    assert [segment.size_bytes for segment in partition.segments] == [3, 0]
+    assert partition.segments[0].path == f"{uri.format(root).rstrip('/')}/flights-0/{log(0)}"
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "100%", "a%20b", "a b", "ä"])
@@ -126,9 +140,9 @@ def test_a_name_may_hold_what_a_uri_reads_otherwise(tmp_path: Path, name: str) -
     root = tmp_path / name
     put(root, f"flights-0/{log(0)}", b"abc")
     for uri in (str(root), root.as_uri()):
-        (found,) = list_log_directory(uri)
-        assert [segment.size_bytes for segment in found.segments] == [3]
-        with FileReader(found.segments[0].path) as reader:
+        (partition,) = list_log_directory(uri)
+        assert [segment.size_bytes for segment in partition.segments] == [3]
+        with FileReader(partition.segments[0].path) as reader:
             assert bytes(reader.read(0, 9)) == b"abc"
     # As Iceberg and Hadoop write it: with a scheme, and nothing encoded.
     for location in (str(root), f"file:{root}", f"file://{root}"):
@@ -214,8 +228,8 @@ def test_a_manifest_gives_times_and_configuration(root: Path) -> None:
         topic_configs={"flights": {"cleanup.policy": "compact"}},
         last_append_ms=123,
     )
-    (found,) = list_log_directory(str(root))
-    assert [segment.modified_ms for segment in found.segments] == [17, 1_700_000_000_123]
+    (partition,) = list_log_directory(str(root))
+    assert [segment.modified_ms for segment in partition.segments] == [17, 1_700_000_000_123]
 
 
 def test_a_directory_may_have_no_manifest(root: Path) -> None:
@@ -274,10 +288,10 @@ class Vanishing:
 def test_a_file_that_vanishes_is_listed_again(tmp_path: Path, vanishing: int) -> None:
     for offset in range(6):
         put(tmp_path, log(offset))
-    found = log_directory._list_segments(Vanishing(vanishing), str(tmp_path), "t-0")
-    assert found is not None
-    assert {entry.names[-1] for entry in found} == {path.name for path in tmp_path.glob("*.log")}
-    assert len(found) == 6 - vanishing
+    segments = log_directory._list_segments(Vanishing(vanishing), str(tmp_path), "t-0")
+    assert segments is not None
+    assert {entry.names[-1] for entry in segments} == {path.name for path in tmp_path.glob("*.log")}
+    assert len(segments) == 6 - vanishing
 
 
 def test_a_directory_that_never_rests_is_a_passing_fault(tmp_path: Path) -> None:

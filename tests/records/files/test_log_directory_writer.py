@@ -38,10 +38,10 @@ TOPIC_ID = "Or5adsquR-mqGH_xuocipw"
     ],
 )
 def test_leader_epochs_of_batches(batches: list[tuple[int, int]], epochs: Epochs) -> None:
-    found: Epochs = ()
+    cached: Epochs = ()
     for epoch, base_offset in batches:
-        found = next_epochs(found, epoch, base_offset)
-    assert found == epochs
+        cached = next_epochs(cached, epoch, base_offset)
+    assert cached == epochs
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def write(target: str) -> PartitionDirectory:
 def test_what_is_written_is_read(tmp_path: Path, target: str) -> None:
     target = target.format(tmp_path)
     finish_log_directory(target, [write(target)])
-    (found,) = list_log_directory(str(tmp_path / "out"))
-    assert (found.topic, found.partition, found.topic_id) == ("a.b-c", 1, TOPIC_ID)
-    assert (found.high_watermark, found.log_start_offset) == (90, 33)
-    assert [(s.base_offset, s.size_bytes) for s in found.segments] == [(20, 6), (40, 0)]
-    assert found.segments[1].modified_ms == 1_234_567_890_163
+    (partition,) = list_log_directory(str(tmp_path / "out"))
+    assert (partition.topic, partition.partition, partition.topic_id) == ("a.b-c", 1, TOPIC_ID)
+    assert (partition.high_watermark, partition.log_start_offset) == (90, 33)
+    assert [(s.base_offset, s.size_bytes) for s in partition.segments] == [(20, 6), (40, 0)]
+    assert partition.segments[1].modified_ms == 1_234_567_890_163
     manifest = read_manifest(str(tmp_path / "out"))
     assert manifest is not None
     assert manifest.last_append_ms == 7

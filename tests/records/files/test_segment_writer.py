@@ -16,6 +16,7 @@ from ebbtide.records.attributes import (
 )
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.files.segment_reader import read_records, walk_segment
 from ebbtide.records.files.segment_writer import (
     RECORD_COLUMNS,
@@ -25,7 +26,6 @@ from ebbtide.records.files.segment_writer import (
     to_stored_batches,
     write_batches,
 )
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import VARINT_BYTES, VARLONG_BYTES, decode_varint
 from tests.records.builders import MAX_BATCH_BYTES, T0, Row, record, record_rows, segment, walk_rows
@@ -68,8 +68,8 @@ def read(path: str) -> list[Row]:
     """All records; as in a table, where no producer's own time is known the log's stands for it."""
     rows = record_rows(path)
     for row in rows:
-        own = row.pop("producer_timestamp")
-        row["event_time"] = row["timestamp"] if own is None else own
+        producer_timestamp = row.pop("producer_timestamp")
+        row["event_time"] = row["timestamp"] if producer_timestamp is None else producer_timestamp
     return rows
 
 
@@ -114,12 +114,12 @@ def test_an_old_format_keeps_offsets_codec_and_times(case: str, tmp_path: Path) 
 
 def deltas(batch: bytes) -> list[int]:
     """The timestamp deltas of an uncompressed batch's records, in ms."""
-    found, position = [], HEADER.size
+    offset_deltas, position = [], HEADER.size
     while position < len(batch):
         length, start = decode_varint(batch, position, VARINT_BYTES)
-        found.append(decode_varint(batch, start + 1, VARLONG_BYTES)[0])
+        offset_deltas.append(decode_varint(batch, start + 1, VARLONG_BYTES)[0])
         position = start + length
-    return found
+    return offset_deltas
 
 
 def test_times_count_from_the_horizon_back() -> None:

@@ -1,21 +1,30 @@
 """clean_log, as far as the comparison with Kafka does not show it: kills, idleness, refusals."""
 
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from ebbtide.columns import segment_cleaning
+from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.spark import tasks
 from ebbtide.stages.clean_log import offset_map
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from tests.lake_sandbox import LakeSandbox
+from tests.log.log_files import marker, transactional
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
-from tests.tables.logs import Message, write_log
+from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 
 NIGHT_MS = 1_000 * DAY_MS
@@ -169,3 +178,63 @@ def test_unmarked_records_are_not_cleaned(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
+
+
+def in_transactions(directory: Path, batches: int) -> Path:
+    """A log directory of three segments, each of so many batches by two producers in turn.
+
+    Each of them ends its transaction after every second batch. No key comes twice.
+    """
+    segments: list[list[bytes]] = [[], [], []]
+    offset = 0
+    for segment in segments:
+        for number in range(batches):
+            producer = 7 + number % 2
+            segment.append(
+                transactional(offset, f"k{offset}", producer=producer, at_ms=FIRST_MS)
+                if number % 4 < 2
+                else marker(offset, "COMMIT", producer=producer, at_ms=FIRST_MS)
+            )
+            offset += 1
+    write_log(directory, "t", [], COMPACT)
+    for number, segment in enumerate(segments):
+        path = directory / "t-0" / f"{number * batches:020}.log"
+        path.write_bytes(b"".join(segment))
+        os.utime(path, (FIRST_MS / 1000, FIRST_MS / 1000))
+    return directory
+
+
+def rows_in(value: object) -> int:
+    """How many rows of tables the value holds."""
+    if isinstance(value, pa.Table):
+        return int(value.num_rows)
+    if isinstance(value, BatchHeaders):
+        return len(value)
+    return sum(map(rows_in, value)) if isinstance(value, list | tuple) else 0
+
+
+def test_the_driver_gets_no_more_rows_from_a_segment_with_more_transactions(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, in_threads = sandbox.session, tasks.in_threads
+    rows: Counter[str] = Counter()
+
+    def counted(spark: SparkSession, work: Any, units: Sequence[Any], doing: str) -> list[Any]:
+        results = in_threads(spark, work, units, doing)
+        rows[doing] += rows_in(results)
+        return results
+
+    by_size = []
+    for batches in (40, 400):
+        name = f"{cluster}{batches}.t"
+        ingest(spark, name, in_transactions(tmp_path / str(batches), batches), NIGHT_MS)
+        mark(spark, name)
+        rows.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(tasks, "in_threads", counted)
+            outcome = clean(spark, name, NIGHT_MS)
+        assert outcome.partitions[0]["markers_kept"] == batches
+        del rows["maps keys of"]  # the offset map
+        by_size.append(dict(rows))
+    assert by_size[0] == by_size[1]
+    assert by_size[0]["looks at headers of"] > 0

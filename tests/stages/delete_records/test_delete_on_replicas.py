@@ -18,7 +18,7 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records import replica_truncation
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.replicate_log.test_replicate_log import (
+from tests.stages.replicate_log.replicas import (
     replica_of,
     replicate,
     sandbox,

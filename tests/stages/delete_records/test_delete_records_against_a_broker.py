@@ -97,18 +97,18 @@ def asked(broker: KafkaBroker, connections: None, sandbox: LakeSandbox) -> Asked
     """All cases, asked of the tables in one request a round, as the job does."""
     now_ms = int(time.time() * 1000)
     take_in(broker, sandbox, now_ms)
-    found = Asked()
+    answers = Asked()
     for i in range(max(len(case.asked) for case in CASES.values())):
         todo = {name: case for name, case in CASES.items() if i < len(case.asked)}
-        ask_tables(sandbox, {name: case.asked[i] for name, case in todo.items()}, now_ms, found)
+        ask_tables(sandbox, {name: case.asked[i] for name, case in todo.items()}, now_ms, answers)
         for name, case in todo.items():
             place = PLACES[name]
             offset = offset_of(broker, place, case.asked[i], now_ms)
-            found.broker[name].append(ask_broker(broker, place.topic, place.partition, offset))
+            answers.broker[name].append(ask_broker(broker, place.topic, place.partition, offset))
             offsets = {place.live_partition: offset}
             live = LiveTopic.connect(CLUSTER, place.topic).delete_records(offsets, TIMEOUT_MS)
-            found.live[name].append(answered(live[place.live_partition]))
-    return found
+            answers.live[name].append(answered(live[place.live_partition]))
+    return answers
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,7 +129,9 @@ def test_a_live_replica_passes_the_brokers_answer_on(asked: Asked, name: str) ->
 
 def test_older_records_after_the_first_at_a_time_stay_and_are_counted(asked: Asked) -> None:
     counted = {
-        name: said["older_kept"] for name, said in asked.said.items() if "older_kept" in said
+        name: numbers["older_kept"]
+        for name, numbers in asked.said.items()
+        if "older_kept" in numbers
     }
     with_older = {
         "a time that a record has": 1,
@@ -144,8 +146,8 @@ def test_a_time_that_kafka_does_not_find_is_found(
 ) -> None:
     (entry,) = MISSED.asked
     assert offset_of(broker, Place(ROLLED, 0, 0), entry, 0) == -1
-    said = ask(sandbox, ROLLED, {0: entry}).partitions[0]
-    assert (said["error_name"], said["low_watermark"]) == ("NONE", MISSED.low_watermark)
+    numbers = ask(sandbox, ROLLED, {0: entry}).partitions[0]
+    assert (numbers["error_name"], numbers["low_watermark"]) == ("NONE", MISSED.low_watermark)
 
 
 @pytest.mark.parametrize("name", [n for n, c in LIVE_CASES.items() if not c.is_follower_frozen])
@@ -198,8 +200,12 @@ def test_a_table_and_its_live_topic_move_together_once_the_broker_lets_them(
     def ask_both(connection: str) -> tuple[JobOutcome, tuple[int, int, str]]:
         with_replica(connection)
         outcome = answer_request(sandbox.session, name, request, FIRST_MS, SHORT_MS)
-        said = outcome.partitions[partition]
-        return outcome, (said["log_start_offset"], said["low_watermark"], said["error_name"])
+        numbers = outcome.partitions[partition]
+        return outcome, (
+            numbers["log_start_offset"],
+            numbers["low_watermark"],
+            numbers["error_name"],
+        )
 
     _, refused = ask_both("describer")
     late, timed_out = ask_both("nobody")
@@ -220,11 +226,15 @@ def test_a_partition_without_a_commit_is_left_alone_and_named(
     place = PLACES["0 of a log that starts at 0"]
     entry = {"groups": ["slow", "idle"], "connection": CLUSTER}
     outcome = ask(sandbox, DELETED, {place.partition: entry})
-    said = outcome.partitions[place.partition]
+    numbers = outcome.partitions[place.partition]
     assert outcome.error is None
-    assert (said["error_name"], said["low_watermark"], said["log_start_offset"]) == ("NONE", 0, 0)
-    assert said["note"] == "left alone: no commit of idle"
-    assert said["committed"] == {"slow": 6, "idle": None}
+    assert (numbers["error_name"], numbers["low_watermark"], numbers["log_start_offset"]) == (
+        "NONE",
+        0,
+        0,
+    )
+    assert numbers["note"] == "left alone: no commit of idle"
+    assert numbers["committed"] == {"slow": 6, "idle": None}
 
 
 def test_what_is_committed_beyond_the_table_takes_what_the_table_has(
@@ -333,7 +343,7 @@ def ask_tables(
     sandbox: LakeSandbox,
     entries: Mapping[str, Mapping[str, Any]],
     now_ms: int,
-    found: Asked,
+    answers: Asked,
 ) -> None:
     """Ask each topic once for all its cases."""
     for topic in [*TOPICS, INTERNAL, NOWHERE]:
@@ -342,10 +352,10 @@ def ask_tables(
             continue
         outcome = ask(sandbox, topic, {p: entries[name] for p, name in names.items()}, now_ms)
         for partition, name in names.items():
-            said = outcome.partitions[partition]
-            found.said[name] = said
-            answer = Answered(ErrorCode(said["error_code"]), said["low_watermark"])
-            found.tables[name].append(answer)
+            numbers = outcome.partitions[partition]
+            answers.said[name] = numbers
+            answer = Answered(ErrorCode(numbers["error_code"]), numbers["low_watermark"])
+            answers.tables[name].append(answer)
 
 
 def ask(

@@ -49,7 +49,9 @@ def ask(
 
 
 def low_watermarks(outcome: JobOutcome) -> dict[int, int]:
-    return {partition: said["low_watermark"] for partition, said in outcome.partitions.items()}
+    return {
+        partition: numbers["low_watermark"] for partition, numbers in outcome.partitions.items()
+    }
 
 
 def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(
@@ -57,7 +59,7 @@ def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(
 ) -> None:
     outcome = ask(sandbox.session, name, timestamp=EARLY)
     assert low_watermarks(outcome) == {0: 2, 1: 2}
-    assert [said["older_kept"] for said in outcome.partitions.values()] == [1, 1]
+    assert [numbers["older_kept"] for numbers in outcome.partitions.values()] == [1, 1]
     assert offsets(view_of_table(sandbox.session, name, 0)) == [2, 3, 4, 5]
 
 
@@ -79,7 +81,7 @@ def test_a_record_below_the_log_start_is_not_found_though_its_row_is_there(
     assert len(offsets(view_of_table(sandbox.session, name, 0))) == 6
     planned = ask(sandbox.session, name, timestamp=EARLY, plan_only=True)
     assert low_watermarks(planned) == {0: 4, 1: 4}
-    assert [said["requested_offset"] for said in planned.partitions.values()] == [4, 4]
+    assert [numbers["requested_offset"] for numbers in planned.partitions.values()] == [4, 4]
 
 
 def test_a_plan_moves_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
@@ -160,6 +162,6 @@ def test_what_the_catalog_forbids_is_an_authorization_that_failed(
     session.conf.set(f"{CATALOG}.type", "rest")
     session.conf.set(f"{CATALOG}.uri", forbidding)
     outcome = ask(session, TopicName("log", "t"), {"partition": 0, "offset": 1})
-    said = outcome.partitions[0]
-    assert (said["error_code"], said["low_watermark"]) == (29, -1)
-    assert "not yours" in said["note"] or "Forbidden" in said["note"]
+    numbers = outcome.partitions[0]
+    assert (numbers["error_code"], numbers["low_watermark"]) == (29, -1)
+    assert "not yours" in numbers["note"] or "Forbidden" in numbers["note"]

@@ -31,7 +31,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
 from tests.kafka.delete_broker import SETTINGS, create, lines_of
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.erase_keys.test_erase_keys import configure, erasures
+from tests.stages.erase_keys.closed_archive import configure, erasures
 from tests.tables.fixtures import Meanwhile
 from tests.tables.nights import DAY_MS, clean, ingest, mark
 
@@ -159,8 +159,8 @@ def test_produced_ingested_marked_cleaned_gone(
     mark(spark, str(name))
     clean(spark, str(name), now_ms())
     live = spark.table(name.records_table).where("NOT is_tombstone").orderBy("partition", "offset")
-    found = [(row["partition"], bytes(row["key"])) for row in live.collect()]
-    assert found == [(0, b"b"), (0, b"z"), (1, b"c"), (1, b"z")]
+    keys = [(row["partition"], bytes(row["key"])) for row in live.collect()]
+    assert keys == [(0, b"b"), (0, b"z"), (1, b"c"), (1, b"z")]
     again = erase(spark, name, b"a", run_id="erase-2")
     assert (again.topic["left"], again.topic["superseded"]) == (0, 0)
     assert {(_, p): r[:3] for (_, p), r in read(broker).items()} == before

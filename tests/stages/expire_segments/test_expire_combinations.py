@@ -164,8 +164,8 @@ def left_of(spark: SparkSession, name: TopicName) -> Iterator[tuple[int, tuple[i
     """Each partition's log start offset and records."""
     rows = spark.table(name.records_table).select("partition", "offset").collect()
     for partition, state in load(spark, name).partitions.items():
-        found = sorted(row["offset"] for row in rows if row["partition"] == partition)
-        yield partition, (state.log_start_offset, found)
+        offsets = sorted(row["offset"] for row in rows if row["partition"] == partition)
+        yield partition, (state.log_start_offset, offsets)
 
 
 @pytest.fixture(scope="module")

@@ -67,12 +67,12 @@ def test_records_past_the_limit_go_wherever_they_lie(
     assert offsets(view) == LEFT
     assert view.batches == before.batches[1:]  # as they were written
     assert (view.log_start_offset, len(view.segments)) == (2, 3)
-    said = outcome.partitions[0]
-    assert (said["segments_expired"], said["by"]["event_time"]) == (1, 1)
-    assert (said["records_expired"], said["records_removed"]) == (3, 5)
+    numbers = outcome.partitions[0]
+    assert (numbers["segments_expired"], numbers["by"]["event_time"]) == (1, 1)
+    assert (numbers["records_expired"], numbers["records_removed"]) == (3, 5)
     assert outcome.rows_removed == 5
     sizes = 3 * len(b"\x02c\x021\x00")  # a length and a byte of key, the same of value, no header
-    assert said["record_bytes_expired"] == sizes
+    assert numbers["record_bytes_expired"] == sizes
     assert load(sandbox.session, name).partitions[0].expired_end_offset == 10
 
     settled = snapshots(sandbox, name)

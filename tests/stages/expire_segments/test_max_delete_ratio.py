@@ -67,21 +67,21 @@ def test_single_records_count_with_their_own_bytes(
     messages = [[Message("a", "1" * 100, 5 * DAY_MS), Message("b", "1" * 100)]]
     write_log(tmp_path / "log", "t", messages, {"cleanup.policy": "delete"})
     ingest(sandbox.session, str(name), tmp_path / "log", NIGHT_MS)
-    found = plan(
+    planned = plan(
         sandbox,
         name,
         kafka_retention_max_eventtime_ms=days(1),
         ebbtide_retention_granularity="record",
     )
-    size_bytes = sum(segment.size_bytes for segment in found.expiries[0].kept)
-    assert found.delete_ratio == (2 + 1 + 2 + 100 - 1 + 1) / size_bytes
+    size_bytes = sum(segment.size_bytes for segment in planned.expiries[0].kept)
+    assert planned.delete_ratio == (2 + 1 + 2 + 100 - 1 + 1) / size_bytes
 
 
 def test_a_plan_above_the_ratio_is_refused_before_anything_moves(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
     """And the refusal says what to send to let this very plan pass."""
-    found = plan(sandbox, name, kafka_retention_ms=days(7.5), **{RATIO.replace(".", "_"): "0.74"})
+    planned = plan(sandbox, name, kafka_retention_ms=days(7.5), **{RATIO.replace(".", "_"): "0.74"})
     before = load(sandbox.session, name).properties
     with pytest.raises(SafetyError) as refused:
         expire(sandbox.session, str(name), NIGHT_MS)
@@ -90,21 +90,21 @@ def test_a_plan_above_the_ratio_is_refused_before_anything_moves(
     assert len(offsets(view_of_table(sandbox.session, name, 0))) == 8
     assert str(refused.value).startswith(
         f"expected retention to remove at most 0.74 of the bytes of {name} ({RATIO}), found plan "
-        f"{found.id} that removes 0.75; "
+        f"{planned.id} that removes 0.75; "
     )
     trigger = re.search(
         r"airflow dags trigger nightly_retention --conf '(.*)'$", str(refused.value)
     )
     assert trigger is not None
     now = at(NIGHT_MS).isoformat(timespec="milliseconds")
-    conf = {"topics": [str(name)], "now": now, "accept_plan": [found.id]}
+    conf = {"topics": [str(name)], "now": now, "accept_plan": [planned.id]}
     assert json.loads(trigger[1]) == conf
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) - len(str(name)) < 420
 
     with pytest.raises(SafetyError):
         expire(sandbox.session, str(name), NIGHT_MS, ["another"])
-    expire(sandbox.session, str(name), NIGHT_MS, ["another", found.id])
+    expire(sandbox.session, str(name), NIGHT_MS, ["another", planned.id])
     assert offsets(view_of_table(sandbox.session, name, 1)) == [6, 7]
 
 
@@ -128,8 +128,8 @@ def test_what_lies_below_the_log_start_offset_does_not_count(
 ) -> None:
     """DeleteRecords said exactly what it wanted; what it left is what a share is taken of."""
     execute_delete(plan_delete(load(sandbox.session, name), {0: 6, 1: 6}, NIGHT_MS))
-    found = plan(sandbox, name, ebbtide_max_delete_ratio="0", kafka_retention_ms="-1")
-    assert found.delete_ratio == 0
+    planned = plan(sandbox, name, ebbtide_max_delete_ratio="0", kafka_retention_ms="-1")
+    assert planned.delete_ratio == 0
     assert expire(sandbox.session, str(name), NIGHT_MS).partitions[0]["segments_expired"] == 3
     assert plan(sandbox, name, kafka_retention_ms=days(6.5)).delete_ratio == 1
 
@@ -139,6 +139,6 @@ def test_a_plan_and_a_preview_say_the_ratio_and_the_id(
 ) -> None:
     changes = {"kafka.retention.ms": days(7.5), RATIO: "0"}
     preview = plan_configure(load(sandbox.session, name), changes, NIGHT_MS).outcome()
-    found = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0")
-    assert found.outcome().topic == {"plan": found.id, "delete_ratio": 0.75}
-    assert preview.topic["next_run"] == found.outcome().topic
+    planned = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0")
+    assert planned.outcome().topic == {"plan": planned.id, "delete_ratio": 0.75}
+    assert preview.topic["next_run"] == planned.outcome().topic

@@ -74,8 +74,8 @@ def forget(spark: SparkSession, name: TopicName) -> None:
 
 
 def newest_ms(spark: SparkSession, name: TopicName) -> int | None:
-    found = load(spark, name).partitions[0].max_event_time_ms
-    return None if found is None else found - T0
+    max_event_time_ms = load(spark, name).partitions[0].max_event_time_ms
+    return None if max_event_time_ms is None else max_event_time_ms - T0
 
 
 def test_it_counts_aborted_data_and_no_markers_and_never_moves_back(

@@ -34,13 +34,13 @@ def kafkas_states(directory: Path, jars: Path, rounds: Sequence[Round] = ()) -> 
     assert manifest is not None
     logs = [
         SourceLog(
-            directory=Path(found.path),
-            config=manifest.topic_configs[found.topic],
+            directory=Path(listed.path),
+            config=manifest.topic_configs[listed.topic],
             rounds=rounds,
-            log_start_offset=found.log_start_offset or 0,
-            modified_ms={segment.base_offset: segment.modified_ms for segment in found.segments},
+            log_start_offset=listed.log_start_offset or 0,
+            modified_ms={segment.base_offset: segment.modified_ms for segment in listed.segments},
         )
-        for found in list_log_directory(str(directory))
+        for listed in list_log_directory(str(directory))
     ]
     results = zip(logs, run_oracle(logs, jars), strict=True)
     return {log.directory.name: (result.initial, *result.rounds)[-1] for log, result in results}
@@ -55,12 +55,12 @@ def exact(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def assert_same(found: View, expected: View) -> None:
-    assert found.records == expected.records
-    assert [exact(b) for b in found.batches] == [exact(b) for b in expected.batches]
-    assert found.segments == expected.segments
-    assert found.log_start_offset == expected.log_start_offset
-    assert found.log_end_offset == expected.log_end_offset
+def assert_same(view: View, expected: View) -> None:
+    assert view.records == expected.records
+    assert [exact(b) for b in view.batches] == [exact(b) for b in expected.batches]
+    assert view.segments == expected.segments
+    assert view.log_start_offset == expected.log_start_offset
+    assert view.log_end_offset == expected.log_end_offset
 
 
 def add_log_directories(broker: KafkaBroker, *directories: Path) -> None:

@@ -70,11 +70,11 @@ def nights(
     first_ms = (manifest.last_append_ms // DAY_MS + 1) * DAY_MS + HOUR_MS
     exports = tmp_path_factory.mktemp("exports")
     ingest(sandbox.session, str(FLIGHTS), sample, first_ms)
-    found = {}
+    views = {}
     for number in NIGHTS:
         night(sandbox.session, str(FLIGHTS), first_ms + (number - 1) * DAY_MS)
-        found[number] = export_flights(sandbox.session, exports / str(number))
-    return found
+        views[number] = export_flights(sandbox.session, exports / str(number))
+    return views
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def test_kafkas_classes_read_what_the_tables_hold(
 def test_an_untouched_uncompressed_batch_has_its_own_crc(
     nights: dict[int, Exported], kafkas: dict[int, dict[str, LogState]], number: int
 ) -> None:
-    found = {
+    crcs = {
         (partition, batch.base_offset): batch.crc
         for partition in PARTITIONS
         for batch in kafkas[number][f"flights-{partition}"].batches
     }
     expected = nights[number].crcs
     assert len(expected) > 20
-    assert {key: found[key] for key in expected} == expected
+    assert {key: crcs[key] for key in expected} == expected
 
 
 def test_the_sample_has_all_that_is_hard_to_write(kafkas: dict[int, dict[str, LogState]]) -> None:
@@ -135,10 +135,10 @@ def test_the_numbers_of_the_run(nights: dict[int, Exported]) -> None:
 
 def test_files_have_the_times_of_their_segments(nights: dict[int, Exported]) -> None:
     listed = list_log_directory(str(nights[1].directory))
-    assert sorted(found.partition for found in listed) == list(PARTITIONS)
-    for found in listed:
-        times = [Path(file.path).stat().st_mtime_ns for file in found.segments]
-        view = nights[1].views[found.partition]
+    assert sorted(partition.partition for partition in listed) == list(PARTITIONS)
+    for partition in listed:
+        times = [Path(file.path).stat().st_mtime_ns for file in partition.segments]
+        view = nights[1].views[partition.partition]
         assert times == [modified_ms * 1_000_000 for _, modified_ms in view.segments]
 
 
@@ -197,14 +197,14 @@ def served(
         shutil.rmtree(broker.log_dir / f"{topic}-{partition}")
     add_log_directories(broker, work / "flights", work / "grown")
     with broker:
-        found: dict[Isolation, Consumed] = {
+        consumed: dict[Isolation, Consumed] = {
             isolation: consume(broker.client(), SERVED, isolation)
             for isolation in ("read_committed", "read_uncommitted")
         }
     for topic, partition in SERVED:
         assert (work / topic / f"{topic}-{partition}" / "00000000000000000000.index").exists()
         assert not (broker.log_dir / f"{topic}-{partition}").exists()
-    return found
+    return consumed
 
 
 def set_topic_id(spark: SparkSession, name: TopicName, directory: Path) -> None:
@@ -238,8 +238,8 @@ def test_what_is_ingested_again_is_the_same(
     copy = TopicName("copy", "flights")
     ingest(sandbox.session, str(copy), nights[2].directory, FIRST_MS)
     for partition in PARTITIONS:
-        found = view_of_table(sandbox.session, copy, partition)
-        assert_same(found, nights[2].views[partition])
+        view = view_of_table(sandbox.session, copy, partition)
+        assert_same(view, nights[2].views[partition])
     columns = (
         "partition", "offset", "batch", "timestamp", "event_time", "key", "value", "headers",
         "attributes", "size_bytes",
@@ -248,8 +248,8 @@ def test_what_is_ingested_again_is_the_same(
         theirs = all_rows(sandbox.session, getattr(FLIGHTS, of), columns)
         assert all_rows(sandbox.session, getattr(copy, of), columns).equals(theirs)
     before, after = load(sandbox.session, FLIGHTS), load(sandbox.session, copy)
-    own = {"topic_id": None, "upstream": None}
-    assert replace(after.config, **own) == replace(before.config, **own)  # type: ignore[arg-type]
+    of_the_copy = {"topic_id": None, "upstream": None}
+    assert replace(after.config, **of_the_copy) == replace(before.config, **of_the_copy)  # type: ignore[arg-type]
 
 
 def all_rows(spark: SparkSession, table: str, columns: tuple[str, ...]) -> pa.Table:

@@ -115,13 +115,13 @@ def test_what_kafkas_classes_wrote_they_read_again(
     ingest(sandbox.session, str(name), golden, NIGHT_MS)
     outcome = export(sandbox.session, name, tmp_path / "out")
     expected = before[f"{case}-0"]
-    found = kafkas_states(tmp_path / "out", kafka_jars)[f"{case}-0"]
-    assert found.records == expected.records
-    assert (found.producers, found.segments[0].base_offset) == (expected.producers, 0)
-    assert found.last_stable_offset == expected.last_stable_offset
+    state = kafkas_states(tmp_path / "out", kafka_jars)[f"{case}-0"]
+    assert state.records == expected.records
+    assert (state.producers, state.segments[0].base_offset) == (expected.producers, 0)
+    assert state.last_stable_offset == expected.last_stable_offset
     converted = sum(batch.magic < 2 for batch in expected.batches)
     assert outcome.partitions[0]["converted_batches"] == converted
-    for ours, theirs in zip(found.batches, expected.batches, strict=True):
+    for ours, theirs in zip(state.batches, expected.batches, strict=True):
         assert ours.magic == 2
         but: tuple[str, ...] = OF_V2 if theirs.magic < 2 else ()
         but += ("timestamp_type",) if theirs.magic == 0 else ()  # it has none
@@ -142,13 +142,13 @@ def test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves(
     mark(sandbox.session, str(name))
     clean(sandbox.session, str(name), NIGHT_MS)
     export(sandbox.session, name, tmp_path / "out")
-    found = kafkas_states(tmp_path / "out", kafka_jars)[f"{case}-0"]
+    state = kafkas_states(tmp_path / "out", kafka_jars)[f"{case}-0"]
     rounds = [Round(now_ms=NIGHT_MS)]
     expected = kafkas_states(source, kafka_jars, rounds)[f"{case}-0"]
     assert expected.picked == "dirty"
-    assert found.records == expected.records
-    assert found.segments[0].base_offset == expected.segments[0].base_offset
-    assert [exact(b) for b in view_of_kafka(found).batches] == [
+    assert state.records == expected.records
+    assert state.segments[0].base_offset == expected.segments[0].base_offset
+    assert [exact(b) for b in view_of_kafka(state).batches] == [
         exact(b) for b in view_of_kafka(expected).batches
     ]
 
@@ -174,10 +174,10 @@ def test_below_the_log_start_offset_only_headers_are_left(
 
     again = TopicName(f"{cluster}_again"[-60:], "t")
     ingest(sandbox.session, str(again), tmp_path / "out", NIGHT_MS)
-    found, expected = (view_of_table(sandbox.session, of, 0) for of in (again, name))
-    assert found.records == expected.records
-    assert found.log_start_offset == expected.log_start_offset
-    assert found.segments == expected.segments
+    view, expected = (view_of_table(sandbox.session, of, 0) for of in (again, name))
+    assert view.records == expected.records
+    assert view.log_start_offset == expected.log_start_offset
+    assert view.segments == expected.segments
 
 
 def test_a_log_that_retention_emptied_begins_where_it_ended(
@@ -258,9 +258,9 @@ def test_a_target_that_holds_something_is_refused(
     (tmp_path / "held" / "u-0").mkdir(parents=True)
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, found in (("held", "1 entries, such as u-0"), ("file", "a file")):
+    for name, content in (("held", "1 entries, such as u-0"), ("file", "a file")):
         message = (
-            f"expected a target that is empty or not there yet, found {found} in "
+            f"expected a target that is empty or not there yet, found {content} in "
             f"{tmp_path / name}; name another directory, or remove what is there"
         )
         with pytest.raises(RequestError) as refusal:

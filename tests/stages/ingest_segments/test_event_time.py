@@ -67,11 +67,11 @@ def test_what_a_header_says(spark: SparkSession) -> None:
         (name.encode(), None, [("other", b"7"), *(("at", v) for v in values), ("at2", b"8")], None)
         for name, (values, _) in HEADERS.items()
     ]
-    found = event_time_of(spark, EventTime("header", "at"))
-    assert found is not None
-    shown = spark.createDataFrame(rows, COLUMNS).select("key", F.unix_millis(found)).collect()
-    said = {bytes(key).decode(): event_ms for key, event_ms in shown}
-    assert said == {name: event_ms for name, (_, event_ms) in HEADERS.items()}
+    event_time = event_time_of(spark, EventTime("header", "at"))
+    assert event_time is not None
+    shown = spark.createDataFrame(rows, COLUMNS).select("key", F.unix_millis(event_time)).collect()
+    times_ms = {bytes(key).decode(): event_ms for key, event_ms in shown}
+    assert times_ms == {name: event_ms for name, (_, event_ms) in HEADERS.items()}
 
 
 def test_the_timestamp_needs_no_expression(spark: SparkSession) -> None:
@@ -91,8 +91,8 @@ EXPRESSIONS: dict[str, int | None] = {
 def test_what_an_expression_says(spark: SparkSession) -> None:
     time = EPOCH + timedelta(milliseconds=T0)
     row = (b"k", b'{"at": 1234}', [("h", b"1970-01-01T00:00:05Z")], time)
-    found = [event_time_of(spark, EventTime("sql", expression)) for expression in EXPRESSIONS]
-    columns = [F.unix_millis(column) for column in found if column is not None]
+    event_times = [event_time_of(spark, EventTime("sql", expression)) for expression in EXPRESSIONS]
+    columns = [F.unix_millis(column) for column in event_times if column is not None]
     (shown,) = spark.createDataFrame([row], COLUMNS).select(*columns).collect()
     assert dict(zip(EXPRESSIONS, shown, strict=True)) == EXPRESSIONS
 
@@ -127,14 +127,16 @@ NOT_OF_THE_RUN = [
 
 
 def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
-    found = [event_time_of(spark, EventTime("sql", expression)) for expression in NOT_OF_THE_RUN]
+    event_times = [
+        event_time_of(spark, EventTime("sql", expression)) for expression in NOT_OF_THE_RUN
+    ]
     rows = spark.createDataFrame([(b"now", None, [], None)], COLUMNS)
-    (shown,) = rows.select(*(column for column in found if column is not None)).collect()
+    (shown,) = rows.select(*(column for column in event_times if column is not None)).collect()
     assert [at and at.year for at in shown] == [None, None, None, 2020, None, None]
 
 
 @pytest.mark.parametrize(
-    ("expression", "found"),
+    ("expression", "actual"),
     [
         pytest.param("offset", "[UNRESOLVED_COLUMN", id="a column it may not see"),
         pytest.param("no_such_function(value)", "[UNRESOLVED_ROUTINE]", id="no function"),
@@ -162,14 +164,16 @@ def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
     ],
 )
 def test_an_expression_that_is_no_event_time_is_refused(
-    spark: SparkSession, expression: str, found: str
+    spark: SparkSession, expression: str, actual: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
         event_time_of(spark, EventTime("sql", expression))
-    said = str(refused.value)
-    assert said.startswith("expected an expression over key, value, headers and timestamp of type")
-    assert f"in ebbtide.event.time=sql:{expression}, found " in said
-    assert found in said.split(", found ")[1]
+    message = str(refused.value)
+    assert message.startswith(
+        "expected an expression over key, value, headers and timestamp of type"
+    )
+    assert f"in ebbtide.event.time=sql:{expression}, found " in message
+    assert actual in message.split(", found ")[1]
 
 
 # -- at ingest
@@ -261,10 +265,10 @@ def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
     before = load(spark, name).properties
     with pytest.raises(ConfigurationError) as refused:
         ingest(spark, str(name), tmp_path, NOW_MS)
-    said = str(refused.value)
-    assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in said
-    assert f"with {condition}; use functions that give null instead" in said
-    assert "secret" not in said
+    message = str(refused.value)
+    assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in message
+    assert f"with {condition}; use functions that give null instead" in message
+    assert "secret" not in message
     assert load(spark, name).properties == before
     set_event_time(spark, name, "sql:try_cast(string(value) AS BIGINT)")
     ingest(spark, str(name), tmp_path, NOW_MS)

@@ -43,9 +43,9 @@ def test_a_killed_process_and_one_that_meets_damage(sandbox: LakeSandbox, tmp_pa
     output = done.stdout + done.stderr
     path = segment_path(source, 1, topic="bad")
     message = f" ERROR ingest_segments log.bad: failed: CorruptSegmentError: {path}: "
-    found = [line for line in output.splitlines() if message in line]
-    assert len(found) == 1, output[-2000:]
-    line = found[0]
+    lines = [line for line in output.splitlines() if message in line]
+    assert len(lines) == 1, output[-2000:]
+    line = lines[0]
     assert "expected CRC-32C" in line
     assert "at position 0, found 0x" in line
     assert "Traceback" not in output

@@ -51,27 +51,27 @@ def consumed(
 @pytest.fixture(scope="module")
 def selected(lake: LakeSandbox) -> dict[Isolation, Consumed]:
     """The same from the tables and their views."""
-    found: dict[Isolation, Consumed] = {"read_committed": {}, "read_uncommitted": {}}
+    consumed: dict[Isolation, Consumed] = {"read_committed": {}, "read_uncommitted": {}}
     for topic in TOPICS:
         name = TopicName("log", topic)
         for isolation, table in (
             ("read_committed", name.committed_view),
             ("read_uncommitted", name.records_table),
         ):
-            found[isolation] |= select_all(lake.session.table(table), topic)  # type: ignore[index]
-    return found
+            consumed[isolation] |= select_all(lake.session.table(table), topic)  # type: ignore[index]
+    return consumed
 
 
 def select_all(table: DataFrame, topic: str) -> Consumed:
-    found: Consumed = {(topic, p): [] for p in range(TOPICS[topic])}
+    consumed: Consumed = {(topic, p): [] for p in range(TOPICS[topic])}
     rows = table.selectExpr(
         "partition", "offset", "unix_millis(timestamp) AS at", "key", "value", "headers"
     ).orderBy("partition", "offset")
     for row in rows.toArrow().to_pylist():
         headers = tuple((header["key"], header["value"]) for header in row["headers"])
         record = ConsumedRecord(row["offset"], row["at"], row["key"], row["value"], headers)
-        found[topic, row["partition"]].append(record)
-    return found
+        consumed[topic, row["partition"]].append(record)
+    return consumed
 
 
 @pytest.mark.broker
@@ -89,17 +89,17 @@ def test_a_select_gives_what_a_consumer_gets(
 
 @pytest.mark.broker
 def test_the_sample_has_aborted_records(consumed: dict[Isolation, Consumed]) -> None:
-    counts = {isolation: sum(map(len, found.values())) for isolation, found in consumed.items()}
+    counts = {isolation: sum(map(len, records.values())) for isolation, records in consumed.items()}
     assert counts["read_committed"] < counts["read_uncommitted"]
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_spark_and_pyiceberg_read_the_same(lake: LakeSandbox, topic: str) -> None:
     name = TopicName("log", topic)
-    with open_lake(lake.home / "conf" / "spark-defaults.conf") as found:
+    with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
         theirs: dict[str, Any] = {
-            "records": found.records(str(name)),
-            "batches": found.batches(str(name)),
+            "records": opened.records(str(name)),
+            "batches": opened.batches(str(name)),
         }
         for kind, table in (("records", name.records_table), ("batches", name.batches_table)):
             spark_rows = lake.session.table(table).select(*NARROW[kind]).toArrow()
@@ -107,7 +107,7 @@ def test_spark_and_pyiceberg_read_the_same(lake: LakeSandbox, topic: str) -> Non
             assert fingerprints(spark_rows, kind) == fingerprints(iceberg_rows, kind)
             assert len(fingerprints(spark_rows, kind)) == TOPICS[topic]
         rows = lake.session.table(name.records_table).groupBy("partition").count().collect()
-        assert {row["partition"]: row["count"] for row in rows} == found.live_rows(str(name))
+        assert {row["partition"]: row["count"] for row in rows} == opened.live_rows(str(name))
 
 
 def fingerprints(rows: pa.Table, kind: str) -> dict[int, tuple[int, str]]:

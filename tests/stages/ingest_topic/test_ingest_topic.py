@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -14,21 +10,16 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import (
     ConfigurationError,
     ForeignLogError,
-    NotCoveredError,
     OffsetGapError,
     UnavailableError,
 )
-from ebbtide.iceberg import commits
-from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import compare_and_set, exists, load
+from ebbtide.iceberg.topics import exists, load
 from ebbtide.log.live_offsets import Isolation
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import SLICE, to_properties
 from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
 from tests.kafka.broker import KafkaBroker, free_ports
-from tests.kafka.consume import ConsumedRecord, consume
-from tests.kafka.delete_broker import SETTINGS, lines_of
-from tests.lake_sandbox import LakeSandbox
+from tests.kafka.consume import consume
+from tests.stages.ingest_topic.consumed import consumed
 from tests.stages.ingest_topic.live import (
     CONNECTION,
     FIRST_MS,
@@ -40,42 +31,10 @@ from tests.stages.ingest_topic.live import (
     take,
 )
 from tests.tables.contents import contents
-from tests.tables.fixtures import KilledError, Meanwhile
-from tests.tables.nights import at, ingest
+from tests.tables.nights import at
 from tests.tables.truth import Truth, size_bytes
 
 pytestmark = pytest.mark.broker
-
-STEPS = (
-    *(Step.CREATE_TOPIC, Step.LIVE_SLICE),
-    *(Step.INGEST_RECORDS, Step.INGEST_BATCHES, Step.INGEST_STATE),
-)
-
-
-@pytest.fixture(scope="module")
-def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
-        yield broker
-
-
-@pytest.fixture
-def spark(
-    sandbox: LakeSandbox, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
-) -> SparkSession:
-    connect(monkeypatch, broker)
-    return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName("live", cluster)
-
-
-def consumed(
-    broker: KafkaBroker, name: TopicName, isolation: str = "read_committed"
-) -> list[ConsumedRecord]:
-    found = consume(broker.client(), [(name.topic, 0)], Isolation(isolation).value)
-    return found[name.topic, 0]
 
 
 def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
@@ -97,9 +56,9 @@ def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
     outcome = take(spark, name)
 
     partitions = [(name.topic, partition) for partition in range(3)]
-    found = consume(broker.client(), partitions, "read_committed")
+    consumed_records = consume(broker.client(), partitions, "read_committed")
     for partition in range(3):
-        assert records_of(spark, name, partition) == found[name.topic, partition]
+        assert records_of(spark, name, partition) == consumed_records[name.topic, partition]
     ends = {p: state.log_end_offset for p, state in load(spark, name).partitions.items()}
     assert ends == {0: 21, 1: 20, 2: 0}
     assert outcome.partitions[0] == {
@@ -137,56 +96,6 @@ def test_the_next_run_adds_what_is_new_and_one_with_nothing_new_changes_nothing(
     assert [row["last_offset"] for row in contents(spark, name).batches] == [4, 7]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_killed_run_is_finished_without_a_duplicate_or_a_hole(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
-) -> None:
-    create(broker, name.topic, 2)
-    for partition in range(2):
-        Writer(broker, name.topic, partition).write(5 + partition)
-    unbroken = TopicName("unbroken", name.topic)
-    take(spark, unbroken)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        take(spark, name)
-
-    take(spark, name)
-
-    assert contents(spark, name) == contents(spark, unbroken)
-    assert SLICE not in load(spark, name).properties
-
-
-@pytest.mark.parametrize("step", STEPS[1:])
-def test_a_killed_run_is_finished_also_when_the_topic_has_grown(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic).write(4)
-    take(spark, name)
-    writer.write(5)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        take(spark, name)
-    writer.write(3)
-
-    take(spark, name)
-
-    assert records_of(spark, name) == consumed(broker, name)
-    assert [row["record_count"] for row in contents(spark, name).batches] in ([4, 8], [4, 5, 3])
-
-
-def test_these_are_all_steps_of_a_run(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create(broker, name.topic)
-    Writer(broker, name.topic).write(1)
-    steps: list[Step] = []
-    monkeypatch.setattr(commits, "before_commit", steps.append)
-    take(spark, name)
-    assert tuple(steps) == STEPS
-    assert {step for step in Step if step.startswith(("ingest", "live"))} < set(STEPS)
-
-
 def test_slices_of_few_offsets_make_the_same_log(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -194,13 +103,13 @@ def test_slices_of_few_offsets_make_the_same_log(
     for partition in range(2):
         Writer(broker, name.topic, partition).write(10 + partition)
     outcome = take(spark, name, max_offsets=8)
-    found = contents(spark, name)
+    tables = contents(spark, name)
     assert records_of(spark, name) == consumed(broker, name)
-    bounds = [(b["base_offset"], b["last_offset"]) for b in found.batches if b["partition"] == 1]
+    bounds = [(b["base_offset"], b["last_offset"]) for b in tables.batches if b["partition"] == 1]
     assert bounds == [(0, 3), (4, 7), (8, 10)]
     assert outcome.partitions[1]["records"] == 11
     assert outcome.partitions[1]["batches"] == 3
-    assert {row["segment"] for row in found.records} == {0}
+    assert {row["segment"] for row in tables.records} == {0}
 
 
 def test_only_what_is_decided_is_taken_and_nothing_of_what_was_aborted(
@@ -247,14 +156,14 @@ def test_records_that_the_broker_stamped_say_so(
     writer = Writer(broker, name.topic).write(3)
     writer.write(2)
     take(spark, name)
-    found = contents(spark, name)
+    tables = contents(spark, name)
     assert records_of(spark, name) == consumed(broker, name)
-    assert {row["attributes"] for row in found.batches} == {8}
-    for record in found.records:
+    assert {row["attributes"] for row in tables.batches} == {8}
+    for record in tables.records:
         assert record["timestamp"] == record["append_time"] == record["event_time"]
-    for batch in found.batches:
-        own = {r["timestamp"] for r in found.records if r["batch"] == batch["base_offset"]}
-        assert len(own) == 1
+    for batch in tables.batches:
+        timestamps = {r["timestamp"] for r in tables.records if r["batch"] == batch["base_offset"]}
+        assert len(timestamps) == 1
     assert load(spark, name).properties["kafka.message.timestamp.type"] == "LogAppendTime"
 
 
@@ -319,57 +228,6 @@ def remove(broker: KafkaBroker, topic: str, before: int) -> None:
         done.result(timeout=30)
 
 
-def test_a_topic_ingested_from_its_segments_goes_on_live(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic, transactional_id=name.topic)
-    writer.begin().write(3, "c").commit().begin().write(2, "a").abort()  # up to 7
-    ingest_segments(spark, name, broker, 7)
-    writer.begin().write(2, "d").commit()
-    take(spark, name)
-    assert records_of(spark, name) == consumed(broker, name)
-    assert load(spark, name).properties["ebbtide.source"] == f"kafka:{CONNECTION}"
-    producers = [row["producer_id"] == -1 for row in contents(spark, name).batches]
-    assert producers == [False, False, False, False, True]
-
-
-def test_a_topic_taken_live_goes_on_from_its_segments(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic).write(5)
-    take(spark, name)
-    writer.write(3)
-    kill_at.append(Step.INGEST_BATCHES)
-    with pytest.raises(KilledError):
-        take(spark, name)
-    writer.write(2)
-    with pytest.raises(ForeignLogError, match="an ingest_topic was killed; run it again"):
-        ingest_segments(spark, name, broker, 10)
-    take(spark, name)
-    writer.write(1)
-    ingest_segments(spark, name, broker, 11)
-    assert records_of(spark, name) == consumed(broker, name)
-    epochs = [row["leader_epoch"] for row in contents(spark, name).batches]
-    assert epochs == [None, None, None, 0]
-
-
-def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
-) -> None:
-    create(broker, name.topic)
-    Writer(broker, name.topic, transactional_id=name.topic).begin().write(3).abort()
-    kill_at.append(Step.INGEST_BATCHES)
-    with pytest.raises(KilledError):
-        ingest_segments(spark, name, broker, 4)
-    with pytest.raises(ForeignLogError, match="ingest_segments was killed; run it again"):
-        take(spark, name)
-    ingest_segments(spark, name, broker, 4)
-    take(spark, name)
-    assert records_of(spark, name) == []
-
-
 def test_a_plan_creates_nothing_and_says_how_much_there_is(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -389,41 +247,6 @@ def test_a_topic_that_the_brokers_do_not_have_is_named(
     assert not exists(spark, name)
 
 
-def test_records_that_were_appended_directly_are_never_mixed_with_the_brokers(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic).write(3)
-    take(spark, name)
-    topic = load(spark, name)
-    given = topic.partitions[0].moved(first_appended_offset=3, log_end_offset=5)
-    compare_and_set(topic, Step.INGEST_STATE, lambda _: to_properties(0, given))
-    assert take(spark, name).partitions[0]["records"] == 0
-    writer.write(1)
-    with pytest.raises(ForeignLogError, match="to end at or before offset 3"):
-        take(spark, name)
-
-
-def test_two_runs_at_a_time_are_found_out(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, meanwhile: Meanwhile
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic).write(2)
-    take(spark, name)
-    writer.write(3)
-    meanwhile(Step.INGEST_RECORDS, lambda: take(spark, name))
-    with pytest.raises(ForeignLogError, match=r"two ingests ran .* roll the table back"):
-        take(spark, name)
-    assert load(spark, name).partitions[0].log_end_offset == 5
-
-    before_last = "SELECT parent_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1"
-    (row,) = spark.sql(before_last.format(name.records_table)).collect()
-    procedure = "CALL lake.system.rollback_to_snapshot('{}.{}', {})"
-    spark.sql(procedure.format(name.cluster, name.topic, row["parent_id"]))
-    take(spark, name)
-    assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 3, 4]
-
-
 def test_brokers_that_do_not_answer_may_answer_a_retry(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,31 +254,3 @@ def test_brokers_that_do_not_answer_may_answer_a_retry(
     connect(monkeypatch, broker, **{"bootstrap.servers": f"127.0.0.1:{port}"})
     with pytest.raises(UnavailableError, match="run it again once they can be reached"):
         take(spark, name)
-
-
-def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker
-) -> None:
-    create(broker, name.topic)
-    writer = Writer(broker, name.topic, transactional_id=name.topic)
-    writer.begin().write(3)
-    ingest_segments(spark, name, broker, 3)
-    writer.commit()
-    with pytest.raises(NotCoveredError, match=r"found one of producer .* in partition 0"):
-        take(spark, name)
-    ingest_segments(spark, name, broker, 4)
-    writer.begin().write(1).commit()
-    take(spark, name)
-    assert records_of(spark, name) == consumed(broker, name)
-
-
-def ingest_segments(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, log_end_offset: int
-) -> None:
-    """From the broker's own directory, once its checkpoints say that it ends there."""
-    checkpoint = broker.log_dir / "replication-offset-checkpoint"
-    deadline = time.monotonic() + 30
-    while f"{name.topic} 0 {log_end_offset}" not in lines_of(checkpoint):
-        assert time.monotonic() < deadline, checkpoint.read_text()
-        time.sleep(0.1)
-    ingest(spark, str(name), broker.log_dir, NOW_MS)

@@ -78,8 +78,8 @@ def checkpointed(broker: KafkaBroker, checkpoint: str, topic: str) -> int:
 
 def wait_until(broker: KafkaBroker, checkpoint: str, topic: str, offset: int) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := checkpointed(broker, checkpoint, topic)) < offset:
-        assert time.monotonic() < deadline, f"{checkpoint} of {topic} stays at {found}"
+    while (offset_there := checkpointed(broker, checkpoint, topic)) < offset:
+        assert time.monotonic() < deadline, f"{checkpoint} of {topic} stays at {offset_there}"
         time.sleep(0.1)
 
 
@@ -148,11 +148,11 @@ def test_kafkas_classes_read_an_export_of_it_as_the_tables_say(
         name = TopicName("live", topic)
         take(spark, name, max_offsets=20)
         export(spark, name, tmp_path / kind)
-        found = view_of_kafka(kafkas_states(tmp_path / kind, kafka_jars)[f"{topic}-0"])
+        view = view_of_kafka(kafkas_states(tmp_path / kind, kafka_jars)[f"{topic}-0"])
         held = view_of_table(spark, name, 0)
         epochs = [{**batch, "leader_epoch": -1} for batch in held.batches]
-        assert_same(found, held._replace(batches=epochs))
-        assert [batch["size_bytes"] for batch in found.batches] == [
+        assert_same(view, held._replace(batches=epochs))
+        assert [batch["size_bytes"] for batch in view.batches] == [
             batch["size_bytes"] for batch in held.batches
         ]
 
@@ -232,5 +232,7 @@ def test_settings_that_lay_out_come_along_and_those_that_remove_are_reported(
     assert quiet.topic == {"drift": []}
 
     alter(broker, "drifting", segment_bytes="3000000")
-    assert [found["name"] for found in take(spark, name).topic["drift"]] == ["kafka.segment.bytes"]
+    assert [difference["name"] for difference in take(spark, name).topic["drift"]] == [
+        "kafka.segment.bytes"
+    ]
     assert drifts(load(spark, name).properties, {"segment.bytes": "2000000"}) == []

@@ -26,15 +26,12 @@ from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
-from tests.stages.replicate_log.test_replicate_log import (
+from tests.stages.replicate_log.replicas import (
     assert_sound,
     replica_of,
-    sandbox,
     set_replicas,
 )
 from tests.tables.nights import ingest, mark
-
-__all__ = ["sandbox"]
 
 PARTITIONS = 12
 ATTEMPTS = 10
@@ -96,9 +93,9 @@ def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> int:
     # cleaner may remove of that what the primary's may not yet.
     blocked = _open_below_start(spark, name)
     for p in blocked:
-        theirs, own = _records(spark, name, p), _records(spark, replica_of(name), p)
-        assert [row for row in theirs if row in own] == own
-        assert _newest_values(own) == _newest_values(theirs)
+        theirs, ours = _records(spark, name, p), _records(spark, replica_of(name), p)
+        assert [row for row in theirs if row in ours] == ours
+        assert _newest_values(ours) == _newest_values(theirs)
     primary_values, replica_values = _values(spark, name), _values(spark, replica_of(name))
     assert {at: v for at, v in replica_values.items() if at[0] not in blocked} == primary_values
     return len(primary_values)
@@ -158,5 +155,5 @@ def _replicate(spark: SparkSession, name: TopicName) -> None:
 def _values(spark: SparkSession, name: TopicName) -> Values:
     """The latest committed value of each key; a tombstone is none, and so is what has no key."""
     rows = spark.table(name.committed_view).where("key IS NOT NULL").orderBy("offset").collect()
-    found = {(row["partition"], bytes(row["key"])): row["value"] for row in rows}
-    return {key: bytes(value) for key, value in found.items() if value is not None}
+    values = {(row["partition"], bytes(row["key"])): row["value"] for row in rows}
+    return {key: bytes(value) for key, value in values.items() if value is not None}

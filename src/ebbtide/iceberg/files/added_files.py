@@ -13,11 +13,16 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.files.file_commits import new_path
-from ebbtide.iceberg.files.file_metrics import Place, describe
+from ebbtide.iceberg.files.described_files import (
+    DescribedFiles,
+    Description,
+    Place,
+    describe,
+)
+from ebbtide.iceberg.files.file_commits import new_locations
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.topics import own_spec
-from ebbtide.spark.jvm import as_dict, iceberg_class
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, as_dict, iceberg_class
 from ebbtide.stores.store import Store
 
 # Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
@@ -35,8 +40,9 @@ _TYPES = {
     "timestamptz": pa.timestamp("us", tz="UTC"),
 }
 
-# A data file as JSON, as Iceberg's parser takes it.
-NewFile = Mapping[str, Any]
+
+# A written data file.
+NewFile = Description
 
 
 class Target(NamedTuple):
@@ -74,37 +80,22 @@ class Appending(NamedTuple):
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
         """Return a new file for each (partition, segment)."""
-        provider = self.table.locationProvider()
+        segments = list(segments)
+        paths = new_locations(self.spark, self.table, segments)
         return [
-            self.target._replace(
-                place=self.target.place._replace(
-                    partition=partition,
-                    segment=segment,
-                    path=new_path(provider, partition, segment),
-                )
-            )
-            for partition, segment in segments
+            self.target._replace(place=Place(self.target.place.spec_id, *segment, path))
+            for segment, path in zip(segments, paths, strict=True)
         ]
 
     def append(self, files: Iterable[NewFile]) -> int:
         """Commit the written files; return the snapshot's id."""
-        parser = iceberg_class(self.spark, "ScanTaskParser")
-        schema = iceberg_class(self.spark, "SchemaParser").toJson(self.table.schema())
-        spec = iceberg_class(self.spark, "PartitionSpecParser").toJson(own_spec(self.table))
-        task = {
-            "task-type": "file-scan-task",
-            "schema": json.loads(schema),
-            "spec": json.loads(spec),
-            "delete-files": [],
-            "residual-filter": True,
-        }
         update = self.table.newAppend()
         for name, value in own_summary({}).items():
             update = update.set(name, value)
-        for file in files:
-            whole = {"start": 0, "length": file["file-size-in-bytes"]}
-            described = json.dumps({**task, **whole, "data-file": file})
-            update = update.appendFile(parser.fromJson(described, True).file())
+        append = JavaMethod.of(
+            self.spark, ICEBERG + "AppendFiles", "appendFile", ICEBERG + "DataFile"
+        )
+        append.on(update).for_each(DescribedFiles.of(self.spark, self.table).data(files))
         update.commit()
         return int(self.table.currentSnapshot().snapshotId())
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
-from ebbtide.columns.row_changes import CHANGED
+from ebbtide.columns.row_changes import with_changes
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
@@ -67,7 +67,7 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """Read the headers that matter and totals of whole partitions, as of a snapshot or now."""
+    """Summarise the headers of whole partitions, as of a snapshot or now."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
@@ -87,51 +87,6 @@ def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[Log
 
 
 _NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
-
-
-def has_old_magic(spark: SparkSession, batches_table: str, records: pa.Table) -> Bools:
-    """Return whether each record (`partition, batch`) came in a batch of magic 0 or 1."""
-    is_old = np.zeros(records.num_rows, np.bool_)
-    partitions = records["partition"].to_numpy()
-    for partition, units in _units_of(spark, batches_table, records).items():
-        mine = partitions == partition
-        tables = [read_segment(u, ("base_offset", "magic"), "base_offset").table for u in units]
-        headers = together(tables, units[0].columns).sort_by("base_offset")
-        bases = headers["base_offset"].to_numpy()
-        batches = records["batch"].to_numpy()[mine]
-        at = np.minimum(np.searchsorted(bases, batches), len(bases) - 1)
-        if np.any(bases[at] != batches):
-            raise SafetyError(
-                f"expected a row of {batches_table} for each batch that has records in "
-                f"partition {partition}, found none for the batch at "
-                f"{int(batches[bases[at] != batches][0])}; roll the tables back to a snapshot "
-                "before it went"
-            )
-        is_old[mine] = headers["magic"].to_numpy()[at] < 2
-    return is_old
-
-
-def _units_of(
-    spark: SparkSession, batches_table: str, records: pa.Table
-) -> dict[int, list[SegmentFiles]]:
-    """Return the batch rows' files that may hold the records' batches, by partition."""
-    snapshot = current_snapshot(spark, batches_table)
-    ranges = {
-        row["partition"]: (row["batch_min"], row["batch_max"])
-        for row in records.group_by("partition")
-        .aggregate([("batch", "min"), ("batch", "max")])
-        .to_pylist()
-    }
-    if snapshot is None or not ranges:
-        return {}
-    ends = {partition: last + 1 for partition, (_, last) in ranges.items()}
-    units: dict[int, list[SegmentFiles]] = {}
-    for unit in plan_segments(spark, batches_table, snapshot, ends):
-        mine = units.setdefault(unit.partition, [])
-        if unit.segment <= ranges[unit.partition][0]:
-            mine.clear()  # those before end where this one begins
-        mine.append(unit)
-    return units
 
 
 def prepare_changes(
@@ -247,10 +202,6 @@ def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> R
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
     """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
-    mask = pa.array(is_changed)
-    for name in (*CHANGED, "max_event_time_ms"):
-        changed = changes[name].combine_chunks().cast(rows[name].type)
-        column = pc.replace_with_mask(rows[name], mask, changed)
-        rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
+    rows, mask = with_changes(rows, is_changed, changes), pa.array(is_changed)
     crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
     return rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)

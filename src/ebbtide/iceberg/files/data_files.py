@@ -6,9 +6,11 @@ Spark's scan would hand each row through the JVM, and a DELETE would read the ta
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.dataset import ParquetFileFormat, ParquetFileFragment
 from pyroaring import BitMap64
 
 from ebbtide.columns.slices import sorted_by
@@ -27,11 +30,16 @@ from ebbtide.iceberg.files.field_ids import (
     together,
 )
 from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
-from ebbtide.stores.store import Store
+from ebbtide.stores.store import WHOLE_BYTES, Store, is_object_store
 
 Offsets = npt.NDArray[np.int64]
 MAX_OFFSET = 2**63 - 1
-_MAGIC = bytes.fromhex("d1d33964")
+_PARQUET = ParquetFileFormat()
+_MAGIC = bytes.fromhex("d1d33964")  # of a deletion vector
+_PUFFIN = b"PFA1"
+_NO_FLAGS = bytes(4)  # of a Puffin footer that is not compressed
+_POSITION = 2147483645  # the id of Iceberg's reserved column of row positions
+_UNKNOWN = -1  # snapshot and sequence number, which the commit decides
 
 
 class Vector(NamedTuple):
@@ -148,15 +156,14 @@ def read_segment(
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
     """Read all columns of the rows at these ascending positions, from only their row groups."""
     tables, start = [], 0
-    with reading_planned(unit.store, file.path) as handle:
-        opened = pq.ParquetFile(handle, pre_buffer=True)
-        for group in range(opened.num_row_groups):
+    with opened_file(unit.store, file.path, file.size_bytes) as opened:
+        for group in range(opened.metadata.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
             within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
             if len(within):
                 wanted = np.zeros(end - start, np.bool_)
                 wanted[within - start] = True
-                rows = read_file(opened, unit.columns, group)
+                rows = read_file(opened.subset(row_group_ids=[group]), unit.columns)
                 tables.append(rows.filter(pa.array(wanted)))
             start = end
     return together(tables, unit.columns)
@@ -170,8 +177,8 @@ def column_bytes(unit: SegmentFiles, name: str) -> int:
     (column,) = (column for column in unit.columns if column.name == name)
     total = 0
     for file in unit.files:
-        with reading_planned(unit.store, file.path) as handle:
-            total += bytes_of_column(pq.ParquetFile(handle), column)
+        with opened_file(unit.store, file.path, file.size_bytes) as opened:
+            total += bytes_of_column(opened, column)
     return total
 
 
@@ -179,13 +186,13 @@ def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
     """Yield the file's live rows in order, a table a row group, with all columns and lineage."""
     dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
     columns, start = (*unit.columns, *LINEAGE), 0
-    with reading_planned(unit.store, file.path) as handle:
-        opened = pq.ParquetFile(handle, pre_buffer=True)
-        for group in range(opened.num_row_groups):
+    with opened_file(unit.store, file.path, file.size_bytes) as opened:
+        for group in range(opened.metadata.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
             live = np.ones(end - start, np.bool_)
             live[dead[(dead >= start) & (dead < end)] - start] = False
-            rows = read_file(opened, columns, group).filter(pa.array(live))
+            rows = read_file(opened.subset(row_group_ids=[group]), columns)
+            rows = rows.filter(pa.array(live))
             yield with_lineage(rows, start + np.flatnonzero(live), file.lineage)
             start = end
 
@@ -194,8 +201,8 @@ def _read_file(
     store: Store, file: DataFile, columns: Sequence[TableColumn]
 ) -> tuple[pa.Table, Offsets]:
     wanted = [*columns, *LINEAGE] if file.lineage else columns
-    with reading_planned(store, file.path) as handle:
-        table = read_file(pq.ParquetFile(handle, pre_buffer=True), wanted)
+    with opened_file(store, file.path, file.size_bytes) as opened:
+        table = read_file(opened, wanted)
     positions = np.arange(table.num_rows, dtype=np.int64)
     if file.vector is not None:
         live = np.ones(table.num_rows, np.bool_)
@@ -205,11 +212,43 @@ def _read_file(
 
 
 @contextmanager
+def opened_file(store: Store, path: str, size_bytes: int) -> Iterator[ParquetFileFragment]:
+    """Open a data file that was planned on, for the block to read parts of it.
+
+    CommitConflictError where it has gone meanwhile.
+    """
+    is_kept = size_bytes <= _KEPT_BYTES or size_bytes > WHOLE_BYTES
+    with _planned(path), store.located(path):
+        yield (_kept_fragment if is_kept else _fragment)(store, path, size_bytes)
+
+
+def _fragment(store: Store, path: str, size_bytes: int) -> ParquetFileFragment:
+    """Return a file of known size, or all bytes of a small one in an object store."""
+    with store.located(path) as (file_system, path_inside):
+        if is_object_store(file_system) and size_bytes <= WHOLE_BYTES:
+            with store.reading(path) as handle:
+                return _PARQUET.make_fragment(handle.read_buffer())
+        return _PARQUET.make_fragment(path_inside, file_system, file_size=size_bytes)
+
+
+# Jobs look at a file several times, and it never changes: the footer of a large one is kept, and
+# all of one of these.
+_KEPT_BYTES = 256 * 1024
+_kept_fragment = lru_cache(maxsize=128)(_fragment)
+
+
+@contextmanager
 def reading_planned(store: Store, path: str) -> Iterator[pa.NativeFile]:
     """Open a file that was planned on; CommitConflictError where it has gone meanwhile."""
+    with _planned(path), store.reading(path) as handle:
+        yield handle
+
+
+@contextmanager
+def _planned(path: str) -> Iterator[None]:
+    """Raise CommitConflictError where a file that was planned on has gone meanwhile."""
     try:
-        with store.reading(path) as handle:
-            yield handle
+        yield
     except FileNotFoundError as error:
         raise CommitConflictError(
             f"expected {path}, which the table held when the work was planned, found that another "
@@ -230,8 +269,8 @@ def numbers_in(bitmap: BitMap64) -> Offsets:
 
 def read_blob(store: Store, vector: Vector) -> bytes:
     """Return a deletion vector as its Puffin file holds it."""
-    with reading_planned(store, vector.path) as handle:
-        return bytes(handle.read_at(vector.size_bytes, vector.position))
+    with _planned(vector.path):
+        return store.read_range(vector.path, vector.position, vector.size_bytes)
 
 
 def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVector:
@@ -242,6 +281,51 @@ def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVec
     body = _MAGIC + bitmap.serialize()
     blob = len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     return DeletionVector(file, blob, len(bitmap))
+
+
+class WrittenVectors(NamedTuple):
+    """A Puffin file: its bytes, and the position of each deletion vector in it."""
+
+    size_bytes: int
+    positions: list[int]
+
+
+def write_vectors(store: Store, path: str, deletions: Sequence[DeletionVector]) -> WrittenVectors:
+    """Write the vectors to a new Puffin file, in their order.
+
+    Iceberg's own writer takes some twenty calls to the JVM for each.
+    """
+    positions, position = [], len(_PUFFIN)
+    for deletion in deletions:
+        positions.append(position)
+        position += len(deletion.blob)
+    footer = _puffin_footer(deletions, positions)
+    with store.writing(path) as stream:
+        stream.write(_PUFFIN)
+        for deletion in deletions:
+            stream.write(deletion.blob)
+        stream.write(footer)
+    return WrittenVectors(position + len(footer), positions)
+
+
+def _puffin_footer(deletions: Sequence[DeletionVector], positions: Sequence[int]) -> bytes:
+    blobs = [
+        {
+            "type": "deletion-vector-v1",
+            "fields": [_POSITION],
+            "snapshot-id": _UNKNOWN,
+            "sequence-number": _UNKNOWN,
+            "offset": position,
+            "length": len(deletion.blob),
+            "properties": {
+                "referenced-data-file": deletion.file.path,
+                "cardinality": str(deletion.cardinality),
+            },
+        }
+        for deletion, position in zip(deletions, positions, strict=True)
+    ]
+    payload = json.dumps({"blobs": blobs, "properties": {"created-by": "ebbtide"}}).encode()
+    return _PUFFIN + payload + len(payload).to_bytes(4, "little") + _NO_FLAGS + _PUFFIN
 
 
 def write_rows(store: Store, path: str, rows: pa.Table) -> None:

@@ -22,10 +22,12 @@ from ebbtide.iceberg.files.data_files import (
     ends_of,
     numbers_in,
 )
+from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
-from ebbtide.iceberg.files.segment_planning import plan_segments, tasks_of_segments
+from ebbtide.iceberg.files.segment_planning import among, plan_segments, planned_files
 from ebbtide.iceberg.topics import current_snapshot, snapshot_after
 from ebbtide.records.arrays import Bools
+from ebbtide.spark.jvm import ICEBERG, JavaMethod
 
 
 class Leaving(NamedTuple):
@@ -69,8 +71,10 @@ def delete_segments(
     loaded = java_table(spark, table)
     delete = loaded.newDelete().validateFilesExist()
     places = {(partition, base) for partition, bases in segments.items() for base in bases}
-    for task in tasks_of_segments(spark, loaded, places, snapshot):
-        delete = delete.deleteFile(task.file())
+    planned = planned_files(spark, loaded, snapshot, among(places))
+    files = DescribedFiles.of(spark, loaded).data(describe_listed(of.listed) for of in planned)
+    by_file = JavaMethod.of(spark, ICEBERG + "DeleteFiles", "deleteFile", ICEBERG + "DataFile")
+    by_file.on(delete).for_each(files)
     for name, value in own_summary(properties).items():
         delete = delete.set(name, value)
     return commit(step, partial(snapshot_after, spark, table, delete.commit))

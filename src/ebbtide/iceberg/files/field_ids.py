@@ -12,12 +12,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from pyarrow.dataset import ParquetFileFragment, ParquetFragmentScanOptions
 from pyspark.sql import SparkSession
 
 from ebbtide.spark.jvm import iceberg_class
 
 _FIELD_ID = b"PARQUET:field_id"
+_WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
+# A store sends so many bytes in the time that one more request takes.
+_HOLE_BYTES = 4 * 1024 * 1024
+_READING = ParquetFragmentScanOptions(
+    pre_buffer=True, cache_options=pa.CacheOptions(hole_size_limit=_HOLE_BYTES, lazy=False)
+)
 
 
 class TableColumn(NamedTuple):
@@ -37,20 +43,17 @@ def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
     )
 
 
-def read_file(
-    opened: pq.ParquetFile, columns: Iterable[TableColumn], group: int | None = None
-) -> pa.Table:
-    """Read the columns that the file has, under the table's names; all rows or one row group's.
+def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.Table:
+    """Read the columns that the file, or a row group of it, has, under the table's names.
 
     Columns may be null whatever the writer knew, so that files of all writers go together.
     """
-    names = {_id_of(field): field.name for field in opened.schema_arrow}
+    names = {_id_of(field): field.name for field in file.physical_schema}
     present = [column for column in columns if column.field_id in names]
     in_file = [names[column.field_id] for column in present]
-    if group is None:
-        table = opened.read(columns=in_file, use_threads=False)
-    else:
-        table = opened.read_row_group(group, columns=in_file, use_threads=False)
+    table = file.to_table(
+        columns=in_file, use_threads=False, batch_size=_WHOLE, fragment_scan_options=_READING
+    )
     if not present:  # a table without columns would have no rows
         return table
     arrays = [table[name] for name in in_file]
@@ -61,12 +64,12 @@ def read_file(
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def bytes_of_column(opened: pq.ParquetFile, column: TableColumn) -> int:
+def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
     """Return the uncompressed bytes of a column of plain values; 0 if the file lacks it."""
-    names = {_id_of(field): field.name for field in opened.schema_arrow}
+    names = {_id_of(field): field.name for field in file.physical_schema}
     if column.field_id not in names:
         return 0
-    footer, path = opened.metadata, names[column.field_id]
+    footer, path = file.metadata, names[column.field_id]
     (at,) = (n for n in range(footer.num_columns) if footer.schema.column(n).path == path)
     groups = range(footer.num_row_groups)
     return sum(int(footer.row_group(n).column(at).total_uncompressed_size) for n in groups)

@@ -1,13 +1,12 @@
 """Commit single files through Iceberg's own Java classes: no statement, so no scan.
 
-Iceberg: BaseDVFileWriter for deletion vectors, RowDelta for them and for files, RewriteFiles.
+Iceberg: RowDelta for deletion vectors and for files, RewriteFiles.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,18 +16,19 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, read_blob
-from ebbtide.iceberg.files.file_metrics import Place, read_description
+from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, write_vectors
+from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
+from ebbtide.iceberg.files.manifests import SegmentPlace, Wanted, current_files
 from ebbtide.iceberg.files.segment_planning import (
-    data_file,
+    PlannedFile,
+    among,
+    below,
     near_segments,
-    scan_tasks,
-    tasks_of_segments,
+    planned_files,
 )
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.holds import Hold, holding
-from ebbtide.iceberg.topics import own_spec
-from ebbtide.spark.jvm import iceberg_class, items, java_class
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, java_list, texts
 
 # Commits the prepared change; returns the id of its snapshot.
 Commit = Callable[[], int]
@@ -43,8 +43,8 @@ class Replacement(NamedTuple):
 
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
     """Return a new file's path for each segment; no two calls give the same."""
-    provider = java_table(spark, table).locationProvider()
-    return [new_path(provider, unit.partition, unit.segment) for unit in units]
+    places = [(unit.partition, unit.segment) for unit in units]
+    return new_locations(spark, java_table(spark, table), places)
 
 
 class PlannedRewrite(NamedTuple):
@@ -62,10 +62,15 @@ def planned_rewrites(
     return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
 
 
-def new_path(provider: Any, partition: int, segment: int) -> str:
-    """Return the path of one more file of a segment, by Iceberg's location provider."""
-    name = f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
-    return str(provider.newDataLocation(name))
+def new_locations(spark: SparkSession, table: Any, segments: Iterable[SegmentPlace]) -> list[str]:
+    """Return the path of one more file of each segment, by Iceberg's location provider."""
+    names = [
+        f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
+        for partition, segment in segments
+    ]
+    provider = "org.apache.iceberg.io.LocationProvider"
+    locate = JavaMethod.of(spark, provider, "newDataLocation", "java.lang.String")
+    return texts(spark, locate.on(table.locationProvider()).map(java_list(spark, names)))
 
 
 class RowDelta(NamedTuple):
@@ -98,79 +103,85 @@ def prepare_row_delta(
     """
     loaded = java_table(spark, table)
     snapshot = loaded.currentSnapshot().snapshotId()
-    tasks = _Tasks.of(spark, loaded, scan_tasks(spark, loaded, snapshot, ends))
-    vectors = _write_vectors(spark, loaded, tasks, delta.deletions)
-    begun = _Begun.of(loaded, hold, before)
-    update = begun.updates.newRowDelta()
-    update = update.validateFromSnapshot(snapshot)
-    # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
-    update = update.validateDeletedFiles()
-    update = update.validateDataFilesExist(vectors.referencedDataFiles())
-    for file in items(vectors.deleteFiles()):
-        update = update.addDeletes(file)
-    for file in items(vectors.rewrittenDeleteFiles()):
-        update = update.removeDeletes(file)
+    current = _CurrentFiles.of(spark, loaded, snapshot, below(ends))
+    described = DescribedFiles.of(spark, loaded)
+    deleted_from = [current.unchanged(deletion.file) for deletion in delta.deletions]
+    vectors = _write_vectors(spark, loaded, delta.deletions, deleted_from)
     leaving = [*(unit for unit, _ in delta.replaced), *delta.dropped]
+    removed = [current.unchanged(file) for unit in leaving for file in unit.files]
+    begun = _Begun.of(loaded, hold, before)
+    update = _FileUpdate(spark, begun.updates.newRowDelta(), "RowDelta")
+    update.updates.validateFromSnapshot(snapshot)
+    # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
+    update.updates.validateDeletedFiles()
+    paths = [deletion.file.path for deletion in delta.deletions]
+    update.updates.validateDataFilesExist(java_list(spark, paths))
     if leaving:
         segments = {(unit.partition, unit.segment) for unit in leaving}
-        update = update.conflictDetectionFilter(near_segments(spark, segments))
-        update = update.validateNoConflictingDeleteFiles()
+        update.updates.conflictDetectionFilter(near_segments(spark, segments))
+        update.updates.validateNoConflictingDeleteFiles()
     if delta.replaced:
-        update = update.validateNoConflictingDataFiles()
-    for task in (tasks.unchanged(file) for unit in leaving for file in unit.files):
-        update = update.removeRows(task.file())
-        for vector in items(task.deletes()):
-            update = update.removeDeletes(vector)
-    for unit, path in (*delta.added, *delta.replaced):
-        if path is not None:
-            update = update.addRows(tasks.with_new_file(unit, path))
-    return begun.commit_of(update, properties)
+        update.updates.validateNoConflictingDataFiles()
+    update.deletes("addDeletes", described.deletes(vectors))
+    gone = [of.vector for of in (*deleted_from, *removed) if of.vector is not None]
+    update.deletes("removeDeletes", described.deletes(map(describe_listed, gone)))
+    update.data("removeRows", described.data(describe_listed(of.listed) for of in removed))
+    new = described.read_new((*delta.added, *delta.replaced))
+    update.data("addRows", described.data(new))
+    return begun.commit_of(update.updates, properties)
 
 
 def prepare_rewrite(
     spark: SparkSession,
     table: str,
-    segments: Collection[tuple[int, int]],
-    replacements: Iterable[Replacement],
+    segments: Collection[SegmentPlace],
+    replacements: Sequence[Replacement],
     properties: Mapping[str, str],
     hold: Hold | None = None,
     dangling: Collection[str] = (),
 ) -> Commit:
     """Prepare to replace files by others that hold the same rows, and remove their vectors.
 
-    All replaced files lie in `segments`, (partition, segment). `dangling` names data files that
-    are no longer in the table; their vectors are removed too. Raise CommitConflictError where a
-    file changed meanwhile.
+    All replaced files lie in `segments`. `dangling` names data files that are no longer in the
+    table; their vectors are removed too. Raise CommitConflictError where a file changed
+    meanwhile.
     """
     loaded = java_table(spark, table)
-    tasks = _Tasks.of(spark, loaded, tasks_of_segments(spark, loaded, segments))
     snapshot = loaded.currentSnapshot().snapshotId()
+    current = _CurrentFiles.of(spark, loaded, snapshot, among(segments))
+    described = DescribedFiles.of(spark, loaded)
+    removed = [current.unchanged(file) for unit, _ in replacements for file in unit.files]
     begun = _Begun.of(loaded, hold, snapshot)
-    rewrite = begun.updates.newRewrite().validateFromSnapshot(snapshot)
-    for unit, path in replacements:
-        for task in map(tasks.unchanged, unit.files):
-            for file in (task.file(), *items(task.deletes())):
-                rewrite = rewrite.deleteFile(file)
-        if path is not None:
-            rewrite = rewrite.addFile(tasks.with_new_file(unit, path))
-    for vector in _vectors_for(spark, loaded, dangling) if dangling else ():
-        rewrite = rewrite.deleteFile(vector)
-    return begun.commit_of(rewrite, properties)
+    update = _FileUpdate(spark, begun.updates.newRewrite(), "RewriteFiles")
+    update.updates.validateFromSnapshot(snapshot)
+    update.data("deleteFile", described.data(describe_listed(of.listed) for of in removed))
+    gone = [of.vector for of in removed if of.vector is not None]
+    if dangling:
+        files = current_files(spark, loaded)
+        gone += [file for file in files if not file.is_data and file.referenced in dangling]
+    update.deletes("deleteFile", described.deletes(map(describe_listed, gone)))
+    update.data("addFile", described.data(described.read_new(replacements)))
+    return begun.commit_of(update.updates, properties)
 
 
-def _vectors_for(spark: SparkSession, table: Any, paths: Collection[str]) -> Iterator[Any]:
-    """Yield the deletion vectors for data files, as Iceberg lists them."""
-    manifests = iceberg_class(spark, "ManifestFiles")
-    for manifest in items(table.currentSnapshot().deleteManifests(table.io())):
-        reader = manifests.readDeleteManifest(manifest, table.io(), table.specs())
-        try:
-            iterator = reader.iterator()
-            while iterator.hasNext():
-                vector = iterator.next()
-                if vector.referencedDataFile() in paths:
-                    yield vector.copy()
-        finally:
-            reader.close()
+class _FileUpdate(NamedTuple):
+    """One of Iceberg's updates, which takes files by methods of its kind."""
+
+    spark: SparkSession
+    updates: Any
+    kind: str
+
+    def data(self, method: str, files: Any) -> None:
+        """Call the method with each data file of a Java list."""
+        self._for_each(method, files, "DataFile")
+
+    def deletes(self, method: str, files: Any) -> None:
+        """Call the method with each delete file of a Java list."""
+        self._for_each(method, files, "DeleteFile")
+
+    def _for_each(self, method: str, files: Any, of: str) -> None:
+        called = JavaMethod.of(self.spark, ICEBERG + self.kind, method, ICEBERG + of)
+        called.on(self.updates).for_each(files)
 
 
 class _Begun(NamedTuple):
@@ -196,80 +207,50 @@ class _Begun(NamedTuple):
         return int(self.table.currentSnapshot().snapshotId())
 
 
-class _Tasks(NamedTuple):
-    """Iceberg's scan tasks of files that a table has now, by path."""
+class _CurrentFiles(NamedTuple):
+    """The files of some segments that a table has now, by path."""
 
-    parser: Any
-    by_path: dict[str, Any]
-    spec: dict[str, Any]  # of new files
+    by_path: Mapping[str, PlannedFile]
 
     @classmethod
-    def of(cls, spark: SparkSession, table: Any, tasks: Iterable[Any]) -> _Tasks:
-        by_path = {str(task.file().location()): task for task in tasks}
-        spec = json.loads(iceberg_class(spark, "PartitionSpecParser").toJson(own_spec(table)))
-        return cls(iceberg_class(spark, "ScanTaskParser"), by_path, spec)
+    def of(cls, spark: SparkSession, table: Any, snapshot: int, wanted: Wanted) -> _CurrentFiles:
+        planned = planned_files(spark, table, snapshot, wanted)
+        return cls({of.file.path: of for of in planned})
 
-    def unchanged(self, file: DataFile) -> Any:
-        """Return the task of a file with the deletions that it was planned with."""
-        task = self.by_path.get(file.path)
-        if task is not None and data_file(self._described(task)).vector == file.vector:
-            return task
+    def unchanged(self, file: DataFile) -> PlannedFile:
+        """Return a file as it is listed, with the deletions that it was planned with."""
+        listed = self.by_path.get(file.path)
+        if listed is not None and listed.file.vector == file.vector:
+            return listed
         raise CommitConflictError(
             f"expected {file.path} as the round was planned on it, found that another writer "
             "rewrote it or deleted from it; run the job again"
         )
 
-    def with_new_file(self, unit: SegmentFiles, path: str) -> Any:
-        """Return the file written to `path` for the segment, as Iceberg lists it."""
-        task = self._described(self.by_path[unit.files[0].path])
-        place = Place(self.spec["spec-id"], unit.partition, unit.segment, path)
-        task["data-file"] = read_description(unit.store, place)
-        task["spec"] = self.spec
-        task["delete-files"] = []
-        return self.parser.fromJson(json.dumps(task), True).file()
-
-    def _described(self, task: Any) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads(self.parser.toJson(task))
-        return described
-
 
 def _write_vectors(
-    spark: SparkSession, table: Any, tasks: _Tasks, deletions: Sequence[DeletionVector]
-) -> Any:
-    indexes = iceberg_class(spark, "deletes.PositionDeleteIndex")
-    builders = iceberg_class(spark, "FileMetadata")
-    factory = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
-    factory = factory.format(iceberg_class(spark, "FileFormat").PUFFIN).build()
-    previous = java_class(spark, "java.util.HashMap")()
-    load_previous = java_class(spark, "com.google.common.base.Functions").forMap(previous, None)
-    writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, load_previous)
-    store = store_of(spark, table)
-    for deletion in deletions:
-        task = tasks.unchanged(deletion.file)
-        for old in items(task.deletes()):
-            assert deletion.file.vector is not None
-            blob = read_blob(store, deletion.file.vector)
-            previous.put(deletion.file.path, indexes.deserialize(blob, old))
-        spec, partition = task.spec(), task.file().partition()
-        described = _describe(builders.deleteFileBuilder(spec), partition, deletion)
-        index = indexes.deserialize(deletion.blob, described)
-        writer.delete(deletion.file.path, index, spec, partition)
-    writer.close()
-    return writer.result()
-
-
-def _describe(builder: Any, partition: Any, deletion: DeletionVector) -> Any:
-    """Describe a deletion vector: Iceberg checks the blob's length and cardinality against this."""
-    size_bytes = len(deletion.blob)
-    return (
-        builder.ofPositionDeletes()
-        .withFormat("puffin")
-        .withPath("memory")
-        .withPartition(partition)
-        .withFileSizeInBytes(size_bytes)
-        .withRecordCount(deletion.cardinality)
-        .withReferencedDataFile(deletion.file.path)
-        .withContentOffset(0)
-        .withContentSizeInBytes(size_bytes)
-        .build()
-    )
+    spark: SparkSession,
+    table: Any,
+    deletions: Sequence[DeletionVector],
+    files: Sequence[PlannedFile],
+) -> list[dict[str, Any]]:
+    """Write the deletion vectors of files to one Puffin file; return them for Iceberg."""
+    if not deletions:
+        return []
+    name = f"{uuid.uuid4().hex}-deletes.puffin"
+    path = str(table.locationProvider().newDataLocation(name))
+    written = write_vectors(store_of(spark, table), path, deletions)
+    return [
+        {
+            **describe_listed(of.listed),
+            "content": "position-deletes",
+            "file-path": path,
+            "file-format": "puffin",
+            "file-size-in-bytes": written.size_bytes,
+            "record-count": deletion.cardinality,
+            "referenced-data-file": deletion.file.path,
+            "content-offset": position,
+            "content-size-in-bytes": len(deletion.blob),
+        }
+        for deletion, of, position in zip(deletions, files, written.positions, strict=True)
+    ]

@@ -1,28 +1,39 @@
-"""Plan on the driver, by Iceberg's scans, which data files hold which segments of a table."""
+"""Plan on the driver, from manifests, which data files hold which segments of a table."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.data_files import DataFile, SegmentFiles, Vector
-from ebbtide.iceberg.files.field_ids import (
-    TableColumn,
-    columns_of,
+from ebbtide.iceberg.files.data_files import MAX_OFFSET, DataFile, SegmentFiles, Vector
+from ebbtide.iceberg.files.field_ids import TableColumn, columns_of
+from ebbtide.iceberg.files.manifests import (
+    ListedFile,
+    Range,
+    SegmentPlace,
+    Wanted,
+    wanted_files,
 )
 from ebbtide.iceberg.files.row_lineage import Lineage
 from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.spark.conditions import any_expression
-from ebbtide.spark.jvm import iceberg_class, java_class
+from ebbtide.iceberg.topics import own_spec
+from ebbtide.spark.jvm import iceberg_class, java_list
 
-# Iceberg evaluates each part of a condition on each file: more partitions are given as a set.
-MANY_PARTITIONS = 50
+_NONE = (0, -1)  # a range without anything in it
+
+
+class PlannedFile(NamedTuple):
+    """A data file of a segment as manifests list it, and its deletion vector."""
+
+    file: DataFile
+    place: SegmentPlace
+    listed: ListedFile
+    vector: ListedFile | None
 
 
 def plan_segments(
@@ -40,196 +51,192 @@ def plan_segments(
     names a column of whole numbers; each file then carries its largest value.
     """
     loaded = java_table(spark, table)
-    tasks = scan_tasks(spark, loaded, snapshot, ends, starts, bound=bound)
-    return _units(
-        spark, loaded, tasks, lambda partition, segment: segment < ends[partition], bound=bound
-    )
+    columns = columns_of(spark, loaded)
+    has_bounds = starts is not None or bound is not None
+    planned = planned_files(spark, loaded, snapshot, below(ends), has_bounds=has_bounds)
+    if starts is not None:
+        offset = _id_of(columns, "offset")
+        planned = [of for of in planned if _reaches(of, offset, starts.get(of.place[0], 0))]
+    if bound is not None:
+        of_bound = _id_of(columns, bound)
+        planned = [
+            of._replace(file=of.file._replace(last=_bounds(of).upper.get(of_bound)))
+            for of in planned
+        ]
+    return _in_segments(spark, loaded, columns, planned)
 
 
-def scan_tasks(
+def plan_before(
     spark: SparkSession,
-    table: JavaObject,
+    table: str,
     snapshot: int,
-    ends: Mapping[int, int],
-    starts: Mapping[int, int] | None = None,
-    *,
-    bound: str | None = None,
-) -> list[JavaObject]:
-    """Return Iceberg's scan tasks, one a file, of the segments below each partition's end.
-
-    With very many partitions, some files of segments at or above the end are included. `bound`
-    names a column whose bounds the tasks carry.
-    """
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    # `and` and `in` are words of Python, so these Java methods are asked for by name.
-    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
-
-    def wanted(partition: int, end: int) -> JavaObject:
-        of_partition = both(
-            expressions.equal("partition", partition), expressions.lessThan("segment", end)
-        )
-        if starts is None or partition not in starts:
-            return of_partition
-        start = expressions.greaterThanOrEqual("offset", starts[partition])
-        return both(of_partition, start)
-
-    if starts is None and len(ends) > MANY_PARTITIONS:
-        to_integer = java_class(spark, "java.lang.Integer")
-        of_any = one_of("partition", [to_integer(partition) for partition in ends])
-        below = expressions.lessThan("segment", max(ends.values()))
-        return planned_tasks(table, snapshot, both(of_any, below), bound=bound)
-    filters = (wanted(partition, end) for partition, end in ends.items())
-    return planned_tasks(table, snapshot, any_expression(spark, filters), bound=bound)
-
-
-def plan_where(
-    spark: SparkSession, table: str, snapshot: int, matches: JavaObject
+    partitions: Collection[int],
+    times: Collection[str],
+    before_us: int,
 ) -> list[SegmentFiles]:
-    """Plan segments with only those files that may hold a row which an expression matches."""
+    """Plan segments with only those files that may hold a time before `before_us`, us since 1970.
+
+    `times` names columns of times; one of them is enough.
+    """
     loaded = java_table(spark, table)
-    return _units(spark, loaded, planned_tasks(loaded, snapshot, matches), lambda *place: True)
+    columns = columns_of(spark, loaded)
+    ids = [_id_of(columns, name) for name in times]
+    wanted = below(dict.fromkeys(partitions, MAX_OFFSET))
+
+    def may_be_before(of: PlannedFile) -> bool:
+        lower, _, empty = _bounds(of)
+        return any(i not in empty and lower.get(i, before_us - 1) < before_us for i in ids)
+
+    planned = planned_files(spark, loaded, snapshot, wanted, has_bounds=True)
+    return _in_segments(spark, loaded, columns, filter(may_be_before, planned))
 
 
 def plan_with_lineage(
-    spark: SparkSession, table: str, segments: Collection[tuple[int, int]]
+    spark: SparkSession, table: str, segments: Collection[SegmentPlace]
 ) -> list[SegmentFiles]:
-    """Plan the current files of these segments, (partition, segment), with their rows' ids."""
+    """Plan the current files of these segments with their rows' ids."""
     loaded = java_table(spark, table)
-    tasks = tasks_of_segments(spark, loaded, segments)
-    return _units(spark, loaded, tasks, lambda *place: place in segments, has_lineage=True)
+    if not segments:
+        return []
+    snapshot = loaded.currentSnapshot().snapshotId()
+    planned = [
+        of._replace(
+            file=of.file._replace(
+                lineage=Lineage(of.listed.first_row_id, of.listed.sequence_number)
+            )
+        )
+        for of in planned_files(spark, loaded, snapshot, among(segments))
+    ]
+    return _in_segments(spark, loaded, columns_of(spark, loaded), planned)
 
 
-def _units(
+def below(ends: Mapping[int, int]) -> Wanted:
+    """Return the segments that begin below their partition's end offset."""
+    last = max(ends.values(), default=0) - 1
+    within = Range(_range(ends), (0, last))
+    return Wanted(within, lambda place: place[0] in ends and place[1] < ends[place[0]])
+
+
+def among(segments: Collection[SegmentPlace]) -> Wanted:
+    """Return exactly these segments."""
+    partitions, bases = ({place[at] for place in segments} for at in (0, 1))
+    return Wanted(Range(_range(partitions), _range(bases)), segments.__contains__)
+
+
+def _range(numbers: Iterable[int]) -> tuple[int, int]:
+    numbers = list(numbers)
+    return (min(numbers), max(numbers)) if numbers else _NONE
+
+
+def planned_files(
+    spark: SparkSession, table: Any, snapshot: int, wanted: Wanted, *, has_bounds: bool = False
+) -> list[PlannedFile]:
+    """Return the data files of wanted segments in a snapshot of Iceberg's table object.
+
+    Raise CommitConflictError where the snapshot is gone, and ConfigurationError for files that
+    are not as ebbtide's tables have them.
+    """
+    made = existing_snapshot(table, snapshot)
+    spec_id = int(own_spec(table).specId())
+    listed = wanted_files(spark, table, made, wanted, spec_id, has_bounds=has_bounds)
+    vectors = {file.referenced: file for file in listed if not file.is_data}
+    for deletes in vectors.values():
+        if deletes.blob is None:
+            raise ConfigurationError(
+                f"expected only deletion vectors among the delete files of {table.name()}, found "
+                f"{deletes.path}, which another tool has written; rewrite the data files that it "
+                "deletes from with that tool"
+            )
+    return [_planned(file, vectors.get(file.path)) for file in listed if file.is_data]
+
+
+def existing_snapshot(table: Any, snapshot: int) -> Any:
+    """Return Iceberg's object for a snapshot; CommitConflictError where it was expired."""
+    made = table.snapshot(snapshot)
+    if made is None:
+        raise CommitConflictError(
+            f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
+            "that another tool expired it meanwhile; run the job again"
+        )
+    return made
+
+
+def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
+    """Return a file with its vector; ConfigurationError where ebbtide cannot read it."""
+    if file.place is None:
+        raise ConfigurationError(
+            f"expected {file.path} to be of one partition and segment, found it partitioned by "
+            f"{list(file.partition)}; add `partition` and `segment` to the table's partition "
+            "fields again and rewrite its files"
+        )
+    if file.format.lower() != "parquet":
+        raise ConfigurationError(
+            f"expected {file.path} to be Parquet, found {file.format.lower()}; set "
+            "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
+        )
+    deleted = None
+    if vector is not None:
+        assert vector.blob is not None
+        deleted = Vector(vector.path, *vector.blob, vector.rows)
+    return PlannedFile(
+        DataFile(file.path, file.rows, file.size_bytes, deleted), file.place, file, vector
+    )
+
+
+def _in_segments(
     spark: SparkSession,
-    table: JavaObject,
-    tasks: Iterable[JavaObject],
-    is_wanted: Callable[[int, int], bool],
-    *,
-    has_lineage: bool = False,
-    bound: str | None = None,
+    table: Any,
+    columns: tuple[TableColumn, ...],
+    planned: Iterable[PlannedFile],
 ) -> list[SegmentFiles]:
-    """Return the files of scan tasks by segment; `is_wanted` is asked with (partition, segment)."""
-    parser = iceberg_class(spark, "ScanTaskParser")
-    columns, store = columns_of(spark, table), store_of(spark, table)
-    bound_id = next((column.field_id for column in columns if column.name == bound), None)
-    files: dict[tuple[int, int], list[DataFile]] = {}
-    for task in tasks:
-        described = json.loads(parser.toJson(task))
-        place = segment_of_task(described, columns)
-        if is_wanted(*place):
-            file = data_file(described)
-            if has_lineage:
-                first_row_id = described["data-file"].get("first-row-id")
-                lineage = Lineage(first_row_id, int(task.file().dataSequenceNumber()))
-                file = file._replace(lineage=lineage)
-            if bound_id is not None:
-                file = file._replace(last=_upper_bound(described["data-file"], bound_id))
-            files.setdefault(place, []).append(file)
+    files: dict[SegmentPlace, list[DataFile]] = {}
+    for of in planned:
+        files.setdefault(of.place, []).append(of.file)
+    store = store_of(spark, table)
     return [
         SegmentFiles(*place, tuple(sorted(files[place])), columns, store) for place in sorted(files)
     ]
 
 
-def _upper_bound(file: Mapping[str, Any], field_id: int) -> int | None:
-    """Return the upper bound of a column of whole numbers, from a scan task's JSON."""
-    bounds = file.get("upper-bounds") or {"keys": [], "values": []}
-    encoded = dict(zip(bounds["keys"], bounds["values"], strict=True)).get(field_id)
-    if encoded is None:
-        return None
-    return int.from_bytes(bytes.fromhex(encoded), "little", signed=True)
+def _bounds(of: PlannedFile) -> Any:
+    assert of.listed.bounds is not None
+    return of.listed.bounds
 
 
-def tasks_of_segments(
-    spark: SparkSession,
-    table: JavaObject,
-    segments: Collection[tuple[int, int]],
-    snapshot: int | None = None,
-) -> list[JavaObject]:
-    """Scan tasks of the files of segments, (partition, segment), now or as of a snapshot."""
-    if not segments:
-        return []
-    snapshot = snapshot or table.currentSnapshot().snapshotId()
-    parser, columns = iceberg_class(spark, "ScanTaskParser"), columns_of(spark, table)
-    return [
-        task
-        for task in planned_tasks(table, snapshot, near_segments(spark, segments))
-        if segment_of_task(json.loads(parser.toJson(task)), columns) in segments
-    ]
+def _reaches(of: PlannedFile, column: int, start: int) -> bool:
+    """Return whether a file may hold a value of the column at or above `start`."""
+    return bool(_bounds(of).upper.get(column, start) >= start)
 
 
-def near_segments(spark: SparkSession, segments: Collection[tuple[int, int]]) -> JavaObject:
-    """Return Iceberg's expression for segments, (partition, segment); it may match others too.
+def _id_of(columns: Iterable[TableColumn], name: str) -> int:
+    return next(column.field_id for column in columns if column.name == name)
 
-    An exact expression, pair by pair, would be evaluated against each file once for every pair.
+
+def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
+    """Return Iceberg's own scan tasks, one a file, for an Iceberg expression that few files match.
+
+    Each file takes some calls to the JVM.
     """
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
-    to_integer, to_long = (java_class(spark, f"java.lang.{name}") for name in ("Integer", "Long"))
-    partitions, bases = map(set, zip(*segments, strict=True))
-    return both(
-        one_of("partition", [to_integer(partition) for partition in partitions]),
-        one_of("segment", [to_long(base) for base in bases]),
-    )
-
-
-def planned_tasks(
-    table: JavaObject, snapshot: int, matches: JavaObject, *, bound: str | None = None
-) -> list[JavaObject]:
-    """Return Iceberg's scan tasks, one a file, for an Iceberg expression.
-
-    The tasks carry the bounds of the column `bound` alone, if one is given.
-    """
-    if table.snapshot(snapshot) is None:
-        raise CommitConflictError(
-            f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
-            "that another tool expired it meanwhile; run the job again"
-        )
-    scan = table.newScan().useSnapshot(snapshot).filter(matches)
-    tasks = (scan if bound is None else scan.includeColumnStats([bound])).planFiles()
+    existing_snapshot(table, snapshot)
+    tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
     try:
         iterator = tasks.iterator()
-        found = []
+        planned = []
         while iterator.hasNext():
-            found.append(iterator.next())
-        return found
+            planned.append(iterator.next())
+        return planned
     finally:
         tasks.close()
 
 
-def segment_of_task(task: Mapping[str, Any], columns: Sequence[TableColumn]) -> tuple[int, int]:
-    """Return a file's partition and segment, even where somebody partitioned the table further."""
-    ids = {column.name: column.field_id for column in columns}
-    values = {
-        field["source-id"]: value
-        for field, value in zip(task["spec"]["fields"], task["data-file"]["partition"], strict=True)
-        if field["transform"] == "identity"
-    }
-    try:
-        return values[ids["partition"]], values[ids["segment"]]
-    except KeyError:
-        raise ConfigurationError(
-            f"expected {task['data-file']['file-path']} to be of one partition and segment, found "
-            f"it partitioned by {[field['name'] for field in task['spec']['fields']]}; add "
-            "`partition` and `segment` to the table's partition fields again and rewrite its files"
-        ) from None
+def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> JavaObject:
+    """Return Iceberg's expression for segments; it may match others too.
 
-
-def data_file(task: Mapping[str, Any]) -> DataFile:
-    """Return the file that a scan task, as Iceberg describes it in JSON, reads."""
-    deletes, file_format = task["delete-files"], task["data-file"]["file-format"]
-    if file_format.lower() != "parquet":
-        raise ConfigurationError(
-            f"expected {task['data-file']['file-path']} to be Parquet, found {file_format}; set "
-            "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
-        )
-    vector = None
-    if deletes:
-        (delete,) = deletes
-        vector = Vector(
-            delete["file-path"],
-            delete["content-offset"],
-            delete["content-size-in-bytes"],
-            delete["record-count"],
-        )
-    file = task["data-file"]
-    return DataFile(file["file-path"], file["record-count"], file["file-size-in-bytes"], vector)
+    An exact expression, pair by pair, would be evaluated against each file once for every pair.
+    """
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    # `and` and `in` are words of Python, so these Java methods are asked for by name.
+    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
+    columns = (sorted({place[at] for place in segments}) for at in (0, 1))
+    partitions, bases = (java_list(spark, numbers) for numbers in columns)
+    return both(one_of("partition", partitions), one_of("segment", bases))

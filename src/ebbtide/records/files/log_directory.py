@@ -99,7 +99,15 @@ def list_log_directory(uri: str, store: Store = AMBIENT) -> tuple[PartitionDirec
                 tuple(sorted(segments, key=lambda segment: segment.base_offset)),
             )
         )
-    return tuple(sorted(partitions, key=lambda found: (found.topic, found.partition)))
+    return tuple(
+        sorted(
+            partitions,
+            key=lambda partition_directory: (
+                partition_directory.topic,
+                partition_directory.partition,
+            ),
+        )
+    )
 
 
 def parse_partition_name(name: str) -> tuple[str, int] | None:

@@ -38,6 +38,8 @@ from ebbtide.records.compression import (
     TooLargeError,
     decompress,
 )
+from ebbtide.records.decoding.record_columns import LegacyBatch, decode_records, decode_run
+from ebbtide.records.decoding.record_places import V2Batch
 from ebbtide.records.files.kept_batches import KeptBatches, WantedBatches
 from ebbtide.records.legacy import (
     MalformedMessageError,
@@ -46,12 +48,6 @@ from ebbtide.records.legacy import (
     read_message,
 )
 from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
-from ebbtide.records.record_columns import (
-    LegacyBatch,
-    V2Batch,
-    decode_records,
-    decode_run,
-)
 from ebbtide.stores.file_reader import FileReader
 from ebbtide.stores.store import AMBIENT, Store
 from ebbtide.stores.uris import file_name

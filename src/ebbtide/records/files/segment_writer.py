@@ -22,7 +22,7 @@ from ebbtide.records.attributes import (
     NO_LEADER_EPOCH,
     NO_TIMESTAMP,
 )
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
 # The columns of a records table that are written.

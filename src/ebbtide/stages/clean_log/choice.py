@@ -6,12 +6,13 @@ A log that Kafka would leave alone also gets a round where a tombstone or marker
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
+from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.log_headers import LogHeaders, LogOutline
-from ebbtide.columns.rewritten_batches import ORDINARY
+from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role, is_due
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
@@ -19,13 +20,11 @@ from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, is_past_horizon, judge
+from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.spark.tasks import map_segments
 
 
@@ -43,13 +42,19 @@ class Choice(NamedTuple):
     headers: Mapping[int, LogHeaders]
     parts: Mapping[int, PartitionRound]  # of the picked partitions alone
     reasons: Mapping[int, str]  # for a round, or against one
+    dirty_ratios: Mapping[int, float]
 
 
 class _Offer(NamedTuple):
-    """One partition's round, if it is picked, and the reason for that or against."""
+    """One partition's round, if it is picked."""
 
     part: PartitionRound
-    reason: str
+    dirty_ratio: float
+
+    @property
+    def reason(self) -> str:
+        """Why Kafka's cleaner would pick it, or why not."""
+        return f"dirty ratio {self.dirty_ratio:.2f}{' is too low' if self.part.is_idle else ''}"
 
 
 def newest_pins(topic: Topic) -> Pins | None:
@@ -77,36 +82,31 @@ def reason_against(state: PartitionState, config: TopicConfig, now_ms: int) -> s
 
 def choose(topic: Topic, candidates: Sequence[int], pins: Pins, now_ms: int) -> Choice:
     """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits."""
+    held_back = held_back_from(topic)
     outlines = {
-        p: LogOutline(state.log_start_offset, state.segments, now_ms)
+        p: LogOutline(state.log_start_offset, state.segments, now_ms, held_back.get(p, MAX_OFFSET))
         for p, state in topic.partitions.items()
         if p in candidates
     }
     headers = look_at_headers(topic.spark, topic.name.batches_table, outlines, pins.batches)
-    held_back = held_back_from(topic)
     offers = {
-        partition: _offer(topic, partition, of_partition, now_ms, held_back)
+        partition: _offer(topic, partition, of_partition, outlines[partition])
         for partition, of_partition in headers.items()
     }
     parts = {p: offer.part for p, offer in offers.items() if not offer.part.is_idle}
     reasons = {p: offer.reason for p, offer in offers.items()}
     if topic.config.cleans_idle:
         idle = {p: offer.part for p, offer in offers.items() if offer.part.is_idle}
-        for partition, reason in _idle_reasons(topic, headers, idle, pins, now_ms).items():
+        for partition, reason in _idle_reasons(topic, headers, idle, pins, outlines).items():
             parts[partition], reasons[partition] = idle[partition], reason
-    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons)
+    ratios = {p: offer.dirty_ratio for p, offer in offers.items()}
+    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons, ratios)
 
 
-def _offer(
-    topic: Topic,
-    partition: int,
-    headers: LogHeaders,
-    now_ms: int,
-    held_back: Mapping[int, int],
-) -> _Offer:
+def _offer(topic: Topic, partition: int, headers: LogHeaders, outline: LogOutline) -> _Offer:
     """Return the partition's round; it is idle where the dirty ratio is too low."""
     state = topic.partitions[partition]
-    log = _cleanable(state, headers, topic.config, now_ms)
+    log = _cleanable(state, headers, topic.config, outline.now_ms)
     is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
@@ -114,10 +114,9 @@ def _offer(
         first_dirty_offset=log.first_dirty_offset,
         first_uncleanable_offset=log.first_uncleanable_offset,
         is_idle=not is_picked,
-        held_back_from=held_back.get(partition, MAX_OFFSET),
+        held_back_from=outline.held_back_from,
     )
-    ratio = f"dirty ratio {log.ratio:.2f}"
-    return _Offer(part, ratio if is_picked else f"{ratio} is too low")
+    return _Offer(part, log.ratio)
 
 
 def _cleanable(
@@ -138,63 +137,79 @@ def _idle_reasons(
     headers: Mapping[int, LogHeaders],
     parts: Mapping[int, PartitionRound],
     pins: Pins,
-    now_ms: int,
+    outlines: Mapping[int, LogOutline],
 ) -> dict[int, str]:
     """Return, by partition, why a log that Kafka would leave alone gets a round all the same."""
     reasons: dict[int, str] = {}
-    due: dict[int, list[Batch]] = {}
-    rounds = {p: _idle_round(part, now_ms) for p, part in parts.items()}
+    due: dict[int, _Due] = {}
     for partition, part in parts.items():
-        notable = headers[partition].notable
-        log = notable.where(notable.column("base_offset") >= part.first_segment_offset)
-        transactional = log.where(log.is_in_transaction).batches()
-        verdicts = judge(transactional, rounds[partition], {})
-        if reason := idle_reason(verdicts, rounds[partition], ()):
+        now_ms, bound = outlines[partition].now_ms, part.first_uncleanable_offset
+        if reason := _marker_reason(headers[partition].transactions, part, now_ms):
             reasons[partition] = reason
-        elif batches := _due_batches(log, rounds[partition]):
-            due[partition] = batches
-    for partition, bases in _with_tombstones(topic, due, pins.records).items():
-        verdicts = ((batch, ORDINARY) for batch in due[partition])
-        if reason := idle_reason(verdicts, rounds[partition], bases):
-            reasons[partition] = reason
+            continue
+        of_data = headers[partition].in_role(Role.DUE)
+        bases = of_data.column("base_offset")
+        of_data = of_data.where((bases >= part.first_segment_offset) & (bases < bound))
+        if len(of_data):
+            segments = frozenset(of_data.column("segment").tolist())
+            due[partition] = _Due(segments, outlines[partition], part.first_segment_offset, bound)
+    for partition in _with_tombstones(topic, due, pins):
+        reasons[partition] = Reason.HORIZON_REACHED
     return reasons
 
 
-def _idle_round(part: PartitionRound, now_ms: int) -> Round:
+def _marker_reason(transactions: BatchHeaders, part: PartitionRound, now_ms: int) -> Reason | None:
+    """Return why a marker of the log makes a round worth it, if any does."""
     bound, start = part.first_uncleanable_offset, part.log_start_offset
-    return Round(now_ms, 0, bound, start, held_back_from=part.held_back_from)
+    this_round = Round(now_ms, 0, bound, start, held_back_from=part.held_back_from)
+    log = transactions.where(transactions.column("base_offset") >= part.first_segment_offset)
+    return idle_reason(judge(log.batches(), this_round, {}), this_round, ())
 
 
-def _due_batches(headers: BatchHeaders, this_round: Round) -> list[Batch]:
-    """Return the data batches whose horizon is reached; they may hold no tombstone any more."""
-    may_be = headers.has_bit(DELETE_HORIZON) & ~headers.is_control
-    may_be &= headers.column("base_offset") < this_round.first_uncleanable_offset
-    return [
-        batch
-        for batch in headers.where(may_be).batches()
-        if is_past_horizon(batch, this_round.now_ms) and not this_round.is_held_back(batch)
+class _Due(NamedTuple):
+    """The segments of a partition with data whose horizon is reached, and the round's bounds."""
+
+    segments: frozenset[int]
+    outline: LogOutline
+    first_segment_offset: int
+    first_uncleanable_offset: int
+
+
+def _with_tombstones(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> set[int]:
+    """Return the partitions in which a batch whose horizon is reached still holds a tombstone."""
+    if not due:
+        return set()
+    spark, name = topic.spark, topic.name
+    ends = {partition: max(of.segments) + 1 for partition, of in due.items()}
+    batches = {
+        (unit.partition, unit.segment): unit
+        for unit in plan_segments(spark, name.batches_table, pins.batches, ends)
+    }
+    units = [
+        _DueUnit(unit, batches[unit.partition, unit.segment], due[unit.partition])
+        for unit in plan_segments(spark, name.records_table, pins.records, ends)
+        if unit.segment in due[unit.partition].segments
     ]
+    rows = count_rows([unit.records for unit in units])
+    has = map_segments(spark, _has_due_tombstone, units, rows, "looks for tombstones in")
+    return {unit.records.partition for unit, has_one in zip(units, has, strict=True) if has_one}
 
 
-def _with_tombstones(
-    topic: Topic, due: Mapping[int, list[Batch]], records_snapshot: int
-) -> dict[int, set[int]]:
-    """Return the base offsets of the `due` batches that still hold a tombstone, by partition."""
-    bases = {partition: {batch.base_offset for batch in of} for partition, of in due.items()}
-    ends = {partition: max(of) + 1 for partition, of in bases.items()}
-    if not ends:
-        return {}
-    units = plan_segments(topic.spark, topic.name.records_table, records_snapshot, ends)
-    still_held: dict[int, set[int]] = {partition: set() for partition in due}
-    find = partial(_tombstone_batches, bases)
-    by_unit = map_segments(topic.spark, find, units, count_rows(units), "looks for tombstones in")
-    for unit, of_segment in zip(units, by_unit, strict=True):
-        still_held[unit.partition] |= of_segment
-    return still_held
+class _DueUnit(NamedTuple):
+    """A segment with data whose horizon is reached."""
+
+    records: SegmentFiles
+    batches: SegmentFiles
+    due: _Due
 
 
-def _tombstone_batches(bases: Mapping[int, set[int]], unit: SegmentFiles) -> set[int]:
-    """Return which of the batches hold a tombstone of the segment; runs in a task."""
-    rows = read_segment(unit, ("offset", "batch", "is_tombstone")).table
-    batches = set(rows["batch"].to_numpy()[rows["is_tombstone"].to_numpy()].tolist())
-    return batches & bases[unit.partition]
+def _has_due_tombstone(unit: _DueUnit) -> bool:
+    """Return whether a due batch of the segment holds a tombstone; runs in a task."""
+    due = unit.due
+    headers = BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
+    bases = headers.column("base_offset")
+    may_be = is_due(headers, due.outline) & (bases >= due.first_segment_offset)
+    bases = bases[may_be & (bases < due.first_uncleanable_offset)]
+    rows = read_segment(unit.records, ("offset", "batch", "is_tombstone")).table
+    with_tombstone = rows["batch"].to_numpy()[rows["is_tombstone"].to_numpy()]
+    return bool(np.isin(with_tombstone, bases).any())

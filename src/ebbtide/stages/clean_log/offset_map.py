@@ -43,7 +43,7 @@ MOST_COMPRESSED = 20
 
 R = TypeVar("R")
 FindKeys = Callable[[SegmentFiles], pa.Table]
-Clean = Callable[[int, IsSuperseded], R]
+Clean = Callable[[SegmentFiles, IsSuperseded], R]
 
 
 class _Turn(NamedTuple):
@@ -73,7 +73,7 @@ def map_with_superseded(
     find_keys: FindKeys,
     clean: Clean[R],
 ) -> list[R]:
-    """Clean each segment, given its number and its superseded records; return the results.
+    """Clean each segment, given its files and its superseded records; return the results.
 
     `find_keys` returns the columns `hash, key, offset` of a dirty segment. Both functions run
     in tasks.
@@ -126,9 +126,9 @@ def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
 
 
 class _Superseded(NamedTuple):
-    """The superseded records of a segment, which is known by its number."""
+    """The superseded records of a segment."""
 
-    number: int
+    unit: SegmentFiles
     offsets: BitMap64
 
 
@@ -153,7 +153,8 @@ class _TurnWork(NamedTuple):
             of_share = self._with_map(share, partial(_find_superseded, share))
             superseded = [one | more for one, more in zip(superseded, of_share, strict=True)]
         work = partial(_clean_by_offsets, clean)
-        of_segments = [_Superseded(*of) for of in zip(self.numbers, superseded, strict=True)]
+        mine = [self.segments[number] for number in self.numbers]
+        of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
         return self._in_tasks(work, of_segments)
 
     def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
@@ -190,19 +191,19 @@ def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table
 
 def _of_segment(
     known: Shared[tuple[dict[int, OffsetMap], Sequence[SegmentFiles]]],
-    work: Callable[[OffsetMap, int, SegmentFiles], R],
+    work: Callable[[OffsetMap, SegmentFiles], R],
     number: int,
 ) -> R:
     """Run `work` on one segment, in a task."""
     maps, segments = known.value
-    return work(maps[segments[number].partition], number, segments[number])
+    return work(maps[segments[number].partition], segments[number])
 
 
-def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, number: int, _: SegmentFiles) -> R:
-    return clean(number, lambda keys, offsets: offsets < offset_map.latest(keys))
+def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, unit: SegmentFiles) -> R:
+    return clean(unit, lambda keys, offsets: offsets < offset_map.latest(keys))
 
 
-def _find_superseded(share: _Share, offset_map: OffsetMap, _: int, unit: SegmentFiles) -> BitMap64:
+def _find_superseded(share: _Share, offset_map: OffsetMap, unit: SegmentFiles) -> BitMap64:
     """Return the offsets of a segment's records that this share of the map supersedes."""
     rows = read_segment(unit, ("offset", "key")).table
     hashes = hash_keys(rows["key"].combine_chunks())
@@ -219,4 +220,4 @@ def _clean_by_offsets(clean: Clean[R], of_segment: _Superseded) -> R:
     def is_superseded(_: pa.ChunkedArray, offsets: Int64s) -> Bools:
         return np.isin(offsets, superseded, assume_unique=True)
 
-    return clean(of_segment.number, is_superseded)
+    return clean(of_segment.unit, is_superseded)

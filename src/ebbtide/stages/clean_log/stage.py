@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ebbtide.errors import CommitConflictError
@@ -64,6 +64,8 @@ class CleanPlan:
     round: CleaningRound | None
     effect: RoundEffect | None
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
+    # By partition, where the ratio decides for a round or against one.
+    dirty_ratios: Mapping[int, float] = field(default_factory=dict)
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
@@ -98,10 +100,12 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     shown = {p: reason or "" for p, reason in reasons.items()}
     shown |= {} if choice is None else choice.reasons
     _log_choice(picked, shown)
+    ratios = {} if choice is None else choice.dirty_ratios
     if choice is None or not picked:
-        return CleanPlan(topic, None, None, shown)
+        return CleanPlan(topic, None, None, shown, ratios)
     new_round = _new_round(topic.config, choice, now_ms)
-    return CleanPlan(topic, new_round, effect_of(topic, new_round, choice.headers), shown)
+    effect = effect_of(topic, new_round, choice.headers)
+    return CleanPlan(topic, new_round, effect, shown, ratios)
 
 
 def _start_workers(topic: Topic, candidates: Sequence[int]) -> None:

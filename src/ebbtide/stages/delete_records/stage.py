@@ -33,8 +33,7 @@ def answer_request(
     try:
         if not exists(spark, name):
             return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        topic = load(spark, name)
-        topic = topic if plan_only else settle(topic, "delete_records")
+        topic = settle(load(spark, name), "delete_records", is_plan_only=plan_only)
         requested = resolve_offsets(topic, asked, now_ms)
         plan = plan_delete(topic, requested.offsets, now_ms)
         return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))

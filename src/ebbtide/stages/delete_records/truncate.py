@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ebbtide.columns.header_columns import BatchHeaders, open_transactions
-from ebbtide.columns.log_headers import LogOutline
+from ebbtide.columns.header_columns import open_transactions
+from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.batch_rows import look_at_headers
@@ -165,13 +165,13 @@ def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
     outlines = {}
     for partition in {unit.partition for unit in units}:
         state = topic.partitions[partition]
-        # With a segment at 0, no header lies before the first segment and is notable for that.
+        # With a segment at 0, no row comes back just for lying before the first segment.
         segments = (SegmentStart(0, 0), *state.segments)
         outlines[partition] = LogOutline(state.log_start_offset, segments)
     headers = look_at_headers(spark, table, outlines, snapshot)
     staying = {
         partition: _StayingBatches(
-            _remembered(topic, of_partition.notable, now_ms),
+            _remembered(topic, of_partition, now_ms),
             outlines[partition].log_start_offset,
         )
         for partition, of_partition in headers.items()
@@ -194,12 +194,12 @@ class _StayingBatches:
     log_start_offset: int
 
 
-def _remembered(topic: Topic, notable: BatchHeaders, now_ms: int) -> Int64s:
+def _remembered(topic: Topic, headers: LogHeaders, now_ms: int) -> Int64s:
     """Return base offsets of batches that tell a producer's last record or an open transaction."""
-    candidates = notable.last_batches_of_producers.batches()
+    candidates = headers.producers.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
     last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
-    first_offsets = open_transactions(notable).first_offsets.values()
+    first_offsets = open_transactions(headers.transactions).first_offsets.values()
     return np.array(sorted({*first_offsets, *remembered(candidates, last)}), np.int64)
 
 

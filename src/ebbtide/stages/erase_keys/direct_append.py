@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from ebbtide.errors import CommitConflictError, ForeignLogError, RequestError
+from ebbtide.errors import CommitConflictError, RequestError
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import (
@@ -40,7 +40,7 @@ from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import payload_size, record_size
-from ebbtide.stages.ingest_segments.table_ends import find_ends
+from ebbtide.stages.ingest_segments.table_ends import ends_passed, find_ends
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Appended:
     """Append a tombstone for each key of each partition."""
     pinned = current_snapshot(topic.spark, topic.name.records_table)
     ends = {partition: topic.partitions[partition].log_end_offset for partition in keys}
-    if _beyond(topic, ends):
+    if ends_passed(topic):
         raise CommitConflictError(
-            f"expected {topic.name} to end as planned, found that another erasure appends to it; "
-            "run the job again"
+            f"expected {topic.name} to end as planned, found that another job appends to it; run "
+            "the job again"
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
@@ -74,17 +74,33 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> Appended:
 
 def finish_append(topic: Topic) -> Appended:
     """Finish the append that a killed run left, if there is one."""
-    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
-    begun = _begun(topic) | _beyond(topic, ends)
+    beyond = ends_passed(topic)
+    if lacks_tombstones(topic, beyond):
+        raise CommitConflictError(
+            f"expected nobody to ingest into {topic.name}, found rows beyond offsets "
+            f"{beyond} by partition that no erasure has appended; run the job again"
+        )
+    begun = sorted(_begun(topic) | set(beyond))
     if not begun:
         return Appended(topic, [])
-    return _finish(topic, {p: ends[p] for p in sorted(begun)})
+    return _finish(topic, {p: topic.partitions[p].log_end_offset for p in begun})
+
+
+def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
+    """Return whether rows beyond a partition's end are not those that an erasure appends."""
+    is_ours = F.exists("headers", lambda header: header["key"] == RUN_ID)
+    for partition, end in beyond.items():
+        is_beyond = (F.col("partition") == partition) & (F.col("offset") >= end)
+        rows = topic.spark.table(topic.name.records_table).where(is_beyond)
+        if rows.where(~F.coalesce(is_ours, F.lit(False))).count() or not rows.count():
+            return True
+    return False
 
 
 def _begun(topic: Topic) -> set[int]:
     """Return the partitions that the append in flight writes to."""
     text = topic.properties.get(APPEND, "[]")
-    return parse_property(APPEND, text, "partitions", lambda found: set(map(whole, found)))
+    return parse_property(APPEND, text, "partitions", lambda values: set(map(whole, values)))
 
 
 def _append_alone(
@@ -106,27 +122,6 @@ def _append_alone(
     append = partial(writer.overwrite, F.lit(False))
     snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
-
-
-def _beyond(topic: Topic, ends: Ends) -> set[int]:
-    """Return the partitions with tombstones beyond their ends.
-
-    Raise ForeignLogError where rows beyond an end are not an erasure's.
-    """
-    held = find_ends(topic, ends)
-    reach = {p: max(held[p].records_end, held[p].batches_end) for p in ends}
-    beyond = {p for p, end in ends.items() if reach[p] > end}
-    is_ours = F.exists("headers", lambda header: header["key"] == RUN_ID)
-    for partition in sorted(beyond):
-        is_beyond = (F.col("partition") == partition) & (F.col("offset") >= ends[partition])
-        rows = topic.spark.table(topic.name.records_table).where(is_beyond)
-        if rows.where(~F.coalesce(is_ours, F.lit(False))).count() or not rows.count():
-            raise ForeignLogError(
-                f"expected {topic.name} partition {partition} to end at {ends[partition]}, found "
-                f"rows up to {reach[partition]}: an ingest was killed; run it again, or delete "
-                "the rows from that offset on in both tables"
-            )
-    return beyond
 
 
 def _started(ends: Ends, current: Topic) -> PropertyChanges:

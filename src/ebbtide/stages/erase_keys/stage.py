@@ -42,7 +42,7 @@ from ebbtide.log.requests.erase_request import (
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
 from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
@@ -61,10 +61,7 @@ log = logging.getLogger(__name__)
 
 WORD_EVERY_S = 30  # while it waits
 POLL_S = 1.0
-# The beginning of a reason for no round, and the settings that decide it.
-DECIDED_BY = {
-    "dirty ratio": "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides",
-}
+DIRTY_RATIO_DECIDES = "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +137,11 @@ def prepare_erase(
 
     Beside it what that removed and committed.
     """
-    topic = load(spark, name)
+    topic = settle(load(spark, name), "erase_keys")
     _check(topic)
     appended = finish_append(topic)
     done = JobOutcome(snapshot_ids=appended.snapshot_ids)
-    topic = settle(appended.topic, "erase_keys")
-    _mark(topic, erasure, done)
+    _mark(appended.topic, erasure, done)
     return read_again(topic), done
 
 
@@ -199,8 +195,9 @@ def execute_erase(plan: ErasePlan, done: JobOutcome) -> JobOutcome:
     _await_arrival(topic, rows, erasure.timeout_ms)
     topic = read_again(topic)
     _mark(topic, erasure, done)
-    cleaned = execute_clean(plan_clean(read_again(topic), erasure.now_ms))
-    outcome = _report(replace(plan, topic=read_again(topic)), rows, cleaned)
+    cleaning = plan_clean(read_again(topic), erasure.now_ms)
+    cleaned = execute_clean(cleaning)
+    outcome = _report(replace(plan, topic=read_again(topic)), rows, cleaning)
     for part in (done, cleaned):
         _add(outcome, part)
     return outcome
@@ -288,7 +285,7 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     ]
 
 
-def _report(plan: ErasePlan, rows: KeyRows, cleaned: JobOutcome) -> JobOutcome:
+def _report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
     """Return the run's numbers; a row in `erasures` for each key."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}
@@ -300,7 +297,7 @@ def _report(plan: ErasePlan, rows: KeyRows, cleaned: JobOutcome) -> JobOutcome:
     outcome = plan.outcome()
     for partition, numbers in outcome.partitions.items():
         mine = [row for row in reported if row.partition == partition]
-        numbers |= _numbers(mine) | _delay(mine, cleaned.partitions[partition])
+        numbers |= _numbers(mine) | _delay(mine, cleaning, partition)
     outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported, disk)}
     return outcome
 
@@ -379,14 +376,16 @@ def _moment(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _delay(rows: list[KeyRow], cleaned: Mapping[str, Any]) -> dict[str, str]:
+def _delay(rows: list[KeyRow], cleaning: CleanPlan, partition: int) -> dict[str, str]:
     """Return a note on why values are left and what would change that; empty where none are."""
     left = sum(row.left or 0 for row in rows)
     if not left:
         return {}
+    cleaned = cleaning.outcome().partitions[partition]
     if cleaned["picked"]:
         reason = "the segment of their tombstone is not closed yet, or not old enough"
     else:
         reason = str(cleaned["reason"])
-        reason += next((t for start, t in DECIDED_BY.items() if reason.startswith(start)), "")
+        # The state ruled no round out, so the ratio was too low for one.
+        reason += DIRTY_RATIO_DECIDES if partition in cleaning.dirty_ratios else ""
     return {"note": f"{left} records of the keys wait for a cleaner round: {reason}"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,10 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
 )
 from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
-from ebbtide.iceberg.files.segment_planning import plan_where
+from ebbtide.iceberg.files.segment_planning import plan_before
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.retention import RecordLimit
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.jvm import iceberg_class, java_class
 from ebbtide.spark.tasks import map_segments
 
 _COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
@@ -81,18 +80,9 @@ def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
     snapshot = java_table(spark, table).currentSnapshot()
     if snapshot is None or not scopes:
         return []
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    # `and`, `or` and `in` are words of Python, so these Java methods are asked for by name.
-    both, either, one_of = (getattr(expressions, name) for name in ("and", "or", "in"))
-    to_integer, to_long = (java_class(spark, f"java.lang.{name}") for name in ("Integer", "Long"))
-
-    def is_before_a_limit(column: str) -> Any:
-        latest_ms = max(scope.limit.event_time_ms for scope in scopes.values())
-        return expressions.lessThan(column, to_long(latest_ms * 1000))
-
-    is_old = either(is_before_a_limit("event_time"), is_before_a_limit("append_time"))
-    of_any = one_of("partition", [to_integer(partition) for partition in scopes])
-    return plan_where(spark, table, int(snapshot.snapshotId()), both(of_any, is_old))
+    latest_us = max(scope.limit.event_time_ms for scope in scopes.values()) * 1000
+    times = ("event_time", "append_time")
+    return plan_before(spark, table, int(snapshot.snapshotId()), scopes, times, latest_us)
 
 
 def _count_expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> ExpiredRecords:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.manifests import all_sizes
+from ebbtide.iceberg.files.manifests import all_sizes, manifests_kept
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
@@ -55,6 +55,11 @@ def execute_expire_snapshots(topic: Topic) -> JobOutcome:
 
     What hinders the files' rewriting or merging does not keep snapshots from expiring.
     """
+    with manifests_kept():
+        return _execute(topic)
+
+
+def _execute(topic: Topic) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):

@@ -34,8 +34,8 @@ from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
 from ebbtide.stages.ingest_segments.event_time import failing_clearly
 from ebbtide.stages.ingest_segments.segment_source import RecordsToRead
-from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
-from ebbtide.stages.ingest_segments.table_ends import Ingested
+from ebbtide.stages.ingest_segments.source_log import SourceLog
+from ebbtide.stages.ingest_segments.table_ends import Ingested, find_ends
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +61,11 @@ def new_topic(
     return load(spark, name)
 
 
-def held_topic(spark: SparkSession, name: TopicName, *, is_plan_only: bool) -> Topic:
-    """Return the current topic, and make the views if a killed create lacks them.
-
-    Raise RequestError for a replica.
-    """
-    topic = load(spark, name)
+def check_takes_ingests(topic: Topic, *, is_plan_only: bool) -> None:
+    """Make the views if a killed create lacks them; RequestError for a replica."""
     check_is_no_replica(topic, "ingest into")
     if not is_plan_only:
-        create_views(spark, name)
-    return topic
+        create_views(topic.spark, topic.name)
 
 
 def pinned(topic_ids: Collection[str]) -> dict[str, str]:
@@ -102,25 +97,17 @@ def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
         )
 
 
-def live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> Slice | None:
+def live_slice(topic: Topic) -> Slice | None:
     """Return the slice that a killed ingest_topic has appended without moving the state, if any."""
     if SLICE not in topic.properties:
         return None
     slice_in_flight = Slice.parse(topic.properties[SLICE])
+    held = find_ends(topic, slice_in_flight.ranges)
     is_written = any(
-        partition in held and held[partition].records_end > taken.start
+        held[partition].records_end > taken.start
         for partition, taken in slice_in_flight.ranges.items()
     )
     return slice_in_flight if is_written and slice_in_flight.continues(topic.partitions) else None
-
-
-def check_no_live_slice(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """Raise ForeignLogError where a killed ingest_topic has left records without their batches."""
-    if live_slice(topic, held) is not None:
-        raise ForeignLogError(
-            f"expected {topic.name} to hold only what was taken as a whole, found {SLICE} among "
-            "its properties: an ingest_topic was killed; run it again, it finishes that first"
-        )
 
 
 def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> int:

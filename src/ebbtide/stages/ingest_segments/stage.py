@@ -27,7 +27,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Topic, exists
+from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
@@ -50,9 +50,8 @@ from ebbtide.stages.ingest_segments.append import (
     append_batches,
     append_read,
     append_records,
-    check_no_live_slice,
+    check_takes_ingests,
     check_topic_id,
-    held_topic,
     new_topic,
     outcome_of,
     pinned,
@@ -77,6 +76,7 @@ from ebbtide.stages.ingest_segments.source_log import (
 )
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
 from ebbtide.stages.ingest_segments.walk_slice import files_to_walk, has_new, walk_slice
+from ebbtide.stages.unfinished import settle
 from ebbtide.stores.store import AMBIENT, Store
 from ebbtide.text import number, size
 
@@ -210,7 +210,7 @@ def _refusal(
 
 
 def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """Return the current topic, or a new one with the source's settings."""
+    """Return the current topic, settled, or a new one with the source's settings."""
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
@@ -218,7 +218,9 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
             f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
         )
     if exists(spark, name):
-        return held_topic(spark, name, is_plan_only=is_plan_only)
+        topic = settle(load(spark, name), "ingest_segments", is_plan_only=is_plan_only)
+        check_takes_ingests(topic, is_plan_only=is_plan_only)
+        return topic
     config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
     properties = {f"kafka.{setting}": value for setting, value in config.items()}
     properties |= {**source.settings, **pinned(topic_ids)}
@@ -239,7 +241,6 @@ def plan_ingest(
         check_topic_id(topic, directory.topic_id, directory.path)
     unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
     held = find_ends(topic, directories)
-    check_no_live_slice(topic, held)
     files = [file for p in unread for file in files_to_walk(p, unread[p], held[p], taken)]
     walked = walk_slice(files, partial(walk_files, topic.spark, batch_limits(config), source.store))
     rule = GapRule(config.is_compacted, source.accept_gap)

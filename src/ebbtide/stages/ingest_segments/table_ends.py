@@ -23,7 +23,7 @@ from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
-from ebbtide.records.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
@@ -47,6 +47,22 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
             last_batch=last_batches.get(partition),
         )
         for partition in partitions
+    }
+
+
+def ends_passed(topic: Topic) -> dict[int, int]:
+    """Return the log end offsets of the partitions whose tables hold rows at or beyond them.
+
+    0 for a partition that the state does not know. A job that was killed, or is at work, has
+    appended these rows.
+    """
+    tables = ((topic.name.records_table, "offset"), (topic.name.batches_table, "last_offset"))
+    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
+    return {
+        partition: ends.get(partition, 0)
+        for table, column in tables
+        for partition, (last,) in _last_offsets(topic.spark, table, column).items()
+        if last >= ends.get(partition, 0)
     }
 
 
@@ -134,7 +150,7 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
     }
     headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
     return {
-        partition: open_transactions(of_partition.notable).first_offsets
+        partition: open_transactions(of_partition.transactions).first_offsets
         for partition, of_partition in headers.items()
     }
 

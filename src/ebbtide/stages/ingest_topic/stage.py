@@ -27,7 +27,6 @@ from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import (
     CommitConflictError,
     EbbtideError,
-    ForeignLogError,
     NotCoveredError,
     RequestError,
     UnknownTopicError,
@@ -35,7 +34,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists, load
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -49,7 +48,7 @@ from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
-from ebbtide.log.state.topic_state import APPEND, SLICE
+from ebbtide.log.state.topic_state import SLICE
 from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_of
@@ -61,8 +60,8 @@ from ebbtide.stages.ingest_segments.append import (
     add_slice,
     append_batches,
     append_records,
+    check_takes_ingests,
     check_topic_id,
-    held_topic,
     live_slice,
     new_topic,
     outcome_of,
@@ -74,6 +73,7 @@ from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_cle
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
 from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
 from ebbtide.stages.ingest_topic.slice_batches import batches_of_slice
+from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
 
@@ -171,20 +171,13 @@ def ingest_topic(
 ) -> JobOutcome:
     """Create a new topic, and append all that the brokers had at the start."""
     live = LiveTopic.connect(source.connection, name.topic)
-    topic_id, partitions = live.description
+    topic_id = live.description.topic_id
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
     check_topic_id(topic, topic_id, f"connection {source.connection!r}")
-    done = IngestOutcome()
-    held = find_ends(topic, partitions)
-    unfinished = live_slice(topic, held)
-    if unfinished is not None and not is_plan_only:
-        topic = _finish_slice(topic, unfinished, held, done)
-        held = find_ends(topic, partitions)
-    if unfinished is None or not is_plan_only:
-        _check_whole(topic, held)
-    plan = plan_live(topic, live, source)
     if is_plan_only:
-        return plan.outcome()
+        return plan_live(topic, live, source).outcome()
+    done = IngestOutcome()
+    plan = plan_live(_without_slice(topic, done), live, source)
     _check_decided(plan.topic, plan.left)
     while taken := next_slice(plan.left, _ends(plan.topic), source.max_offsets):
         plan.topic = _take_slice(plan, Slice(taken, source.now), done)
@@ -200,27 +193,24 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """Return the current topic, or a new one with its brokers' settings."""
+    """Return the current topic, settled, or a new one with its brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
     if exists(spark, name):
-        return held_topic(spark, name, is_plan_only=is_plan_only)
+        topic = settle(load(spark, name), "ingest_topic", is_plan_only=is_plan_only)
+        check_takes_ingests(topic, is_plan_only=is_plan_only)
+        return topic
     properties = layout_of(live.configs)
     properties |= {SOURCE: source.upstream, **pinned([live.description.topic_id])}
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
-def _check_whole(topic: Topic, held: Mapping[int, HeldLog]) -> None:
-    """Raise ForeignLogError where the tables hold rows that no state records."""
-    for partition, log in held.items():
-        end = 0 if log.state is None else log.state.log_end_offset
-        if max(log.records_end, log.batches_end) > end:
-            is_erasure = APPEND in topic.properties
-            job = "erase_keys" if is_erasure else "ingest_segments"
-            raise ForeignLogError(
-                f"expected the tables of {topic.name} to end at offset {end} of partition "
-                f"{partition}, as their state says, found them ending at {log.log_end_offset}: "
-                f"{job} was killed; run it again, it finishes that"
-            )
+def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
+    """Finish the slice that a killed run left, if there is one; return the topic afterwards."""
+    piece = live_slice(topic)
+    if piece is None:
+        return topic
+    finished = _finish_slice(topic, piece, find_ends(topic, piece.ranges), done)
+    return settle(finished, "ingest_topic")
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:

@@ -14,24 +14,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.segment_planning import planned_tasks
-from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.foreign_changes import count_own, set_counted
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
-from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic
+from ebbtide.iceberg.schema import create_topic
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
     compare_and_set,
     current_snapshot,
-    find_snapshot,
     load,
-    own_spec_id,
     read_again,
 )
 from ebbtide.iceberg.views import create_views
@@ -45,20 +39,20 @@ from ebbtide.log.replica_lag import (
     state_before,
 )
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, PartitionState, to_properties
+from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.conditions import any_expression
-from ebbtide.spark.job_log import watched
-from ebbtide.spark.jvm import iceberg_class, java_class
 from ebbtide.stages.delete_records.truncate import truncate_below_start
+from ebbtide.stages.replicate_log.copied_rows import (
+    Source,
+    append_rows,
+    remove_leftovers,
+    tables_of,
+)
 from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
 
 PIN_ATTEMPTS = 20
-
-# By partition: the states of the replica and of its primary.
-Lacking = Mapping[int, tuple[PartitionState, PartitionState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +161,7 @@ def _table_id(topic: Topic) -> str:
     return str(java_table(topic.spark, topic.name.records_table).uuid())
 
 
-class _Source(NamedTuple):
-    """The primary at one moment, and who replicates it."""
-
-    topic: Topic
-    records_snapshot: int | None
-    batches_snapshot: int | None
-    id: str
-
-
-def _pinned(topic: Topic) -> _Source:
+def _pinned(topic: Topic) -> Source:
     """Settle any round or merge in flight; return the topic with both snapshots at that moment."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
@@ -184,7 +169,7 @@ def _pinned(topic: Topic) -> _Source:
         records = current_snapshot(spark, name.records_table)
         batches = current_snapshot(spark, name.batches_table)
         if read_again(topic).properties == settled.properties:
-            return _Source(settled, records, batches, uuid.uuid4().hex)
+            return Source(settled, records, batches, uuid.uuid4().hex)
     raise CommitConflictError(
         f"expected {name} to stand still for a moment, found other writers at each of "
         f"{PIN_ATTEMPTS} looks; run the job again when they are done"
@@ -199,7 +184,7 @@ class _Replicated(NamedTuple):
 
 
 def _replicate(
-    source: _Source, name: TopicName, copy: Topic | None, now_ms: int
+    source: Source, name: TopicName, copy: Topic | None, now_ms: int
 ) -> tuple[Topic, _Replicated]:
     spark = source.topic.spark
     if copy is None or not copy.partitions:
@@ -215,9 +200,9 @@ def _replicate(
     if replication.taken_over or _has_moved(copy.partitions, states):
         truncation = truncate_below_start(replica, now_ms)
         numbers["records_removed"] = truncation.rows.total()
-    tables = _tables(source, name)
+    tables = tables_of(source, name)
     if replication.taken_over or replication.emptied:
-        _remove_leftovers(replica, replication)
+        remove_leftovers(replica, replication)
     lacking = {
         partition: (states[partition], leader)
         for partition, leader in source.topic.partitions.items()
@@ -226,7 +211,7 @@ def _replicate(
     log.info("%s: %d of %d partitions lack offsets", name, len(lacking), len(states))
     snapshot_ids = []
     for table in tables if lacking else ():
-        appended = _append(replica, source, table, lacking)
+        appended = append_rows(replica, source, table, lacking)
         if appended is not None:
             numbers[table.what] = appended.rows
             snapshot_ids.append(appended.snapshot)
@@ -234,7 +219,7 @@ def _replicate(
     return replica, _Replicated(numbers, snapshot_ids)
 
 
-def _started(source: _Source, current: Topic) -> PropertyChanges:
+def _started(source: Source, current: Topic) -> PropertyChanges:
     """Return the changes to begin with: settings, higher log start offsets, this replication."""
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
@@ -249,7 +234,7 @@ def _started(source: _Source, current: Topic) -> PropertyChanges:
     return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
 
 
-def _finished(source: _Source, states: States, current: Topic) -> PropertyChanges:
+def _finished(source: Source, states: States, current: Topic) -> PropertyChanges:
     """Return the states with all that was appended."""
     _own_replication(source, current)
     changes: dict[str, str | None] = {REPLICATION: None}
@@ -268,7 +253,7 @@ def _finished(source: _Source, states: States, current: Topic) -> PropertyChange
     return changes
 
 
-def _own_replication(source: _Source, replica: Topic) -> Replication:
+def _own_replication(source: Source, replica: Topic) -> Replication:
     """Return this replication from the state; CommitConflictError where another has begun."""
     replication = Replication.of(replica.properties)
     if replication is None or replication.id != source.id:
@@ -285,121 +270,3 @@ def _has_moved(before: States, states: States) -> bool:
         state.log_start_offset < states[partition].log_start_offset
         for partition, state in before.items()
     )
-
-
-class _Table(NamedTuple):
-    """One of the replica's two tables, before anything is appended to it."""
-
-    what: str
-    name: str
-    step: Step
-    snapshot: int | None
-    source: str
-    pinned: int | None
-    columns: list[str]
-    last_offset: str  # the columns that say where a row ends and begins
-    first_offset: str
-
-
-def _tables(source: _Source, name: TopicName) -> tuple[_Table, _Table]:
-    spark, primary = source.topic.spark, source.topic.name
-    return (
-        _Table(
-            "records",
-            name.records_table,
-            Step.REPLICATE_RECORDS,
-            current_snapshot(spark, name.records_table),
-            primary.records_table,
-            source.records_snapshot,
-            RECORD_NAMES,
-            "offset",
-            "offset",
-        ),
-        _Table(
-            "batches",
-            name.batches_table,
-            Step.REPLICATE_BATCHES,
-            current_snapshot(spark, name.batches_table),
-            primary.batches_table,
-            source.batches_snapshot,
-            BATCH_NAMES,
-            "last_offset",
-            "base_offset",
-        ),
-    )
-
-
-def _remove_leftovers(replica: Topic, replication: Replication) -> None:
-    """Drop the files that a killed try has left, and all that an emptied partition held."""
-    expressions = iceberg_class(replica.spark, "expressions.Expressions")
-    to_long = java_class(replica.spark, "java.lang.Long")
-    name = replica.name
-    for table, last in ((name.records_table, "offset"), (name.batches_table, "last_offset")):
-        left_over = []
-        for partition, state in replica.partitions.items():
-            first = 0 if partition in replication.emptied else state.log_end_offset
-            in_partition = expressions.equal("partition", partition)
-            # `and` is a word of Python, so this Java method is asked for by name.
-            both = getattr(expressions, "and")
-            left_over.append(
-                both(in_partition, expressions.greaterThanOrEqual(last, to_long(first)))
-            )
-        matches = any_expression(replica.spark, left_over)
-        loaded = java_table(replica.spark, table)
-        snapshot = loaded.currentSnapshot()
-        if snapshot is not None and planned_tasks(loaded, snapshot.snapshotId(), matches):
-            announce_removal(replica)
-            delete = loaded.newDelete().deleteFromRowFilter(matches).set(OWN, "true")
-            commit(Step.REPLICATE_LEFTOVERS, delete.commit)
-
-
-class _Appended(NamedTuple):
-    """A snapshot of a replica's table, and the rows that came with it."""
-
-    snapshot: int
-    rows: int
-
-
-def _append(replica: Topic, source: _Source, table: _Table, lacking: Lacking) -> _Appended | None:
-    """Append the primary's new rows; CommitConflictError where files were added meanwhile."""
-    if table.pinned is None:
-        return None
-    new = " OR ".join(
-        f"(`partition` = {p} AND {table.last_offset} >= {replica_state.log_end_offset} "
-        f"AND {table.first_offset} < {leader.log_end_offset})"
-        for p, (replica_state, leader) in lacking.items()
-    )
-    spark = replica.spark
-    rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
-    # Columns that somebody added to the primary's tables are no part of the log.
-    rows = rows.withColumn("segment", replica_segment(lacking)).select(table.columns)
-    writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
-    writer = writer.option(f"snapshot-property.{OWN}", "true")
-    writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
-    writer = writer.option("isolation-level", "serializable")
-    if table.snapshot is not None:
-        writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
-
-    def append() -> int | None:
-        # Overwriting no rows is an append that also checks that nobody else appended.
-        writer.overwrite(F.lit(False))
-        return find_snapshot(spark, table.name, REPLICATION, source.id)
-
-    with watched(spark, log, f"copies new rows of {table.what}"):
-        snapshot = commit(table.step, append)
-    if snapshot is None:
-        return None
-    # Read at once: other tools may expire the snapshot before the state is committed.
-    summary = java_table(spark, table.name).snapshot(snapshot).summary()
-    return _Appended(snapshot, int(summary.get("added-records") or 0))
-
-
-def replica_segment(lacking: Lacking) -> Column:
-    """The physical segment of a row: the primary's own, or the one that the replica has begun."""
-    # As text, and one CASE: a CASE in a CASE is as deep as there are partitions.
-    begun = " ".join(
-        f"WHEN `partition` = {partition} AND segment < {state.log_end_offset} "
-        f"THEN {state.active_segment}L"
-        for partition, (state, _) in lacking.items()
-    )
-    return F.expr(f"CASE {begun} ELSE segment END")

@@ -1,0 +1,56 @@
+"""The bounds that the scale cases are held to, judged on what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.clean_log.report.text import markdown
+from benchmarks.scale.cases import CASES, WITH_WORK, few_alone, few_of_all
+
+if TYPE_CHECKING:
+    from benchmarks.scale.kept import Kept
+
+TWICE_AS_MANY = 2.2  # times the CPU seconds at most
+OTHERS_IDLE = 2.0  # times those of a night without the idle topics at most
+
+
+def scale_bounds(shown: Mapping[str, Sequence[Kept]]) -> str:
+    """A row a case: the bound, its worst step, and whether it holds."""
+    rows = [["case", "bound", "CPU s", "over CPU s", "times", "bound is"]]
+    for case in CASES:
+        rows += _twice_as_many(shown.get(case, ())) if len(CASES[case].counts) == 2 else ()
+    rows += _idle_topics(shown.get("topics", ()))
+    return markdown(rows)
+
+
+def _twice_as_many(of_case: Sequence[Kept]) -> Iterator[list[str]]:
+    """The step that grows most between the two counts."""
+    if len(of_case) != 2:
+        return
+    few, many = of_case
+    pairs = [(step, other) for step in many.steps if (other := few.step(step.name))]
+    worst, before = max(pairs, key=lambda pair: pair[0].cpu_s / pair[1].cpu_s)
+    says = f"{few.count:,} to {many.count:,}: at most {TWICE_AS_MANY} times; {worst.name}"
+    yield _row(many.case, says, worst.cpu_s, before.cpu_s, TWICE_AS_MANY)
+
+
+def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
+    """A whole night of all topics, of which few have work, over one of those few alone."""
+    for kept in of_case:
+        of_all, alone = (
+            sum(step.cpu_s for step in kept.steps if step.name.endswith(ending))
+            for ending in (few_of_all(), few_alone())
+        )
+        if alone:
+            says = (
+                f"a night of {kept.count:,} of which {WITH_WORK} have work: at most "
+                f"{OTHERS_IDLE} times one of those {WITH_WORK}"
+            )
+            yield _row(kept.case, says, of_all, alone, OTHERS_IDLE)
+
+
+def _row(case: str, says: str, cpu_s: float, over_s: float, at_most: float) -> list[str]:
+    times = cpu_s / over_s
+    judged = "held" if times <= at_most else "missed"
+    return [case, says, f"{cpu_s:.1f}", f"{over_s:.1f}", f"{times:.2f}", judged]

@@ -1,0 +1,217 @@
+"""Hand files to Iceberg as JSON, all of them by a few calls to the JVM.
+
+The JSON is that of Iceberg's ScanTaskParser: its parser of single files is not public. A new file
+is described from its footer: Iceberg's own reader of footers, ParquetUtil, loads Hadoop's
+configuration anew for each file, which takes 20 ms of CPU time. Format: Iceberg table spec,
+data_file and single-value serialization.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.files.manifests import ListedFile
+from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.topics import own_spec
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, java_list
+from ebbtide.stores.store import Store
+
+if TYPE_CHECKING:
+    from ebbtide.iceberg.files.file_commits import Replacement
+
+# A file as JSON, as Iceberg's parser takes it.
+Description = Mapping[str, Any]
+
+
+# How many bytes a bound of a Parquet type takes; other types get none.
+_BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
+
+
+class DescribedFiles(NamedTuple):
+    """A table, and the parts of its metadata that files are described with."""
+
+    spark: SparkSession
+    store: Store
+    schema: Mapping[str, Any]  # of the columns that the table is partitioned by
+    specs: Mapping[int, Any]
+    own_spec_id: int  # of new files
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: Any) -> DescribedFiles:
+        """Read the current metadata of Iceberg's table object."""
+        schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
+        parser = iceberg_class(spark, "PartitionSpecParser")
+        java_specs = java_class(spark, "java.util.ArrayList")(table.specs().values())
+        listed = [json.loads(parser.toJson(spec)) for spec in items(java_specs)]
+        specs = {spec["spec-id"]: spec for spec in listed}
+        sources = {field["source-id"] for spec in listed for field in spec["fields"]}
+        schema["fields"] = [field for field in schema["fields"] if field["id"] in sources]
+        schema.pop("identifier-field-ids", None)
+        own_spec_id = int(own_spec(table).specId())
+        return cls(spark, store_of(spark, table), schema, specs, own_spec_id)
+
+    def data(self, files: Iterable[Description]) -> Any:
+        """Return a Java list of the described data files."""
+        tasks = self._parsed(self._task(file, ()) for file in files)
+        return JavaMethod.of(self.spark, ICEBERG + "ContentScanTask", "file").map(tasks)
+
+    def deletes(self, files: Iterable[Description]) -> Any:
+        """Return a Java list of the described deletion vectors."""
+        tasks = self._parsed(self._task(_as_data(file), (file,)) for file in files)
+        lists = JavaMethod.of(self.spark, ICEBERG + "FileScanTask", "deletes").map(tasks)
+        guava = "relocated.com.google.common.collect."
+        all_of = iceberg_class(self.spark, guava + "Iterables").concat(lists)
+        return iceberg_class(self.spark, guava + "Lists").newArrayList(all_of)
+
+    def read_new(self, replacements: Sequence[Replacement]) -> Iterator[Description]:
+        """Yield the files that were written for segments, by their footers."""
+        for unit, path in replacements:
+            if path is not None:
+                place = Place(self.own_spec_id, unit.partition, unit.segment, path)
+                yield read_description(self.store, place)
+
+    def _parsed(self, tasks: Iterable[Mapping[str, Any]]) -> Any:
+        """Return a Java list of scan tasks."""
+        described = java_list(self.spark, [json.dumps(task) for task in tasks])
+        parser = (ICEBERG + "ScanTaskParser", "fromJson", "java.lang.String", "boolean")
+        return JavaMethod.of(self.spark, *parser).with_last(1, True).map(described)
+
+    def _task(self, file: Description, deletes: Sequence[Description]) -> Mapping[str, Any]:
+        return {
+            "task-type": "file-scan-task",
+            "schema": self.schema,
+            "spec": self.specs[file["spec-id"]],
+            "data-file": file,
+            "start": 0,
+            "length": file["file-size-in-bytes"],
+            "delete-files": deletes,
+            "residual-filter": True,
+        }
+
+
+def _as_data(deletes: Description) -> Description:
+    """Return a data file beside which a scan task may list a delete file."""
+    kept = ("spec-id", "partition", "file-size-in-bytes", "record-count")
+    path = deletes["referenced-data-file"]
+    of_data = {"content": "data", "file-path": path, "file-format": "parquet"}
+    return {**{name: deletes[name] for name in kept}, **of_data}
+
+
+def describe_listed(file: ListedFile) -> dict[str, Any]:
+    """Return a file of a manifest as JSON, without its statistics."""
+    described: dict[str, Any] = {
+        "spec-id": file.spec_id,
+        "content": "data" if file.is_data else "position-deletes",
+        "file-path": file.path,
+        "file-format": file.format.lower(),
+        "partition": [_single_value(value) for value in file.partition.values()],
+        "file-size-in-bytes": file.size_bytes,
+        "record-count": file.rows,
+    }
+    if file.blob is not None:
+        described["referenced-data-file"] = file.referenced
+        described["content-offset"], described["content-size-in-bytes"] = file.blob
+    return described
+
+
+def _single_value(value: Any) -> Any:
+    """Return a partition's value as Iceberg's JSON has it, of a spec that somebody has added."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return value.hex().upper() if isinstance(value, bytes) else value
+
+
+class Place(NamedTuple):
+    """The place of a data file in its table."""
+
+    spec_id: int
+    partition: int
+    segment: int
+    path: str
+
+
+def read_description(store: Store, place: Place) -> dict[str, Any]:
+    """Return the Parquet file at a place as `describe` says it."""
+    with store.reading(place.path) as handle:
+        return describe(place, pq.ParquetFile(handle).metadata, handle.size())
+
+
+def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
+    """Return a data file as JSON.
+
+    It has the counts of columns outside lists, and the bounds of those that are integers, times
+    or truth values.
+    """
+    return {
+        "spec-id": place.spec_id,
+        "content": "data",
+        "partition": [place.partition, place.segment],
+        "file-path": place.path,
+        "file-format": "parquet",
+        "file-size-in-bytes": size_bytes,
+        "record-count": footer.num_rows,
+        "split-offsets": [_start(footer.row_group(n)) for n in range(footer.num_row_groups)],
+        **_metrics(footer),
+    }
+
+
+def _start(group: pq.RowGroupMetaData) -> int:
+    first = group.column(0)
+    return int(first.dictionary_page_offset or first.data_page_offset)
+
+
+def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
+    ids = _field_ids(footer)
+    sizes, values, nulls = Counter[int](), Counter[int](), Counter[int]()
+    lower: dict[int, int] = {}
+    upper: dict[int, int] = {}
+    widths: dict[int, int] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for number, field_id in enumerate(ids):
+            column = group.column(number)
+            statistics = column.statistics
+            sizes[field_id] += column.total_compressed_size
+            if footer.schema.column(number).max_repetition_level:
+                continue  # within a list
+            values[field_id] += column.num_values
+            nulls[field_id] += statistics.null_count
+            if statistics.has_min_max and column.physical_type in _BOUND_BYTES:
+                widths[field_id] = _BOUND_BYTES[column.physical_type]
+                lower[field_id] = min(lower.get(field_id, statistics.min_raw), statistics.min_raw)
+                upper[field_id] = max(upper.get(field_id, statistics.max_raw), statistics.max_raw)
+    return {
+        "column-sizes": _by_id(sizes),
+        "value-counts": _by_id(values),
+        "null-value-counts": _by_id(nulls),
+        "lower-bounds": _by_id({of: _bound(lower[of], widths[of]) for of in lower}),
+        "upper-bounds": _by_id({of: _bound(upper[of], widths[of]) for of in upper}),
+    }
+
+
+def _field_ids(footer: pq.FileMetaData) -> list[int]:
+    """Return Iceberg's ids of the columns, nested ones in lists and structs included."""
+    schema = footer.schema.to_arrow_schema()
+    leaves = [leaf for field in schema for leaf in _leaves(field)]
+    return [int(leaf.metadata[b"PARQUET:field_id"]) for leaf in leaves]
+
+
+def _leaves(field: pa.Field) -> list[pa.Field]:
+    inner = [field.type.field(number) for number in range(field.type.num_fields)]
+    return [leaf for child in inner for leaf in _leaves(child)] if inner else [field]
+
+
+def _by_id(values: Mapping[int, object]) -> dict[str, list[object]]:
+    """Return a map, as Iceberg writes it in JSON."""
+    return {"keys": list(values), "values": list(values.values())}
+
+
+def _bound(value: int, width: int) -> str:
+    return value.to_bytes(width, "little", signed=True).hex().upper()

@@ -1,0 +1,1 @@
+"""Decode the records of many batches at once."""

@@ -1,0 +1,266 @@
+"""Run a cleaner round over one segment, in a task.
+
+A task reads the segment's batch headers and its records, and judges both. It returns numbers, the
+rows that change, and a few rows of each producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
+from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.rewritten_batches import ORDINARY
+from ebbtide.columns.row_changes import after_changes, changes_of, in_segment
+from ebbtide.columns.segment_cleaning import (
+    IsSuperseded,
+    SegmentEffect,
+    clean_segment,
+    dirty_keys,
+    judge_headers,
+)
+from ebbtide.columns.segment_records import COLUMNS
+from ebbtide.columns.transaction_rows import outline_transactions, read_transactions
+from ebbtide.iceberg.files.data_files import (
+    DeletionVector,
+    SegmentFiles,
+    deletion_of,
+    read_segment,
+)
+from ebbtide.log.batch_header import Batch
+from ebbtide.log.compaction import (
+    MAX_OFFSET,
+    Round,
+    Survivors,
+    Verdict,
+    control_left,
+    rewrite,
+    verdict_on,
+)
+from ebbtide.log.producers import LastRecord
+from ebbtide.log.state.topic_state import NEVER
+from ebbtide.log.transactions import TransactionsAround
+from ebbtide.spark.tasks import Shared
+from ebbtide.stages.clean_log.effect_numbers import RowsLeft, UnitEffect, UnitNumbers
+
+Judged = Sequence[tuple[Batch, Verdict]]
+HeadersAfter = Sequence[tuple[Batch, Batch | None]]
+
+
+class PartitionRules(NamedTuple):
+    """The part of one partition's round that tasks need."""
+
+    this_round: Round
+    first_segment_offset: int
+    last_records: Mapping[int, LastRecord]
+
+    def covered(self, headers: BatchHeaders) -> BatchHeaders:
+        """Return the batches that are not before the first segment."""
+        return headers.where(headers.column("base_offset") >= self.first_segment_offset)
+
+
+class Unit(NamedTuple):
+    """One segment's share of the round; `records` is None where the table holds none of it."""
+
+    records: SegmentFiles | None
+    batches: SegmentFiles
+    around: TransactionsAround
+    has_transactions: bool
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and segment."""
+        return self.batches.partition, self.batches.segment
+
+
+class Known(NamedTuple):
+    """The input of the work on each segment; units are known by partition and segment."""
+
+    rules: Mapping[int, PartitionRules]  # by partition
+    units: Mapping[tuple[int, int], Unit]
+    future_limit_ms: int
+
+
+class _Cleaned(NamedTuple):
+    """The round's effect on the records of a segment."""
+
+    first_base_offset: int  # of the batches that hold any
+    effect: SegmentEffect
+    deletions: list[DeletionVector]
+
+
+class _RecordsWork(NamedTuple):
+    """A segment's records, its batches, and the verdicts on data that are not ORDINARY."""
+
+    records: SegmentFiles
+    headers: BatchHeaders
+    verdicts: Mapping[int, Verdict]
+    this_round: Round
+
+    def clean(self, is_superseded: IsSuperseded, future_limit_ms: int) -> _Cleaned | None:
+        """Judge the records; None where there is none at or above the log start offset."""
+        read = read_segment(self.records, COLUMNS)
+        is_covered = read.table["offset"].to_numpy() >= self.this_round.log_start_offset
+        rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
+        if not rows.num_rows:
+            return None
+        done = clean_segment(
+            rows, self.headers, self.verdicts, is_superseded, self.this_round, future_limit_ms
+        )
+        gone = np.flatnonzero(is_covered)[done.is_victim]
+        files, positions = read.files[gone], read.positions[gone]
+        deletions = [
+            deletion_of(self.records.store, file, positions[files == number])
+            for number, file in enumerate(self.records.files)
+            if np.any(files == number)
+        ]
+        return _Cleaned(rows["batch"][0].as_py(), done, deletions)
+
+
+def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
+    """Return the offset of each key's last record in a dirty segment."""
+    rules = known.value.rules[records.partition]
+    unit = known.value.units[records.partition, records.segment]
+    discarded = _aborted(rules, unit) if unit.has_transactions else []
+    rows = read_segment(records, ("offset", "batch", "key")).table
+    return dirty_keys(rows, discarded, rules.this_round.first_dirty_offset)
+
+
+def _aborted(rules: PartitionRules, unit: Unit) -> list[int]:
+    """Return base offsets of a segment's aborted data below the bound."""
+    headers = rules.covered(_headers(unit))
+    log_start, bound = rules.this_round.log_start_offset, rules.this_round.first_uncleanable_offset
+    bases = headers.column("base_offset")
+    is_aborted = read_transactions(headers, log_start, unit.around) & ~headers.is_control
+    return list(bases[is_aborted & (bases < bound)].tolist())
+
+
+def _headers(unit: Unit) -> BatchHeaders:
+    return BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
+
+
+def clean_unit(
+    known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None = None
+) -> UnitEffect:
+    """Run the round over one segment, given by its records, or its batches where it has none."""
+    place = files.partition, files.segment
+    unit, rules = known.value.units[place], known.value.rules[files.partition]
+    headers = _headers(unit)
+    judged = judge_headers(
+        rules.covered(headers), rules.this_round, rules.last_records, unit.around
+    )
+    cleaned = None
+    if unit.records is not None and is_superseded is not None:
+        verdicts = {
+            batch.base_offset: verdict
+            for batch, verdict in judged
+            if not batch.is_control and batch.record_count and verdict != ORDINARY
+        }
+        work = _RecordsWork(unit.records, headers, verdicts, rules.this_round)
+        cleaned = work.clean(is_superseded, known.value.future_limit_ms)
+    after = list(_headers_after(judged, cleaned, rules.this_round))
+    changes = changes_of([(before, left, NEVER) for before, left in after if left != before])
+    if cleaned is not None:
+        changes = pa.concat_tables([changes, cleaned.effect.rewriting.changes])
+    changes = changes.sort_by("base_offset")
+    return UnitEffect(
+        *place,
+        [] if cleaned is None else cleaned.deletions,
+        in_segment(*place, changes),
+        _numbers(judged, after, cleaned, rules),
+        _rows_left(headers, changes, rules),
+    )
+
+
+def _headers_after(
+    judged: Judged, cleaned: _Cleaned | None, this_round: Round
+) -> Iterator[tuple[Batch, Batch | None]]:
+    """Yield each batch that the records do not decide about, with what becomes of it.
+
+    These are control batches, empty batches, and one that begins below the log start offset and
+    has no record left at or above it.
+    """
+    for batch, verdict in judged:
+        has_records = cleaned is not None and batch.base_offset == cleaned.first_base_offset
+        if batch.is_control or not batch.record_count:
+            left = control_left(batch, verdict, this_round)
+        elif this_round.is_astride(batch) and not has_records:
+            left = Survivors(0, hidden=batch.record_count)
+        else:
+            continue
+        yield batch, rewrite(batch, verdict, left, this_round)
+
+
+def _numbers(
+    judged: Judged, after: HeadersAfter, cleaned: _Cleaned | None, rules: PartitionRules
+) -> UnitNumbers:
+    """Count what the round removes from the segment."""
+    markers = [left for batch, left in after if batch.is_control and batch.record_count]
+    numbers = UnitNumbers(
+        records_removed=sum(
+            batch.record_count - (left.record_count if left else 0)
+            for batch, left in after
+            if not batch.is_control
+        ),
+        bytes_removed=sum(
+            batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
+        ),
+        markers_removed=sum(1 for left in markers if left is None or left.record_count == 0),
+        markers=len(markers),
+        markers_held_back=_markers_held_back(judged, rules),
+    )
+    if cleaned is None:
+        return numbers
+    effect = cleaned.effect
+    return numbers._replace(
+        records_removed=numbers.records_removed + effect.rewriting.records_removed,
+        bytes_removed=numbers.bytes_removed + effect.rewriting.bytes_removed,
+        by_rule=effect.by_rule,
+        tombstones_kept=effect.tombstones_kept,
+        tombstones_held_back=effect.tombstones_held_back,
+        next_horizon_ms=effect.rewriting.next_horizon_ms,
+    )
+
+
+def _markers_held_back(judged: Judged, rules: PartitionRules) -> int:
+    """Count the markers that stay only because a replica ends before them."""
+    if rules.this_round.held_back_from == MAX_OFFSET:
+        return 0
+    free = rules.this_round._replace(held_back_from=MAX_OFFSET)
+    return sum(
+        1
+        for batch, verdict in judged
+        if batch.is_control
+        and verdict
+        != verdict_on(
+            batch,
+            free,
+            rules.last_records,
+            is_decided=verdict.is_marker_of_empty_transaction,
+        )
+    )
+
+
+def _rows_left(headers: BatchHeaders, changes: pa.Table, rules: PartitionRules) -> RowsLeft:
+    """Return the few rows of the segment after the round that the rest of the log needs."""
+    gone = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
+    newest = headers.newest_of_producers(gone)
+    judged = rules.covered(headers.where(headers.is_in_transaction))
+    bases, begins = judged.column("base_offset"), judged.column("txn_first_offset")
+    is_early = judged.is_control & (begins >= 0) & (begins < rules.first_segment_offset)
+    below = judged.where(bases < rules.this_round.first_uncleanable_offset)
+    left = _after(below, changes)
+    return RowsLeft(
+        left.at(outline_transactions(left, rules.this_round.log_start_offset)),
+        _after(newest, changes),
+        judged.at(np.flatnonzero(is_early & np.isin(bases, gone))),
+    )
+
+
+def _after(headers: BatchHeaders, changes: pa.Table) -> BatchHeaders:
+    """Return the batches that the changes leave, changed."""
+    return BatchHeaders(after_changes(headers.table, changes)) if len(headers) else headers

@@ -1,0 +1,303 @@
+"""The scenarios of Kafka 4.3.1's suites, each with the tests that show it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A scenario; `shown` names cases of CASES, files of REGRESSIONS, or tests as `file::name`."""
+
+    scenario: str
+    shows: str
+    shown: tuple[str, ...]
+
+
+NEWEST = "the newest record of each key survives, and nothing of the active segment goes"
+ABORTED = "aborted data supersedes nothing and goes at once"
+ACROSS = "an aborted transaction across segments is aborted in each"
+OPEN = "an open transaction makes its whole segment uncleanable"
+COMMIT = "a commit marker outlives its data by a horizon"
+LAST_EMPTY = "a producer's last data batch stays empty, and its marker with it"
+ROUND_END = "the last batch of the round stays although it is empty"
+TOMBSTONE = "a tombstone waits for its horizon, which is set once, and goes at it"
+KEYLESS = "a keyless record goes; an empty key is a key and an empty value a value"
+MIN_LAG = "min.compaction.lag.ms keeps a segment that is younger by a millisecond"
+MAX_LAG = "max.compaction.lag.ms cleans a log that is too clean to be picked"
+CODEC = "a compressed batch keeps its codec, an emptied one loses it"
+APPEND_TIME = "LogAppendTime keeps the largest timestamp of a batch that loses records"
+APPEND_TOMBSTONE = "a tombstone under LogAppendTime waits by the round's clock"
+LOWERED = "a segment whose newest record was superseded expires by what is left"
+PREFIX = "retention takes a prefix: log start offset, size, time; a future time blocks it"
+ROLLS = "retention of the active segment rolls an empty one"
+RETENTION = "tests/log/test_retention.py::"
+SEGMENTS = "tests/log/test_logical_segments.py::"
+DELETE = "tests/log/test_delete_answers.py::"
+DELETE_TABLE = "tests/stages/delete_records/test_delete_records.py::"
+EXPORT = "tests/stages/export_segments/test_export_segments.py::"
+CLEAN = "tests/stages/clean_log/test_clean_log.py::"
+SAMPLE = "tests/nights/test_sample_against_kafka.py::test_the_tables_hold_what_kafka_leaves"
+ROWS = {
+    "LogCleanerTest": (
+        Row("testCleanSegments", "older records of a key go, over several segments", (NEWEST,)),
+        Row(
+            "testDuplicateCheckAfterCleaning",
+            "batches keep last offset and sequence",
+            (LAST_EMPTY, SAMPLE),
+        ),
+        Row("testBasicTransactionAwareCleaning", "aborted keys supersede nothing", (ABORTED,)),
+        Row(
+            "testCleanWithTransactionsSpanningSegments",
+            "undecided data is left alone",
+            (OPEN, ACROSS),
+        ),
+        Row("testCommitMarkerRemoval", "a marker goes a horizon after its data", (COMMIT,)),
+        Row("testDeletedBatchesWithNoMessagesRead", "batches of aborted data only", (ACROSS,)),
+        Row(
+            "testCommitMarkerRetentionWithEmptyBatch",
+            "an empty batch keeps its marker",
+            (LAST_EMPTY,),
+        ),
+        Row(
+            "testCleanEmptyControlBatch",
+            "a marker is emptied and keeps its epoch",
+            ("a marker of a new epoch is its producer's last record",),
+        ),
+        Row("testCommittedTransactionSpanningSegments", "record and marker stay", (COMMIT,)),
+        Row("testAbortedTransactionSpanningSegments", "an aborted range over segments", (ACROSS,)),
+        Row("testAbortMarkerRemoval", "aborted data at once, its marker rounds later", (ABORTED,)),
+        Row(
+            "testEmptyBatchRemovalWithSequenceReuse",
+            "an empty batch goes once the producer wrote again or expired",
+            ("a producer expires at the very millisecond", "a-producer-expires-by-its-append"),
+        ),
+        Row(
+            "testAbortMarkerRetentionWithEmptyBatch",
+            "an abort marker stays while its empty batch is there",
+            (LAST_EMPTY, "a committed transaction after an emptied abort marker is not aborted"),
+        ),
+        Row(
+            "testMessageLargerThanMaxMessageSize",
+            "a batch past max.message.bytes is kept",
+            (EXPORT + "test_a_horizon_makes_deltas_negative_and_may_make_a_batch_too_large",),
+        ),
+        Row("testCleaningWithDeletes", "keys with a tombstone lose their values", (TOMBSTONE,)),
+        Row(
+            "testLogCleanerRetainsProducerLastSequence", "the last sequence is kept", (LAST_EMPTY,)
+        ),
+        Row(
+            "testLogCleanerRetainsProducerLastSequenceEvenIfTransactionAborted",
+            "also of an aborted transaction",
+            ("a-producers-last-record-stays-empty",),
+        ),
+        Row(
+            "testCleaningWithKeysConflictingWithTxnMarkerKeys",
+            "a marker's key is no record's key",
+            ("a marker's key and a record's key that looks like it are two things",),
+        ),
+        Row(
+            "testCleaningWithUncleanableSection", "duplicates above the bound stay", (OPEN, MIN_LAG)
+        ),
+        Row("testCleaningWithUnkeyedMessages", "records without key go", (KEYLESS,)),
+        Row(
+            "testCleanSegmentsRetainingLastEmptyBatch", "the round's last batch stays", (ROUND_END,)
+        ),
+        Row(
+            "testRecoveryAfterCrash",
+            "a killed round ends as an unbroken one",
+            (CLEAN + "test_a_round_killed_anywhere_ends_as_an_unbroken_one",),
+        ),
+        Row(
+            "testCleanTombstone", "the horizon counts from the round, not the record", (TOMBSTONE,)
+        ),
+        Row(
+            "testCleaningBeyondMissingOffsets",
+            "a gap at a segment's end stops nothing",
+            ("a gap of offsets at a segment's end stops nothing",),
+        ),
+    ),
+    "LogCleanerManagerTest": (
+        Row(
+            "testLogToClean, testLogToCleanWithUncleanableSection",
+            "which bytes count as clean and cleanable",
+            (SEGMENTS + "test_clean_and_cleanable_bytes",),
+        ),
+        Row(
+            "testDirtyOffsetReset..., testDirtyOffsetLargerThanActiveSegmentBaseOffset",
+            "a first dirty offset out of range",
+            (SEGMENTS + "test_a_first_dirty_offset_out_of_range_is_reset",),
+        ),
+        Row(
+            "testCleanableOffsetsForNone, testCleanableOffsetsActiveSegment",
+            "the bound: what is decided, and not the active segment",
+            (SEGMENTS + "test_the_bound_begins_a_segment_and_passes_neither_active_nor_undecided",),
+        ),
+        Row(
+            "testCleanableOffsetsForTime, testCleanableOffsetsForShortTime",
+            "the bound by min.compaction.lag.ms",
+            (MIN_LAG, SEGMENTS + "test_the_first_uncleanable_offset"),
+        ),
+        Row(
+            "testUndecidedTransactionalDataNotCleanable", "open transactions hold it back", (OPEN,)
+        ),
+    ),
+    "LogCleaner integration tests": (
+        Row(
+            "LogCleanerParameterizedIntegrationTest.cleanerTest",
+            "all codecs, end to end",
+            (CODEC, SAMPLE),
+        ),
+        Row(
+            "testCleansCombinedCompactAndDeleteTopic",
+            "compact,delete does both",
+            ("compact,delete expires a tombstone that still waits",),
+        ),
+        Row(
+            "testCleanerWithMessageFormatV0V1V2, testCleaningNestedMessagesWithV0V1",
+            "old formats come out as v2",
+            (
+                "an-old-tombstone-goes-by-its-segments-age",
+                "an-old-batch-ends-with-its-last-record",
+                EXPORT + "test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves",
+            ),
+        ),
+        Row("LogCleanerLagIntegrationTest.cleanerTest", "nothing before the lag", (MIN_LAG,)),
+        Row("testMaxLogCompactionLag", "cleaned by age, not by ratio", (MAX_LAG,)),
+    ),
+    "MemoryRecordsTest, DefaultRecordBatchTest": (
+        Row(
+            "testFilterToPreservesPartitionLeaderEpoch, testFilterToPreservesProducerInfo",
+            "epochs, producer and sequence survive",
+            (SAMPLE,),
+        ),
+        Row(
+            "testFilterToEmptyBatchRetention, testEmptyBatchRetention, testEmptyBatchDeletion",
+            "61 bytes that stay or go",
+            (ROUND_END, LAST_EMPTY),
+        ),
+        Row(
+            "testBaseTimestampToDeleteHorizonConversion",
+            "the horizon takes the base timestamp's place",
+            (
+                TOMBSTONE,
+                "tests/records/files/test_segment_writer.py::test_times_count_from_the_horizon_back",
+            ),
+        ),
+        Row(
+            "testFilterToBatchDiscard, testFilterTo",
+            "which batches and records are left",
+            (ABORTED, NEWEST),
+        ),
+        Row(
+            "testFilterToAlreadyCompactedLog", "a log that was cleaned before", (TOMBSTONE, SAMPLE)
+        ),
+        Row("testFilterToPreservesLogAppendTime", "the broker's time stays", (APPEND_TIME,)),
+        Row(
+            "testBuildEndTxnMarker, testWriteEmptyHeader, testInvalidCrc",
+            "the bytes of markers and empty batches",
+            (EXPORT + "test_what_kafkas_classes_wrote_they_read_again",),
+        ),
+    ),
+    "Retention: UnifiedLogTest, LogManagerTest": (
+        Row("shouldDeleteSizeBasedSegments and its sibling", "retention.bytes", (PREFIX,)),
+        Row(
+            "shouldDeleteTimeBasedSegmentsReadyToBeDeleted and its sibling",
+            "retention.ms",
+            (PREFIX,),
+        ),
+        Row(
+            "shouldNotDeleteSegmentsWhenPolicyDoesNotIncludeDelete",
+            "compact alone keeps",
+            (RETENTION + "test_without_delete_no_limit_removes",),
+        ),
+        Row(
+            "shouldDeleteSegmentsReadyToBeDeletedWhenCleanupPolicyIsCompactAndDelete",
+            "compact,delete",
+            ("compact,delete expires a tombstone that still waits",),
+        ),
+        Row(
+            "testLogDeletionAfterDeleteRecords, shouldDeleteStartOffsetBreachedSegments...",
+            "segments below the log start offset",
+            (PREFIX, RETENTION + "test_segments_below_the_log_start_offset_go_by_any_policy"),
+        ),
+        Row(
+            "testDeleteOldSegments, testCannotDeleteSegmentsAtOrAboveHighWatermark",
+            "never past the high watermark",
+            (RETENTION + "test_nothing_at_or_above_the_high_watermark_goes",),
+        ),
+        Row(
+            "testRetentionIdempotency",
+            "a second run removes nothing",
+            (RETENTION + "test_a_second_run_at_once_removes_nothing",),
+        ),
+        Row(
+            "testDeletableSegmentsFilter, testDeletableSegmentsIteration",
+            "a contiguous prefix",
+            (RETENTION + "test_what_goes_is_a_prefix_by_rules_in_their_order",),
+        ),
+        Row(
+            "testLastStableOffsetDoesNotExceedLogStartOffset...",
+            "the last stable offset under a moved log start",
+            (
+                "an open transaction holds the cleaner back also when its first segment has gone",
+                "a-hidden-open-transaction-before-a-gap",
+            ),
+        ),
+        Row(
+            "testCleanupExpiredSegments, testCleanupSegmentsToMaintainSize",
+            "all but the active one",
+            (ROLLS,),
+        ),
+    ),
+    "DeleteRecords": (
+        Row(
+            "DeleteRecordsRequestTest, testDeleteRecordsWithException",
+            "answers and error codes",
+            (DELETE + "test_a_log_from_5_to_10", DELETE + "test_which_topics_may_be_truncated"),
+        ),
+        Row(
+            "testSeekAfterDeleteRecords, testConsumeAfterDeleteRecords",
+            "nothing below is readable; -1",
+            (
+                DELETE_TABLE + "test_nothing_below_the_low_watermark_is_readable",
+                DELETE_TABLE
+                + "test_minus_one_is_the_high_watermark_and_lower_offsets_change_nothing",
+            ),
+        ),
+        Row(
+            "testLogStartOffsetCheckpoint, testLogStartOffsetAfterDeleteRecords",
+            "the log start offset outlives a restart",
+            (DELETE_TABLE + "test_a_killed_request_is_finished_when_it_is_asked_again",),
+        ),
+    ),
+    "Supplements: what Kafka's suites do not ask": (
+        Row("S1", "an idle log is never cleaned by Kafka, and is by ebbtide", (TOMBSTONE, COMMIT)),
+        Row("S2", "now equals the horizon", ("a-tombstone-goes-at-its-horizon", TOMBSTONE)),
+        Row(
+            "S4",
+            "data below the log start offset",
+            (
+                "an-old-batch-astride-the-log-start",
+                "what lies below the log start offset decides no abort and supersedes nothing",
+            ),
+        ),
+        Row("S5", "no key, and an empty one", (KEYLESS,)),
+        Row("S6", "a tombstone under LogAppendTime", (APPEND_TOMBSTONE,)),
+        Row("S7", "limits met to the millisecond", (PREFIX, MIN_LAG)),
+        Row("S8", "a timestamp in the future blocks what follows", (PREFIX,)),
+        Row("S9", "the active segment expires", (ROLLS,)),
+        Row("S10", "the round's last batch is empty", (ROUND_END,)),
+        Row("S11", "retention.bytes met to the byte", (PREFIX,)),
+        Row(
+            "S12",
+            "a changed delete.retention.ms leaves horizons as they are",
+            ("another delete.retention.ms leaves a horizon as it is", "a-horizon-is-set-once"),
+        ),
+        Row("S13", "compaction lowers the largest timestamp", (LOWERED,)),
+        Row(
+            "S14",
+            "compact,delete takes a tombstone that still waits",
+            ("compact,delete expires a tombstone that still waits",),
+        ),
+    ),
+}

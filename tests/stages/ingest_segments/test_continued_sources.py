@@ -1,0 +1,248 @@
+"""Where an ingest goes on in its source: gaps, lost offsets, other logs, the high watermark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import (
+    ForeignLogError,
+    OffsetGapError,
+)
+from ebbtide.log.continuation import SourceBatch
+from ebbtide.records.attributes import DELETE_HORIZON
+from ebbtide.stages.ingest_segments.source_log import (
+    GapRule,
+    HeldLog,
+)
+from tests.stages.ingest_segments.taken_logs import (
+    COMPACT,
+    DELETE,
+    error_of,
+    held_after,
+    offsets,
+    source,
+    take,
+)
+from tests.tables.partition_log import (
+    T0,
+    Segments,
+    append,
+    batch,
+    checkpoint,
+    segment_path,
+    write_segments,
+)
+
+__all__ = ["source"]
+
+HIGH_WATERMARK = "replication-offset-checkpoint"
+LOG_START_OFFSET = "log-start-offset-checkpoint"
+ACCEPT = GapRule(is_compacted=False, accepts_all=True)
+
+
+class TestGaps:
+    @pytest.fixture
+    def gapped(self, tmp_path: Path) -> Path:
+        segments: Segments = {0: [batch(0, 2), batch(4)], 5: [batch(7)], 8: []}
+        return write_segments(tmp_path / "gapped", segments)
+
+    def test_a_gap_is_an_error_without_compact(self, gapped: Path) -> None:
+        log = take(gapped)
+        assert error_of(log).startswith("expected offset 2 in t-0, found 4: 2 offsets are missing")
+        assert isinstance(log.errors[0], OffsetGapError)
+        assert log.state_after(None, -1) is None
+
+    def test_compaction_explains_a_gap(self, gapped: Path) -> None:
+        log = take(gapped, rule=COMPACT)
+        assert offsets(log) == [0, 4, 7]
+        assert log.errors == log.accepted_gaps == []
+
+    def test_accepted_gaps_are_recorded(self, gapped: Path) -> None:
+        log = take(gapped, rule=ACCEPT)
+        assert offsets(log) == [0, 4, 7]
+        assert log.accepted_gaps == [(2, 4), (5, 7)]
+
+    def test_a_gap_before_an_empty_active_segment_is_one(self, tmp_path: Path) -> None:
+        write_segments(tmp_path / "source", {0: [batch(0, 2)], 5: []})
+        assert "found 5: 3 offsets are missing" in error_of(take(tmp_path / "source"))
+        cleaned = take(tmp_path / "source", rule=COMPACT)
+        assert cleaned.log_end_offset == 5
+        assert [base for base, _ in cleaned.segments] == [0, 5]
+
+    def test_a_gap_leaves_the_state_alone(self, source: Path) -> None:
+        held = held_after(take(source))
+        append(source, 10, batch(11))
+        log = take(source, held)
+        assert "expected offset 10" in error_of(log)
+        assert log.state_after(held.state, -1) == held.state
+
+
+class TestASourceThatLostOffsets:
+    @pytest.fixture
+    def held(self, source: Path) -> HeldLog:
+        """The tables end at 10; meanwhile the source removed all up to 20."""
+        held = held_after(take(source))
+        for path in source.glob("*/*.log"):
+            path.unlink()
+        write_segments(source, {20: [batch(20, 2)]})
+        return held
+
+    @pytest.mark.parametrize("rule", [DELETE, COMPACT])
+    def test_it_is_refused_with_the_number_of_lost_offsets(
+        self, source: Path, held: HeldLog, rule: GapRule
+    ) -> None:
+        log = take(source, held, rule)
+        assert isinstance(log.errors[0], OffsetGapError)
+        assert "starts at 20: 10 offsets were removed there before they were" in error_of(log)
+
+    @pytest.mark.parametrize("is_compacted", [False, True])
+    def test_the_loss_can_be_accepted(
+        self, source: Path, held: HeldLog, is_compacted: bool
+    ) -> None:
+        log = take(source, held, GapRule(is_compacted, accepts_all=True))
+        assert offsets(log) == [20]
+        assert log.accepted_gaps == [(10, 20)]
+        after = log.state_after(held.state, -1)
+        assert after is not None
+        assert (after.log_start_offset, after.log_end_offset) == (0, 22)
+        assert [base for base, _ in after.segments] == [0, 5, 10, 20]
+
+    def test_a_source_without_a_batch_left_has_lost_them_too(
+        self, source: Path, held: HeldLog
+    ) -> None:
+        write_segments(source, {20: []})
+        assert "10 offsets were removed" in error_of(take(source, held))
+
+    def test_offsets_below_its_log_start_offset_count_as_lost(self, source: Path) -> None:
+        held = held_after(take(source))
+        append(source, 10, batch(10, 2), batch(12, 4))
+        checkpoint(source, LOG_START_OFFSET, {0: 14})
+        assert "4 offsets were removed" in error_of(take(source, held))
+        log = take(source, held, ACCEPT)
+        assert offsets(log) == [12]
+        assert log.visible_from == 14
+
+
+class TestContinuation:
+    def test_a_truncated_source_is_refused(self, source: Path) -> None:
+        held = held_after(take(source))
+        segment_path(source, 10).unlink()
+        write_segments(source, {5: [batch(5, 3)]})
+        log = take(source, held)
+        assert isinstance(log.errors[0], ForeignLogError)
+        assert "reach offset 10, which the table holds, found its end at 8" in error_of(log)
+        assert log.state_after(held.state, -1) == held.state
+
+    @pytest.mark.parametrize("rule", [DELETE, COMPACT])
+    def test_a_tail_that_was_written_anew_is_refused(self, source: Path, rule: GapRule) -> None:
+        held = held_after(take(source))
+        write_segments(source, {5: [batch(5, 5, codec=1)], 10: [batch(10)]})
+        assert "truncated and written anew" in error_of(take(source, held, rule))
+
+    def test_another_leader_epoch_is_another_log(self, source: Path) -> None:
+        held = held_after(take(source))
+        write_segments(source, {5: [batch(5, 5, leader_epoch=1)]})
+        assert "of leader epoch 1" in error_of(take(source, held, COMPACT))
+
+    def test_other_batch_bounds_are_another_log(self, source: Path) -> None:
+        held = held_after(take(source))
+        write_segments(source, {5: [batch(5, 2), batch(7, 3)]})
+        assert "found [5, 6]" in error_of(take(source, held, COMPACT))
+        write_segments(source, {5: [batch(6, 4)]})
+        assert "found [6, 9]" in error_of(take(source, held, COMPACT))
+
+    def test_a_batch_across_the_end_is_another_log(self, source: Path) -> None:
+        held = held_after(take(source))._replace(last_batch=None)
+        segment_path(source, 10).unlink()
+        write_segments(source, {5: [batch(5, 9)]})
+        assert "found [5, 13] across it" in error_of(take(source, held, COMPACT))
+
+    @pytest.mark.parametrize(
+        "cleaned",
+        [
+            pytest.param([batch(5, 2, last_offset=9)], id="records removed"),
+            pytest.param(
+                [batch(5, 5, attributes=DELETE_HORIZON, base_timestamp_ms=T0 + 1)], id="horizon set"
+            ),
+            pytest.param([], id="batch removed"),
+        ],
+    )
+    def test_a_source_that_was_compacted_since_is_taken(
+        self, source: Path, cleaned: list[bytes]
+    ) -> None:
+        held = held_after(take(source))
+        write_segments(source, {5: cleaned, 10: [batch(10)]})
+        assert offsets(take(source, held, COMPACT)) == [10]
+        assert "truncated and written anew" in error_of(take(source, held, DELETE))
+
+    def test_a_batch_that_we_rewrote_is_compared_by_its_bounds(self, source: Path) -> None:
+        held = held_after(take(source))
+        assert held.last_batch is not None
+        rewritten = {**held.last_batch, "crc": None, "record_count": 1}
+        append(source, 10, batch(10))
+        assert offsets(take(source, held._replace(last_batch=rewritten), COMPACT)) == [10]
+
+    def test_a_last_batch_in_a_file_that_is_not_read_again_is_not_looked_for(
+        self, source: Path
+    ) -> None:
+        """Retention keeps an old batch row for its producer's sake."""
+        first = take(source)
+        old = first.batches.select(SourceBatch._fields).to_pylist()[0]
+        held = held_after(first)._replace(last_batch=old)
+        append(source, 10, batch(10))
+        assert offsets(take(source, held)) == [10]
+
+    def test_what_a_killed_ingest_left_counts_as_held(self, source: Path) -> None:
+        held = held_after(take(source))
+        assert "reach offset 12" in error_of(take(source, held._replace(records_end=12)))
+
+    def test_only_what_a_killed_ingest_did_not_write_is_read_again(self, source: Path) -> None:
+        held = held_after(take(source))
+        append(source, 10, batch(10, 2), batch(12, 2))
+        log = take(source, held._replace(records_end=12))
+        ((_, unread),) = log.unread()
+        assert unread.column("base_offset").to_pylist() == [12]
+        assert offsets(log) == [10, 12]
+
+
+class TestHighWatermark:
+    @pytest.mark.parametrize(
+        ("watermark", "taken", "segments", "end"),
+        [
+            (10, [0, 2, 5], [0, 5, 10], 10),
+            (5, [0, 2], [0, 5], 5),
+            (4, [0], [0], 2),
+            (0, [], [0], 0),
+        ],
+    )
+    def test_only_what_is_below_it_is_taken(
+        self, source: Path, watermark: int, taken: list[int], segments: list[int], end: int
+    ) -> None:
+        checkpoint(source, HIGH_WATERMARK, {0: watermark})
+        log = take(source)
+        assert offsets(log) == taken
+        assert [base for base, _ in log.segments] == segments
+        assert log.log_end_offset == end
+        is_told = f"{3 - len(taken)} batches at or above the high watermark {watermark}"
+        assert (is_told in log.skipped) == (watermark < 10)
+
+    def test_one_behind_what_is_held_moves_nothing_back(self, source: Path) -> None:
+        held = held_after(take(source))
+        checkpoint(source, HIGH_WATERMARK, {0: 5})
+        log = take(source, held)
+        assert log.errors == []
+        assert log.state_after(held.state, -1) == held.state
+
+
+def test_a_new_partition_begins_at_its_log_start_offset(source: Path) -> None:
+    checkpoint(source, LOG_START_OFFSET, {0: 3})
+    log = take(source)
+    assert offsets(log) == [0, 2, 5]
+    assert log.visible.column("base_offset").to_pylist() == [2, 5]
+    assert log.visible_from == 3
+    state = log.state_after(None, -1)
+    assert state is not None
+    assert (state.log_start_offset, state.first_dirty_offset, state.log_end_offset) == (3, 3, 10)
+    assert state.first_unmarked_offset == 3
