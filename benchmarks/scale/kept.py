@@ -67,9 +67,9 @@ class Kept:
     @classmethod
     def read(cls, path: Path) -> Self:
         """One that was kept."""
-        found = json.loads(path.read_text())
-        steps = [KeptStep(**step) for step in found.pop("steps")]
-        return cls(path, **found, steps=steps)
+        values = json.loads(path.read_text())
+        steps = [KeptStep(**step) for step in values.pop("steps")]
+        return cls(path, **values, steps=steps)
 
     def step(self, name: str) -> KeptStep | None:
         """The step of this name; None where it was not done."""
@@ -106,8 +106,8 @@ def step_line(case: str, count: int, step: KeptStep) -> str:
 
 def read_all(directory: Path) -> list[Kept]:
     """All that is kept, by case and count."""
-    found = [Kept.read(path) for path in directory.glob("*.json")]
-    return sorted(found, key=lambda kept: (list(CASES).index(kept.case), kept.count))
+    kept_runs = [Kept.read(path) for path in directory.glob("*.json")]
+    return sorted(kept_runs, key=lambda kept: (list(CASES).index(kept.case), kept.count))
 
 
 def scale_tables(kept: Iterable[Kept]) -> str:

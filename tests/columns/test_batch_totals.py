@@ -21,8 +21,8 @@ def totals(*rows: Any) -> list[dict[str, Any]]:
 
     types = [pa.int64(), pa.int64(), *(3 * [pa.timestamp("us", tz="UTC")])]
     schema = pa.schema(list(zip(TIMES, types, strict=True)))
-    found = batch_totals(7, pa.Table.from_pylist(list(rows), schema), LIMIT_MS)
-    return [dict(of, ms=of.pop("event_ms")) for of in found.to_pylist()]
+    totals_by_batch = batch_totals(7, pa.Table.from_pylist(list(rows), schema), LIMIT_MS)
+    return [dict(of, ms=of.pop("event_ms")) for of in totals_by_batch.to_pylist()]
 
 
 def ms(seconds: float) -> int:
@@ -45,8 +45,8 @@ def test_an_event_time_too_far_ahead_counts_as_the_append_time() -> None:
 
 
 def test_times_before_1970_are_times() -> None:
-    (found,) = totals(row(0, 0, -T0.timestamp() - 1))
-    assert found["ms"] == -1000
+    (total,) = totals(row(0, 0, -T0.timestamp() - 1))
+    assert total["ms"] == -1000
 
 
 def test_a_batch_in_two_files_is_one_row() -> None:
@@ -57,8 +57,8 @@ def test_a_batch_in_two_files_is_one_row() -> None:
     parts = [
         batch_totals(0, pa.Table.from_pylist([row(at, 0, at)], schema), LIMIT_MS) for at in (0, 1)
     ]
-    (found,) = together_by_batch(parts).to_pylist()
-    assert (found["records"], found["event_ms"]) == (2, ms(1))
+    (total,) = together_by_batch(parts).to_pylist()
+    assert (total["records"], total["event_ms"]) == (2, ms(1))
     assert totals() == []
     assert together_by_batch([]).num_rows == 0
 

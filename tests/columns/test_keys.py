@@ -58,6 +58,6 @@ def test_the_offset_map_is_a_dict(
     asked = [key for key, _ in rows] + others
     some_hash = (lambda keys: np.zeros(len(keys), np.uint64)) if all_collide else hash_keys
     with patch("ebbtide.columns.keys.hash_keys", some_hash):
-        found = OffsetMap.of([last_of_each(segment) for segment in segments])
-        latest = found.latest(pa.chunked_array([binary(asked)]))
+        offset_map = OffsetMap.of([last_of_each(segment) for segment in segments])
+        latest = offset_map.latest(pa.chunked_array([binary(asked)]))
     assert latest.tolist() == [dict(rows).get(key, -1) for key in asked]

@@ -162,8 +162,8 @@ def test_batches_and_segments_are_those_of_a_model_however_the_rows_come(
     rows = appended(records, chunks, active, CONFIG)
     _, offsets = table_of(records)
     assert rows["offset"].to_pylist() == offsets
-    found = list(zip(rows["batch"].to_pylist(), rows["segment"].to_pylist(), strict=True))
-    assert found == model(records, active, CONFIG)
+    places = list(zip(rows["batch"].to_pylist(), rows["segment"].to_pylist(), strict=True))
+    assert places == model(records, active, CONFIG)
 
 
 @given(st.lists(GIVEN, min_size=1, max_size=20))
@@ -175,19 +175,19 @@ def test_a_header_is_that_of_the_batch_as_kafka_would_write_it(records: list[Giv
         offsets = [
             row["offset"] for row in rows.to_pylist() if row["batch"] == header["base_offset"]
         ]
-        own = [of_offset[offset] for offset in offsets]
-        assert header["size_bytes"] == len(encoded(own, offsets))
+        of_batch = [of_offset[offset] for offset in offsets]
+        assert header["size_bytes"] == len(encoded(of_batch, offsets))
         assert (header["base_offset"], header["last_offset"]) == (offsets[0], offsets[-1])
-        assert header["record_count"] == len(own)
-        assert header["base_timestamp_ms"] == own[0].timestamp_ms
-        assert header["max_timestamp_ms"] == max(record.timestamp_ms for record in own)
-        assert header["attributes"] == (8 if own[0].is_stamped else 0)
+        assert header["record_count"] == len(of_batch)
+        assert header["base_timestamp_ms"] == of_batch[0].timestamp_ms
+        assert header["max_timestamp_ms"] == max(record.timestamp_ms for record in of_batch)
+        assert header["attributes"] == (8 if of_batch[0].is_stamped else 0)
         assert (header["producer_id"], header["producer_epoch"], header["base_sequence"]) == (
             -1, -1, -1,
         )  # fmt: skip
         assert (header["crc"], header["leader_epoch"], header["magic"]) == (None, None, 2)
-        if own[0].is_stamped:
-            assert {record.timestamp_ms for record in own} == {own[0].timestamp_ms}
+        if of_batch[0].is_stamped:
+            assert {record.timestamp_ms for record in of_batch} == {of_batch[0].timestamp_ms}
 
 
 @given(st.lists(GIVEN, min_size=1, max_size=10))

@@ -37,8 +37,8 @@ BATCHES = st.lists(
 
 def latest(discarded: list[int], first_dirty_offset: int) -> dict[bytes, int]:
     """Each key with its last dirty offset."""
-    found = dirty_keys(ROWS, discarded, first_dirty_offset)
-    return dict(zip(found["key"].to_pylist(), found["offset"].to_pylist(), strict=True))
+    keys = dirty_keys(ROWS, discarded, first_dirty_offset)
+    return dict(zip(keys["key"].to_pylist(), keys["offset"].to_pylist(), strict=True))
 
 
 def test_each_key_is_known_by_its_last_dirty_record() -> None:

@@ -12,8 +12,8 @@ def test_each_slice_has_its_rows_in_their_order() -> None:
     one = pa.table({"path": ["b", "b"], "row": [0, 1]})
     more = pa.table({"path": ["b", "a", "c"], "row": [2, 3, 4]})
     rows = pa.concat_tables([one, more])
-    found = [(value, of["row"].to_pylist()) for value, of in slices_by_value(rows, "path")]
-    assert found == [("b", [0, 1, 2]), ("a", [3]), ("c", [4])]
+    slices = [(value, of["row"].to_pylist()) for value, of in slices_by_value(rows, "path")]
+    assert slices == [("b", [0, 1, 2]), ("a", [3]), ("c", [4])]
 
 
 def test_numbers_are_cut_as_well_and_no_rows_are_no_slice() -> None:

@@ -85,8 +85,8 @@ def test_a_segment_is_read_in_offset_order_across_its_files(
 def test_deletions_add_up_to_one_vector_a_file(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     for gone in ([3, 12], [4, 13, 14], [0]):
-        found = deletions(planned(spark, table), gone)
-        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {"said": "so"})()
+        deleted = deletions(planned(spark, table), gone)
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {"said": "so"})()
     left = [o for o in range(20) if o not in (0, 3, 4, 12, 13, 14)]
     assert offsets(spark, table) == left
     assert read_segment(planned(spark, table), ["offset"]).table["offset"].to_pylist() == left
@@ -99,8 +99,8 @@ def test_deletions_add_up_to_one_vector_a_file(sandbox: LakeSandbox, table: str)
 def test_what_spark_deleted_stays_deleted(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     spark.sql(f"DELETE FROM {table} WHERE offset IN (2, 15)")
-    found = deletions(planned(spark, table), [3, 16])
-    prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
+    deleted = deletions(planned(spark, table), [3, 16])
+    prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {})()
     assert offsets(spark, table) == [o for o in range(20) if o not in (2, 3, 15, 16)]
 
 
@@ -108,22 +108,22 @@ def test_a_file_that_another_writer_deleted_from_is_a_conflict(
     sandbox: LakeSandbox, table: str
 ) -> None:
     spark = sandbox.session
-    found = deletions(planned(spark, table), [3])
+    deleted = deletions(planned(spark, table), [3])
     spark.sql(f"DELETE FROM {table} WHERE offset = 4")
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
-        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {})()
     assert 3 in offsets(spark, table)
 
 
 def test_a_file_that_another_writer_rewrote_is_a_conflict(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     unit = planned(spark, table)
-    found = deletions(unit, [3])
+    deleted = deletions(unit, [3])
     snapshot = current_snapshot(spark, table)
     assert snapshot is not None
     _replace(spark, table, snapshot, unit)
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
-        prepare_row_delta(spark, table, EVERYTHING, RowDelta(found), {})()
+        prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {})()
     # Of two who replace the same file, the later one fails.
     with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
         _replace(spark, table, snapshot, unit)

@@ -99,16 +99,16 @@ def test_rows_that_others_change_stop_the_topic(
     if is_cut:
         rewrite_files(spark, tables_of(topic))
         expire_all(spark, tables_of(topic))
-    said = notice(spark, topic)
-    assert f"{'records' if number == 0 else 'batches'}: " in said
-    assert "repair_state" in said
+    message = notice(spark, topic)
+    assert f"{'records' if number == 0 else 'batches'}: " in message
+    assert "repair_state" in message
     rows = 2 if number == 0 else 1
     if is_cut:
         word = "more" if change == "append" else "fewer"
-        assert f"{rows} rows {word} than told in partition 0, segment 3" in said
+        assert f"{rows} rows {word} than told in partition 0, segment 3" in message
     else:
         operations = {"append": "append", "update": "overwrite"}
-        assert f"{operations.get(change, '')} by spark" in said.replace("delete by", " by")
+        assert f"{operations.get(change, '')} by spark" in message.replace("delete by", " by")
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,10 @@ def test_what_is_appended_is_what_spark_reads_and_prunes(sandbox: LakeSandbox, t
     spark = sandbox.session
     prepare_append(spark, table, rows(1, 2), "at_day=2026-03-01")()
     prepare_append(spark, table, rows(3), "at_day=2026-03-01")()
-    found = spark.sql(f"SELECT * FROM {table} WHERE at >= DATE '2026-03-01' ORDER BY id").collect()
-    assert [(r["id"], r["word"], r["ids"]) for r in found] == [
+    appended = spark.sql(
+        f"SELECT * FROM {table} WHERE at >= DATE '2026-03-01' ORDER BY id"
+    ).collect()
+    assert [(r["id"], r["word"], r["ids"]) for r in appended] == [
         (n, f"word {n}", [n, n + 1]) for n in (1, 2, 3)
     ]
     assert spark.sql(f"SELECT * FROM {table} WHERE at >= DATE '2026-03-02'").collect() == []
@@ -74,12 +76,12 @@ def test_files_are_listed_as_the_metadata_tables_list_them(
         f"SELECT file_path, file_size_in_bytes, record_count, content = 0, referenced_data_file, "
         f"partition.at_day FROM {table}.files"
     ).collect()
-    found = [(*file[:5], file.partition["at_day"]) for file in current_files(spark, loaded)]
-    assert sorted(map(str, found)) == sorted(str(tuple(row)) for row in expected)
+    listed = [(*file[:5], file.partition["at_day"]) for file in current_files(spark, loaded)]
+    assert sorted(map(str, listed)) == sorted(str(tuple(row)) for row in expected)
     assert {file.is_data for file in current_files(spark, loaded)} == {True, False}
     every = spark.sql(f"SELECT file_path, file_size_in_bytes FROM {table}.all_files").collect()
     assert all_sizes(spark, loaded) == {row[0]: row[1] for row in every}
-    assert len(all_sizes(spark, loaded)) > len(found)
+    assert len(all_sizes(spark, loaded)) > len(listed)
 
 
 def test_a_table_is_there_or_not_whatever_its_name_holds(sandbox: LakeSandbox, table: str) -> None:

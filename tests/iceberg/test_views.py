@@ -116,25 +116,25 @@ class Partition:
 
 def folded(partitions: Iterable[Partition]) -> Values:
     """Partition and key: offset and value of the latest record, unless it is a tombstone."""
-    found: Values = {}
+    newest: Values = {}
     for number, partition in enumerate(partitions):
         for sent in partition.committed():
             if sent.key is None:
                 continue
-            found.pop((number, sent.key), None)
+            newest.pop((number, sent.key), None)
             if not sent.is_tombstone:
                 assert sent.value is not None
-                found[number, sent.key] = sent.offset, sent.value
-    return found
+                newest[number, sent.key] = sent.offset, sent.value
+    return newest
 
 
 def table_of(spark: SparkSession, name: TopicName) -> Values:
     rows = spark.table(name.table_view).collect()
-    found = {
+    values = {
         (row["partition"], bytes(row["key"])): (row["offset"], bytes(row["value"])) for row in rows
     }
-    assert len(found) == len(rows)
-    return found
+    assert len(values) == len(rows)
+    return values
 
 
 def rows_of(spark: SparkSession, view: str) -> dict[tuple[int, int], dict[str, Any]]:
@@ -245,11 +245,11 @@ def test_the_documented_sql_gives_what_the_views_do(
         r"```sql\n(.*?)```", text.replace(".log.", f".{name.cluster}."), re.S
     )
     for sql, view in ((committed, name.committed_view), (table, name.table_view)):
-        found = spark.sql(sql)
-        expected = spark.table(view).select(found.columns)
+        selected = spark.sql(sql)
+        expected = spark.table(view).select(selected.columns)
         by = ("partition", "offset")
-        assert found.orderBy(*by).collect() == expected.orderBy(*by).collect()
-        assert 0 < found.count() < spark.table(name.records_table).count()
+        assert selected.orderBy(*by).collect() == expected.orderBy(*by).collect()
+        assert 0 < selected.count() < spark.table(name.records_table).count()
 
 
 def test_built_records_are_read_ingested_and_marked(

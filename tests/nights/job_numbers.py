@@ -26,7 +26,7 @@ class Nights:
     spark: SparkSession
     name: TopicName
     before: Truth = field(default_factory=Truth.nothing)
-    said: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
+    reported: set[str] = field(default_factory=set)  # numbers that were not 0 in some night
 
     def run(self, job: str, work: Callable[[], JobOutcome]) -> tuple[JobOutcome, Change]:
         """The outcome of a job, and what it changed."""
@@ -36,7 +36,7 @@ class Nights:
         assert outcome.error is None
         for numbers in outcome.partitions.values():
             flat = numbers | numbers.get("by", {})
-            self.said |= {f"{job} {name}" for name, value in flat.items() if value}
+            self.reported |= {f"{job} {name}" for name, value in flat.items() if value}
         return outcome, change
 
 

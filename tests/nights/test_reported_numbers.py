@@ -178,7 +178,7 @@ def check_replicate(nights: Nights, replica: Nights, now_ms: int) -> None:
     numbers = outcome.topic["replicas"].get(str(replica.name), {"emptied": []})
     counts = dict.fromkeys(("records", "batches", "records_removed"), 0) | numbers
     assert counts == expected.of_copies(change.after, copied)
-    nights.said |= {f"replicate_log {number}" for number, value in counts.items() if value}
+    nights.reported |= {f"replicate_log {number}" for number, value in counts.items() if value}
 
 
 def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[bytes, int]:
@@ -288,7 +288,7 @@ def test_each_number_of_random_nights_is_what_the_tables_say(
 ) -> None:
     nights, rng = Nights(sandbox.session, TopicName(cluster, TOPIC)), random.Random(seed)
     run_nights(nights, topic_of(rng.randrange(10**6)), tmp_path / "log", rng)
-    assert nights.said >= (TOLD if seed == FIXED_SEED else {"ingest_segments records"})
+    assert nights.reported >= (TOLD if seed == FIXED_SEED else {"ingest_segments records"})
 
 
 def test_single_records_that_leave_count_beside_the_headers_which_stay(

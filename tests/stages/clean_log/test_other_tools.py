@@ -262,11 +262,11 @@ def test_files_that_go_while_they_are_read_are_planned_again(
     planned, plan = [], cleaner.plan_segments
 
     def then_lose_files(*arguments: Any) -> list[SegmentFiles]:
-        found = plan(*arguments)
-        planned.append(found)
+        the_plan = plan(*arguments)
+        planned.append(the_plan)
         if len(planned) == after:
             rewrite_then_expire(sandbox.session, tables_of(topic))
-        return found
+        return the_plan
 
     monkeypatch.setattr(cleaner, "plan_segments", then_lose_files)
     with pytest.raises(CommitConflictError, match=f"{cause} it meanwhile"):

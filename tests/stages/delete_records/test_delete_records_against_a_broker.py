@@ -71,7 +71,9 @@ class Asked:
     broker: dict[str, list[Answered]] = field(default_factory=lambda: defaultdict(list))
     tables: dict[str, list[Answered]] = field(default_factory=lambda: defaultdict(list))
     live: dict[str, list[Answered]] = field(default_factory=lambda: defaultdict(list))
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # the tables' other numbers
+    more_numbers: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # the tables' other numbers
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,7 @@ def test_a_live_replica_passes_the_brokers_answer_on(asked: Asked, name: str) ->
 def test_older_records_after_the_first_at_a_time_stay_and_are_counted(asked: Asked) -> None:
     counted = {
         name: numbers["older_kept"]
-        for name, numbers in asked.said.items()
+        for name, numbers in asked.more_numbers.items()
         if "older_kept" in numbers
     }
     with_older = {
@@ -353,7 +355,7 @@ def ask_tables(
         outcome = ask(sandbox, topic, {p: entries[name] for p, name in names.items()}, now_ms)
         for partition, name in names.items():
             numbers = outcome.partitions[partition]
-            answers.said[name] = numbers
+            answers.more_numbers[name] = numbers
             answer = Answered(ErrorCode(numbers["error_code"]), numbers["low_watermark"])
             answers.tables[name].append(answer)
 

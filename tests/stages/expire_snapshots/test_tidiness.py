@@ -140,5 +140,5 @@ def test_a_file_of_vectors_stays_while_one_of_them_is_live(
     time.sleep(0.01)
     assert expire_snapshots(sandbox, name).topic["snapshots_expired"] > 0
     rows = spark.table(name.records_table).orderBy("partition", "offset").collect()
-    found = [(row["partition"], row["offset"]) for row in rows]
-    assert found == [(0, n) for n in range(3, 11)] + [(1, n) for n in range(1, 9)]
+    places = [(row["partition"], row["offset"]) for row in rows]
+    assert places == [(0, n) for n in range(3, 11)] + [(1, n) for n in range(1, 9)]

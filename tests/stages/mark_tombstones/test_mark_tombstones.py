@@ -145,7 +145,7 @@ HEADERS: dict[str, Headers] = {
 
 
 @pytest.mark.parametrize(
-    ("setting", "found"),
+    ("setting", "tombstones"),
     [
         ("op", set(HEADERS) - {"none", "another name"}),
         ("op=d", {"the value", "the value among others"}),
@@ -154,19 +154,19 @@ HEADERS: dict[str, Headers] = {
     ],
 )
 def test_a_header(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, setting: str, found: set[str]
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, setting: str, tombstones: set[str]
 ) -> None:
     records = [record(offset, "v", headers) for offset, headers in enumerate(HEADERS.values())]
     topic_of(
         sandbox, name, tmp_path, records, COMPACT, {"ebbtide.tombstone.header": setting}, at_once=9
     )
     mark(sandbox.session, str(name))
-    wanted = [offset for offset, case in enumerate(HEADERS) if case in found]
+    wanted = [offset for offset, case in enumerate(HEADERS) if case in tombstones]
     assert marks(sandbox, name) == dict.fromkeys(wanted, "header")
 
 
 @pytest.mark.parametrize(
-    ("predicate", "found"),
+    ("predicate", "type_named"),
     [
         pytest.param("offset > 3", "[UNRESOLVED_COLUMN", id="a column it may not see"),
         pytest.param("value =", "[PARSE_SYNTAX_ERROR]", id="no expression"),
@@ -187,14 +187,14 @@ def test_a_header(
     ],
 )
 def test_a_predicate_that_no_record_can_be_asked_is_refused_by_configure_and_by_a_run(
-    sandbox: LakeSandbox, name: TopicName, predicate: str, found: str
+    sandbox: LakeSandbox, name: TopicName, predicate: str, type_named: str
 ) -> None:
     sandbox.topic(str(name))
     wanted = f"expected a boolean expression over key, value, headers and timestamp in {PREDICATE}="
     with pytest.raises(ConfigurationError) as refused:
         plan_configure(load(sandbox.session, name), {PREDICATE: predicate}, NIGHT_MS)
     assert str(refused.value).startswith(f"{wanted}{predicate}, found ")
-    assert found in str(refused.value).split(", found ")[1]
+    assert type_named in str(refused.value).split(", found ")[1]
     configure(sandbox, name, {PREDICATE: predicate})
     with pytest.raises(ConfigurationError) as again:
         plan_mark(load(sandbox.session, name))
@@ -210,10 +210,10 @@ def test_a_predicate_that_fails_on_a_record_stops_the_topic_before_anything_move
     before = current_snapshot(sandbox.session, name.records_table)
     with pytest.raises(ConfigurationError) as failed:
         mark(sandbox.session, str(name))
-    said = str(failed.value)
-    assert f"{PREDICATE}={predicate}, found that it fails on a record with CAST_INVALID_" in said
-    assert "try_cast" in said
-    assert "secret" not in said
+    message = str(failed.value)
+    assert f"{PREDICATE}={predicate}, found that it fails on a record with CAST_INVALID_" in message
+    assert "try_cast" in message
+    assert "secret" not in message
     assert current_snapshot(sandbox.session, name.records_table) == before
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 0
     configure(sandbox, name, {PREDICATE: predicate.replace("cast", "try_cast")})

@@ -27,11 +27,11 @@ class RequestedOffsets:
     """The offset requested for each partition, and how it was determined."""
 
     offsets: dict[int, int] = field(default_factory=dict)
-    said: dict[int, dict[str, Any]] = field(default_factory=dict)
+    more_numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def add_to(self, outcome: JobOutcome) -> JobOutcome:
         """Put how the offsets were found beside the partitions' numbers."""
-        for partition, numbers in self.said.items():
+        for partition, numbers in self.more_numbers.items():
             outcome.partitions[partition].update(numbers)
         return outcome
 
@@ -68,7 +68,7 @@ def _resolve_times(topic: Topic, times: Mapping[int, int], requested: RequestedO
     for partition, timestamp_ms in times.items():
         # Kafka: offsetsForTimes finds nothing, so everything is older.
         requested.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
-        requested.said[partition] = {
+        requested.more_numbers[partition] = {
             "timestamp_ms": timestamp_ms,
             "older_kept": older.get(partition, 0),
         }
@@ -126,10 +126,10 @@ def _resolve_groups(
         end = topic.partitions[partition].log_end_offset
         without = [group for group, offset in committed.items() if offset is None]
         offsets = [offset for offset in committed.values() if offset is not None]
-        requested.said[partition] = {"committed": committed}
+        requested.more_numbers[partition] = {"committed": committed}
         if without:
             note = f"left alone: no commit of {', '.join(without)}"
-            requested.said[partition]["note"] = note
+            requested.more_numbers[partition]["note"] = note
         else:
             requested.offsets[partition] = min(*offsets, end)
 
