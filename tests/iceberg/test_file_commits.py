@@ -235,3 +235,41 @@ def test_rows_that_are_not_there_are_deleted_without_a_commit(
     before = current_snapshot(sandbox.session, table)
     assert delete_offsets(sandbox.session, table, []) == Deleted()
     assert current_snapshot(sandbox.session, table) == before
+
+
+def test_more_files_take_no_more_calls_to_the_jvm(
+    sandbox: LakeSandbox, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round on thousands of files would spend most of its time on such calls."""
+    spark = sandbox.session
+    spark.sql(
+        f"INSERT INTO {table} SELECT CAST(id AS INT), 0L, id, 'text' FROM range(1, 40) "
+        "UNION ALL SELECT CAST(id AS INT), 0L, id + 100, 'more' FROM range(1, 40)"
+    )
+    calls: list[str] = []
+    client = spark.sparkContext._gateway._gateway_client
+    send = type(client).send_command
+
+    def sent(of: object, command: str, *more: object, **named: object) -> object:
+        if not command.startswith("m\n"):  # an object that Python has no use for any more
+            calls.append(command)
+        return send(of, command, *more, **named)
+
+    monkeypatch.setattr(type(client), "send_command", sent)
+
+    def calls_for(partitions: range) -> int:
+        ends = dict.fromkeys(partitions, MAX_OFFSET)
+        calls.clear()
+        units = plan_segments(spark, table, current_snapshot(spark, table) or 0, ends)
+        assert len(units) == len(partitions)
+        paths = new_paths(spark, table, units)
+        half = len(units) // 2
+        for unit, path in zip(units[:half], paths[:half], strict=True):
+            write_rows(unit.store, path, read_segment(unit, None).table)
+        replaced = [Replacement(*each) for each in zip(units[:half], paths[:half], strict=True)]
+        one_row = [deletion_of(u.store, u.files[0], np.array([0])) for u in units[half:]]
+        prepare_row_delta(spark, table, ends, RowDelta(one_row, replaced=replaced), {})()
+        return len(calls)
+
+    calls_for(range(37, 40))  # the first ones look for classes
+    assert calls_for(range(1, 5)) == calls_for(range(5, 37))
