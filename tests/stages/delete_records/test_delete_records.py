@@ -7,12 +7,12 @@ import pytest
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files import data_files
 from ebbtide.iceberg.topics import Topic, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.delete_records.truncate import truncate_below_start
-from ebbtide.stores.store import Store
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -66,14 +66,11 @@ def test_no_file_is_opened_but_that_of_the_straddling_segment(
     sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    reading = Store.reading
+    opened_file = data_files.opened_file
     monkeypatch.setattr(
-        Store,
-        "reading",
-        lambda store, path: (
-            opened.append(path) if path.endswith(".parquet") else None,
-            reading(store, path),
-        )[1],
+        data_files,
+        "opened_file",
+        lambda store, path, size: (opened.append(path), opened_file(store, path, size))[1],
     )
     delete(sandbox, name, {0: 4})
     assert opened == []
