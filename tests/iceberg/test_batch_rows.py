@@ -12,10 +12,11 @@ from ebbtide.columns.row_changes import changes_of, in_segment
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import MAX_FILES, prepare_changes, read_headers
+from ebbtide.iceberg.files.batch_rows import MAX_FILES, prepare_changes
 from ebbtide.iceberg.history import rows_changed
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.headers import read_headers
 
 ROWS = 40
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.row_changes import changes_of, in_segment
-from ebbtide.iceberg.files.batch_rows import prepare_changes, read_headers
+from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.topics import load
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.settings.names import TopicName
@@ -29,6 +29,7 @@ from tests.log.plain_cleaner import Log, producers_of
 from tests.log.proof import Compared
 from tests.log.replay import End, Subject, Turn, config_of, keeps_markers_longer, replay
 from tests.tables.counted import assert_counted
+from tests.tables.headers import read_headers
 from tests.tables.nights import expire, ingest, mark
 from tests.tables.table_log import logs_of_topic, producer_fields
 

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.slices import slices_by_value
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.transactions import OpenTransactions
@@ -143,15 +142,6 @@ def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
     """Join the parts, one after another."""
     tables = [part.table for part in parts]
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
-
-
-def of_partitions(rows: pa.Table) -> dict[int, BatchHeaders]:
-    """Return the rows of each partition among `rows`, which name it in a column `partition`."""
-    partitions, bases = rows["partition"].to_numpy(), rows["base_offset"].to_numpy()
-    step = np.diff(partitions)
-    if np.any((step < 0) | ((step == 0) & (np.diff(bases) < 0))):  # else sorting only costs
-        rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-    return {partition: BatchHeaders(of) for partition, of in slices_by_value(rows, "partition")}
 
 
 def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:

@@ -236,7 +236,7 @@ def test_a_record_that_does_not_decode_stops_its_slice_and_names_its_place(
     "taken",
     [
         pytest.param(BatchAt(3, 1), id="no batch begins there"),
-        pytest.param(BatchAt(0, 1), id="another batch begins there"),
+        pytest.param(BatchAt(len(batch(0)), 5), id="another batch begins there"),
         pytest.param(BatchAt(10**6, 1), id="the file is shorter"),
     ],
 )

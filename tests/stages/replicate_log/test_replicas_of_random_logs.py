@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 
 from ebbtide.columns.header_columns import open_transactions
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.files.batch_rows import read_headers
 from ebbtide.iceberg.topics import load
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.settings.names import TopicName
@@ -31,6 +30,7 @@ from tests.stages.replicate_log.replicas import (
     replica_of,
     set_replicas,
 )
+from tests.tables.headers import read_headers
 from tests.tables.nights import ingest, mark
 
 PARTITIONS = 12

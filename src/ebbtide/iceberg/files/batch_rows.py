@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.header_columns import COLUMNS, BatchHeaders, of_partitions
+from ebbtide.columns.header_columns import COLUMNS, BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import with_changes
 from ebbtide.errors import SafetyError
@@ -26,7 +26,6 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
     write_rows,
 )
-from ebbtide.iceberg.files.field_ids import together
 from ebbtide.iceberg.files.file_commits import (
     Commit,
     Replacement,
@@ -46,19 +45,6 @@ MAX_DEAD_SHARE = 0.25
 MAX_FILES = 4
 # Headers are cheaper than records: the driver itself reads this many times more of them.
 HEADERS_A_RECORD = 8
-
-
-def read_headers(
-    spark: SparkSession, batches_table: str, partitions: Iterable[int], snapshot: int | None = None
-) -> dict[int, BatchHeaders]:
-    """Read the headers of whole partitions, as of a snapshot or now."""
-    snapshot = snapshot or current_snapshot(spark, batches_table)
-    empty = {partition: BatchHeaders(_NO_HEADERS) for partition in partitions}
-    if snapshot is None:
-        return empty
-    units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(empty, MAX_OFFSET))
-    tables = [read_segment(unit, ("partition", *COLUMNS), "base_offset").table for unit in units]
-    return empty | (of_partitions(together(tables, units[0].columns)) if tables else {})
 
 
 def look_at_headers(
@@ -84,9 +70,6 @@ def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[Log
     """Summarise the headers of one segment, in a task; return nothing where it holds no row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
     return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
-
-
-_NO_HEADERS = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 
 
 def prepare_changes(

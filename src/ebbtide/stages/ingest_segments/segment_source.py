@@ -148,7 +148,7 @@ def _walk(limits: BatchLimits, store: Store, file: FileToWalk) -> SegmentWalk:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Yield a failing disk or object store is no fault of the bytes."""
+    """Raise SourceError or UnavailableError where a disk or store fails: no fault of the bytes."""
     try:
         yield
     except PermissionError as failure:
