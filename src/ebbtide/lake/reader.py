@@ -19,6 +19,7 @@ from ebbtide.errors import (
     UnknownTopicError,
     UnreadableTableError,
 )
+from ebbtide.lake.attempts import COLUMNS, Attempt, attempt_fields
 from ebbtide.lake.catalog_settings import (
     catalog_settings,
     defaults_path,
@@ -35,7 +36,7 @@ from ebbtide.log.settings.names import (
     STATE_SUFFIX,
     TopicName,
 )
-from ebbtide.log.settings.replicas import TableReplica
+from ebbtide.log.settings.replicas import Replica, TableReplica
 from ebbtide.log.state.snapshot_expiry import TableSnapshots
 from ebbtide.log.state.topic_state import PREFIX as STATE_PREFIX
 from ebbtide.log.state.topic_state import (
@@ -77,32 +78,12 @@ class LakeTopic:
         return bool(self.config.replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One attempt of a job on a topic, a row of lake.ebbtide.runs; times are UTC."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Attempt):
+    """A row of lake.ebbtide.runs with the job's whole result."""
 
-    run_id: str
-    dag: str | None
-    task: str | None
-    job: str
-    topic: str
-    started: datetime
-    ended: datetime
-    now: datetime
-    status: str
-    error: str | None
-    error_class: str | None
-    is_transient: bool
     result: Mapping[str, Any]
-    rows_removed: int
-    files_removed: int
-    bytes_removed: int
     snapshot_ids: tuple[int, ...]
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether this attempt did what it was asked to."""
-        return self.status == "succeeded"
 
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
@@ -171,17 +152,35 @@ class Lake:
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
         """
+        return sorted(map(_run, self._rows_of_runs(since, equals, ("*",))), key=_end)
+
+    def attempts(
+        self, since: datetime | None = None, **equals: str | Sequence[str]
+    ) -> list[Attempt]:
+        """Return the same without results, which are most of a row's bytes."""
+        rows = self._rows_of_runs(since, equals, COLUMNS)
+        return sorted((Attempt(**attempt_fields(row)) for row in rows), key=_end)
+
+    def _rows_of_runs(
+        self,
+        since: datetime | None,
+        equals: Mapping[str, str | Sequence[str]],
+        columns: tuple[str, ...],
+    ) -> list[dict[str, Any]]:
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
             return []
-        with _of_a_store(".".join(RUNS)):
+        with of_a_store(".".join(RUNS)):
             try:
                 table = self.catalog.load_table(RUNS)
             except NoSuchTableError:
                 return []
-            rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
-        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+            known = ("*", *table.schema().column_names)
+            fields = tuple(name for name in columns if name in known)
+            scan = table.scan(row_filter=rows_filter(since, equals), selected_fields=fields)
+            rows: list[dict[str, Any]] = scan.to_arrow().to_pylist()
+            return rows
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
         """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
@@ -189,22 +188,6 @@ class Lake:
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
         return {what: _snapshots_of(table) for what, table in tables.items()}
-
-    def file_bytes(self, name: str) -> dict[int, int]:
-        """Sum each partition's bytes in data files of both tables, from manifests alone."""
-        totals: dict[int, int] = {}
-        for table in (self.records(name), self.batches(name)):
-            with _reading_manifests(name):
-                for file in _files_of(table):
-                    partition = file.partition[0]
-                    totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
-        return totals
-
-    def live_rows(self, name: str) -> dict[int, int]:
-        """Count the live rows of the records table by partition, from manifests alone."""
-        table = self.records(name)
-        with _reading_manifests(name):
-            return live_rows(table)
 
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -215,7 +198,7 @@ class Lake:
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
-            with _of_a_store(name):
+            with of_a_store(name):
                 return self.catalog.load_table((cluster + suffix, topic))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
@@ -241,17 +224,20 @@ def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
     """Return the topic's replicas, if all are tables that can be read from here; None where not."""
-    replicas = []
-    for replica in topic.config.replicas:
-        if not isinstance(replica, TableReplica):
-            return None
-        name = replica.of(TopicName.parse(topic.name))
-        try:
-            with open_lake(catalog=name.catalog) as lake:
-                replicas.append(lake.topic(str(name._replace(catalog=CATALOG))))
-        except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
-            return None
-    return replicas
+    replicas = [read_replica(topic, replica) for replica in topic.config.replicas]
+    return None if None in replicas else [replica for replica in replicas if replica is not None]
+
+
+def read_replica(topic: LakeTopic, replica: Replica) -> LakeTopic | None:
+    """Return one of the topic's replicas; None where it is no table that can be read from here."""
+    if not isinstance(replica, TableReplica):
+        return None
+    name = replica.of(TopicName.parse(topic.name))
+    try:
+        with open_lake(catalog=name.catalog) as lake:
+            return lake.topic(str(name._replace(catalog=CATALOG)))
+    except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
+        return None
 
 
 @contextmanager
@@ -263,7 +249,7 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
 
 
 @contextmanager
-def _reading_manifests(name: str) -> Iterator[None]:
+def reading_manifests(name: str) -> Iterator[None]:
     """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
     try:
         yield
@@ -281,8 +267,8 @@ def _in_a_line(error: Exception) -> str:
 
 
 @contextmanager
-def _of_a_store(table: str) -> Iterator[None]:
-    """Raise an error of ours where the store of a table's files refuses or does not answer."""
+def of_a_store(table: str) -> Iterator[None]:
+    """Raise an error of ebbtide's where the store of a table's files refuses or does not answer."""
     from ebbtide.stores.store import failing_clearly  # imports pyarrow
 
     with failing_clearly(table):
@@ -310,13 +296,19 @@ def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
         return True
 
 
-def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
+def rows_filter(
+    since: datetime | None, equals: Mapping[str, str | Sequence[str]], began: str = "started"
+) -> BooleanExpression:
+    """Return the filter for rows of `runs` that began then or later and have these values.
+
+    `began` is the column that tells when.
+    """
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
     condition: BooleanExpression = expressions.AlwaysTrue()
     if since is not None:
-        condition = is_from("started", since.isoformat())
+        condition = is_from(began, since.isoformat())
     for column, value in equals.items():
         condition = expressions.And(
             condition, is_in(column, [value] if isinstance(value, str) else value)
@@ -324,41 +316,22 @@ def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -
     return condition
 
 
+def _end(attempt: Attempt) -> tuple[datetime, datetime]:
+    return attempt.ended, attempt.started
+
+
 def _run(row: dict[str, Any]) -> Run:
     return Run(
-        **{
-            **row,
-            "result": json.loads(row["result"] or "{}"),
-            "snapshot_ids": tuple(row["snapshot_ids"] or ()),
-        }
+        **attempt_fields(row),
+        result=json.loads(row["result"] or "{}"),
+        snapshot_ids=tuple(row["snapshot_ids"] or ()),
     )
 
 
-def live_rows(table: Table) -> dict[int, int]:
-    """Return rows of each partition that a scan would return, counted from manifests.
-
-    Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
-    only for the file it names, which needs manifests read with the v3 schema.
-    """
-    from pyiceberg.manifest import DataFileContent
-
-    files: dict[str, tuple[int, int]] = {}
-    deleted: dict[str, int] = {}
-    for file in _files_of(table):
-        if file.content == DataFileContent.DATA:
-            files[file.file_path] = (file.partition[0], file.record_count)
-        else:
-            deleted[_referenced_data_file(file)] = file.record_count
-    rows: dict[int, int] = {}
-    for path, (partition, count) in files.items():
-        rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
-    return rows
-
-
-def _files_of(table: Table) -> Iterator[Any]:
+def files_of(table: Table) -> Iterator[Any]:
     """Yield the data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()
-    with _of_a_store(".".join(table.name())):
+    with of_a_store(".".join(table.name())):
         for manifest in snapshot.manifests(table.io) if snapshot else ():
             yield from _live_files(table, manifest.manifest_path)
 
@@ -377,7 +350,7 @@ def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
                 yield entry.data_file
 
 
-def _referenced_data_file(vector: Any) -> str:
+def referenced_data_file(vector: Any) -> str:
     """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
     path: str = vector._data[-3]
     return path

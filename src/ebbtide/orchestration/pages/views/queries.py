@@ -1,0 +1,53 @@
+"""Statements that read a topic in other engines, to copy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ebbtide.log.settings.names import TopicName
+
+
+class Query(NamedTuple):
+    """A statement for an engine, and what it reads."""
+
+    engine: str
+    reads: str
+    sql: str
+
+
+def queries(name: str, metadata_location: str) -> list[Query]:
+    """Return a statement for each engine; DuckDB reads the table by its newest metadata file."""
+    topic = TopicName.parse(name)
+    raw = "every record of the log, those of aborted transactions too"
+    return [
+        Query(
+            "Spark",
+            "the latest value of each key",
+            f"SELECT * FROM {topic.table_view} LIMIT 20",
+        ),
+        Query(
+            "Spark",
+            "what a read_committed consumer gets",
+            f"SELECT * FROM {topic.committed_view} LIMIT 20",
+        ),
+        Query(
+            "DuckDB",
+            raw,
+            "INSTALL iceberg; LOAD iceberg;\n"
+            f"SELECT * FROM iceberg_scan('{_escaped(metadata_location)}') LIMIT 20",
+        ),
+        Query(
+            "Trino",
+            raw,
+            f"SELECT * FROM {topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.topic)} "
+            "LIMIT 20",
+        ),
+    ]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("'", "''")
