@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ebbtide.lake.reader import Lake, files_of, reading_manifests, referenced_data_file
+from ebbtide.lake.reader import (
+    Lake,
+    files_of,
+    reading_manifests,
+    referenced_data_file,
+    vector_bytes,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -48,13 +54,14 @@ def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> Non
     deleted: dict[str, int] = {}
     for file in files_of(table):
         partition = contents[file.partition[0]]
-        partition.file_bytes += file.file_size_in_bytes
         if file.content == DataFileContent.DATA:
             partition_of[file.file_path] = file.partition[0]
+            partition.file_bytes += file.file_size_in_bytes
             partition.records += file.record_count
             _add_event(partition, file.lower_bounds.get(event_time))
         else:
             deleted[referenced_data_file(file)] = file.record_count
+            partition.file_bytes += vector_bytes(file)  # its file holds those of others too
     for path, count in deleted.items():
         if path in partition_of:  # a vector may outlive its file
             contents[partition_of[path]].records -= count

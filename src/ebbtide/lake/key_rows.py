@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 MAX_RECORDS = 50_000_000
 MAX_RECORDS_BY_HASH = 5_000_000  # a hash is worked out of each key
 _PLACE = ("partition", "offset", "segment", "batch", "timestamp", "is_tombstone", "tombstone_by")
-_ERASURE: tuple[str, ...] = ("run_id", "status", "requested_at", "requested_by", "reason", "partition", "found")
+_ERASURE: tuple[str, ...] = (
+    "run_id",
+    "status",
+    "requested_at",
+    "requested_by",
+    "reason",
+    "partition",
+    "found",
+)
 _ERASURE += ("superseded", "left", "horizon", "out_of_table_at", "off_disk_from")
 
 

@@ -354,3 +354,9 @@ def referenced_data_file(vector: Any) -> str:
     """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
     path: str = vector._data[-3]
     return path
+
+
+def vector_bytes(vector: Any) -> int:
+    """Return a deletion vector's own bytes, another of these fields."""
+    size_bytes: int = vector._data[-1]
+    return size_bytes

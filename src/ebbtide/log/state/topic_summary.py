@@ -106,7 +106,8 @@ def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:
     counted = [numbers for numbers in results if "tombstones_kept" in numbers]
     if not counted:
         return None
-    return sum(of["tombstones_kept"] + of.get("markers_kept", 0) for of in counted)
+    waiting: int = sum(of["tombstones_kept"] + of.get("markers_kept", 0) for of in counted)
+    return waiting
 
 
 def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:

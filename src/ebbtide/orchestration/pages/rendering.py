@@ -23,6 +23,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
+_LONGEST = 15  # digits of a value that stands for a time or a size, and not for no limit
 _CODE = re.compile("`([^`]*)`")
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
 
@@ -51,6 +52,7 @@ def environment() -> Environment:
         "query": query,
         "cause": cause_of,
         "with_code": with_code,
+        "value_in_words": value_in_words,
     }
     made.globals |= {"version": __version__}
     return made
@@ -72,6 +74,16 @@ def share(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.0f} %"
 
 
+def value_in_words(text: str, name: str) -> str:
+    """Return a setting's value in the unit that a person would choose; empty where it has none."""
+    if not text.isdecimal() or len(text) > _LONGEST:
+        return ""
+    if name.endswith((".ms", "-ms")):
+        units = (f"{int(text) / length:g} {unit}" for unit, length in _UNITS if int(text) >= length)
+        return next(units, "")
+    return size(int(text)) if name.endswith("bytes") and int(text) >= 1000 else ""
+
+
 def relative(ms: int | None, clock_ms: int) -> str:
     """Say how far from now a time is, in its largest unit; empty where there is no time."""
     if ms is None or ms < 0:
@@ -79,7 +91,7 @@ def relative(ms: int | None, clock_ms: int) -> str:
     distance = abs(ms - clock_ms)
     for unit, length in _UNITS:
         if distance >= length:
-            text = f"{distance // length} {unit}"
+            text = f"{round(distance / length)} {unit}"
             return f"in {text}" if ms > clock_ms else f"{text} ago"
     return "now"
 

@@ -34,7 +34,7 @@ def queries(name: str, metadata_location: str) -> list[Query]:
             "DuckDB",
             raw,
             "INSTALL iceberg; LOAD iceberg;\n"
-            f"SELECT * FROM iceberg_scan('{_escaped(metadata_location)}') LIMIT 20",
+            f"SELECT * FROM {_iceberg_scan(metadata_location)} LIMIT 20",
         ),
         Query(
             "Trino",
@@ -49,5 +49,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _escaped(text: str) -> str:
-    return text.replace("'", "''")
+def _iceberg_scan(metadata_location: str) -> str:
+    path = metadata_location.removeprefix("file:").replace("'", "''")
+    options = ", metadata_compression_codec => 'gzip'" if ".gz." in path else ""
+    return f"iceberg_scan('{path}'{options})"
