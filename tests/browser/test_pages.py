@@ -143,5 +143,6 @@ def test_the_pages_lie_in_airflows_own(signed_in: Any, pictures: Path, theme: st
     frame.get_by_role("link", name=FLIGHTS).first.click()
     frame.get_by_role("heading", name=FLIGHTS).wait_for()
     page.wait_for_url(f"**/plugin/ebbtide/ebbtide/topics/{FLIGHTS}")
+    page.screenshot(path=pictures / f"topic-in-airflow-{theme}.png")
     frame.get_by_role("link", name="configure_topic").click()
     page.wait_for_url("**/dags/configure_topic**")
