@@ -12,7 +12,7 @@ from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.expire_segments.stage import plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.export_segments.exports import export, kafkas_states
