@@ -6,7 +6,7 @@ The catalog is the one Spark uses.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +25,9 @@ from ebbtide.lake.catalog_settings import (
     open_catalog,
     read_defaults,
 )
+from ebbtide.lake.live_files import files_of, live_rows, of_a_store
+from ebbtide.log.plans.events import PlanEvent
+from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 RUNS = (OWN_NAMESPACE, "runs")
+PLANS = (OWN_NAMESPACE, "plans")
+PLAN_EVENTS = (OWN_NAMESPACE, "plan_events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +176,49 @@ class Lake:
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
         """
+        rows = self.own_rows(RUNS, _chosen("started", since, equals))
+        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+
+    def plans(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Plan]:
+        """Return the plans whose columns equal what is given, made at `since` or later, in order.
+
+        Their offsets are left out, which may be large: `plan` reads them.
+        """
+        rows = self.own_rows(PLANS, _chosen("made_at", since, equals), without=("removes",))
+        return sorted(map(Plan.of_row, rows), key=lambda plan: plan.made_at)
+
+    def plan(self, plan_id: str) -> Plan | None:
+        """Return one plan with its offsets; None where there is none of that id."""
+        rows = self.own_rows(PLANS, _chosen("made_at", None, {"plan_id": plan_id}))
+        return Plan.of_row(rows[0]) if rows else None
+
+    def plan_events(
+        self, since: datetime | None = None, **equals: str | Sequence[str]
+    ) -> list[PlanEvent]:
+        """Return what became of plans, oldest first: events whose columns equal what is given."""
+        rows = self.own_rows(PLAN_EVENTS, _chosen("at", since, equals))
+        return sorted(map(PlanEvent.of_row, rows), key=lambda event: event.at)
+
+    def own_rows(
+        self,
+        name: tuple[str, str],
+        condition: BooleanExpression,
+        without: Collection[str] = (),
+    ) -> list[dict[str, Any]]:
+        """Return the rows of one of ebbtide's own tables; none where nobody has created it."""
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
             return []
-        with _of_a_store(".".join(RUNS)):
+        with of_a_store(".".join(name)):
             try:
-                table = self.catalog.load_table(RUNS)
+                table = self.catalog.load_table(name)
             except NoSuchTableError:
                 return []
-            rows = table.scan(row_filter=_chosen(since, equals)).to_arrow().to_pylist()
-        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+            fields = [f.name for f in table.schema().fields if f.name not in without]
+            rows = table.scan(row_filter=condition, selected_fields=tuple(fields))
+            listed: list[dict[str, Any]] = rows.to_arrow().to_pylist()
+            return listed
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
         """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
@@ -195,7 +232,7 @@ class Lake:
         totals: dict[int, int] = {}
         for table in (self.records(name), self.batches(name)):
             with _reading_manifests(name):
-                for file in _files_of(table):
+                for file in files_of(table):
                     partition = file.partition[0]
                     totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
         return totals
@@ -215,7 +252,7 @@ class Lake:
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
-            with _of_a_store(name):
+            with of_a_store(name):
                 return self.catalog.load_table((cluster + suffix, topic))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
@@ -280,15 +317,6 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
-@contextmanager
-def _of_a_store(table: str) -> Iterator[None]:
-    """Raise an error of ours where the store of a table's files refuses or does not answer."""
-    from ebbtide.stores.store import failing_clearly  # imports pyarrow
-
-    with failing_clearly(table):
-        yield
-
-
 def _snapshots_of(table: Table) -> TableSnapshots:
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     times_ms = [s.timestamp_ms for s in table.snapshots() if s.snapshot_id not in named]
@@ -310,13 +338,15 @@ def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
         return True
 
 
-def _chosen(since: datetime | None, equals: Mapping[str, str | Sequence[str]]) -> BooleanExpression:
+def _chosen(
+    time: str, since: datetime | None, equals: Mapping[str, str | Sequence[str]]
+) -> BooleanExpression:
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
     condition: BooleanExpression = expressions.AlwaysTrue()
     if since is not None:
-        condition = is_from("started", since.isoformat())
+        condition = is_from(time, since.isoformat())
     for column, value in equals.items():
         condition = expressions.And(
             condition, is_in(column, [value] if isinstance(value, str) else value)
@@ -332,52 +362,3 @@ def _run(row: dict[str, Any]) -> Run:
             "snapshot_ids": tuple(row["snapshot_ids"] or ()),
         }
     )
-
-
-def live_rows(table: Table) -> dict[int, int]:
-    """Return rows of each partition that a scan would return, counted from manifests.
-
-    Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
-    only for the file it names, which needs manifests read with the v3 schema.
-    """
-    from pyiceberg.manifest import DataFileContent
-
-    files: dict[str, tuple[int, int]] = {}
-    deleted: dict[str, int] = {}
-    for file in _files_of(table):
-        if file.content == DataFileContent.DATA:
-            files[file.file_path] = (file.partition[0], file.record_count)
-        else:
-            deleted[_referenced_data_file(file)] = file.record_count
-    rows: dict[int, int] = {}
-    for path, (partition, count) in files.items():
-        rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
-    return rows
-
-
-def _files_of(table: Table) -> Iterator[Any]:
-    """Yield the data and delete files of the table's current snapshot."""
-    snapshot = table.current_snapshot()
-    with _of_a_store(".".join(table.name())):
-        for manifest in snapshot.manifests(table.io) if snapshot else ():
-            yield from _live_files(table, manifest.manifest_path)
-
-
-def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
-    from pyiceberg import manifest as m
-    from pyiceberg.avro.file import AvroFile
-
-    types: Any = {-1: m.ManifestEntry, 2: m.DataFile}
-    enums: Any = {0: m.ManifestEntryStatus, 101: m.FileFormat, 134: m.DataFileContent}
-    schema = m.MANIFEST_ENTRY_SCHEMAS[3]
-    source = table.io.new_input(manifest_path)
-    with AvroFile[Any](source, schema, read_types=types, read_enums=enums) as entries:
-        for entry in entries:
-            if entry.status != m.ManifestEntryStatus.DELETED:
-                yield entry.data_file
-
-
-def _referenced_data_file(vector: Any) -> str:
-    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
-    path: str = vector._data[-3]
-    return path
