@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import refusal_of
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import find
 from ebbtide.log.delete_answers import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.settings.names import TopicName
@@ -31,9 +31,10 @@ def answer_request(
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
     """
     try:
-        if not exists(spark, name):
+        topic = find(spark, name)
+        if topic is None:
             return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        topic = settle(load(spark, name), "delete_records", is_plan_only=plan_only)
+        topic = settle(topic, "delete_records", is_plan_only=plan_only)
         requested = resolve_offsets(topic, asked, now_ms)
         plan = plan_delete(topic, requested.offsets, now_ms)
         return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))
