@@ -26,7 +26,7 @@ from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import find
 from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
@@ -175,16 +175,19 @@ def _checked(
 ) -> JobOutcome:
     """Do the work between two looks for foreign changes; a topic without tables needs none."""
     look = check_unchanged if is_plan_only else count_own
-    if exists(session, name):
-        look(load(session, name))
+    topic = find(session, name)
+    if topic is not None:
+        look(topic)
     outcome = work(session, name)
-    if not is_plan_only and exists(session, name):
-        try:
-            count_own(load(session, name))
-        except ForeignChangeError as error:  # what was done is done
-            outcome.error = outcome.error or error
-        except CommitConflictError:  # the next job counts it
-            pass
+    if is_plan_only:
+        return outcome
+    try:
+        if (topic := find(session, name)) is not None:
+            count_own(topic)
+    except ForeignChangeError as error:  # what was done is done
+        outcome.error = outcome.error or error
+    except CommitConflictError:  # the next job counts it
+        pass
     return outcome
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import refusal_of
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import find
 from ebbtide.log.delete_answers import ErrorCode, refused, way_out
 from ebbtide.log.requests.delete_request import TopicRequest, parse_request_object
 from ebbtide.log.settings.names import TopicName
@@ -43,9 +43,10 @@ def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> Delete
     asked = request.topics[name]
 
     def plan() -> DeletePlan | JobOutcome:
-        if not exists(spark, name):
+        topic = find(spark, name)
+        if topic is None:
             return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        topic = settle(load(spark, name), "delete_records", is_plan_only=order.is_plan_only)
+        topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
         requested = resolve_offsets(topic, asked, order.now_ms)
         if order.bounds is not None:
             requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
