@@ -27,7 +27,8 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import ROOT, LakeSandbox
 

@@ -28,8 +28,6 @@ from ebbtide.orchestration.handover import (
 from ebbtide.orchestration.house import HOUSE, night_schedule, now, topics, topics_per_application
 from ebbtide.orchestration.night import NIGHT
 
-ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
-
 
 @dag(
     schedule=night_schedule(),
@@ -46,13 +44,6 @@ ACCEPT_PLAN = {"accept_plan": "--accept-plan"}
             description="For rehearsals on copies only: removes what may not go before then.",
             section="Clock and size",
         ),
-        "accept_plan": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": "^[0-9a-f]{12}$"},
-            title="Accept plan",
-            description="Ids of plans that may pass ebbtide.max.delete.ratio, from their refusals.",
-        ),
     },
 )
 def nightly_retention() -> None:
@@ -61,7 +52,7 @@ def nightly_retention() -> None:
         groups,
         stage("mark_tombstones", groups),
         stage("clean_log", groups, after="mark_tombstones"),
-        stage("expire_segments", groups, after="clean_log", options=ACCEPT_PLAN),
+        stage("expire_segments", groups, after="clean_log"),
         stage("delete_records", groups, after="expire_segments", request_from="expire_segments"),
         stage("expire_snapshots", groups, after="delete_records"),
         publish_low_watermarks(NIGHT[-1], said_by="delete_records"),

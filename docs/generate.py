@@ -33,6 +33,7 @@ VARIABLES = {
     "EBBTIDE_INGEST_TOPIC_CLUSTER": "The cluster that the form of `ingest_topic` shows.",
     "EBBTIDE_INGEST_TOPIC_PATTERN": "The pattern of names that the form of `ingest_topic` shows.",
     "EBBTIDE_REPLICATE_SCHEDULE": "A cron expression for `replicate_log`. Not set: by hand.",
+    "EBBTIDE_FOUR_EYES": "`true`: `ebbtide.plan.four.eyes` of all topics.",
     "EBBTIDE_SPARK_SLOTS": "How many Spark applications may run at a time, when set-up makes the "
     "pool `ebbtide_spark`. Not set: 1.",
 }
@@ -62,7 +63,7 @@ Airflow names them, `job`, `topic`, `started` and `ended`, `now` (the run's cloc
 the job has to say is in `result`, as JSON:
 
 ```json
-{"version": 2, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
+{"version": 3, "partitions": {"0": {"log_start_offset": 0}}, "topic": {"seconds": 3.1}}
 ```
 
 The totals are of the topic itself, without its replicas:

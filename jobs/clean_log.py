@@ -9,22 +9,27 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.runs.application import run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, PlannedJob
+from ebbtide.stages.clean_log.choice import bounds_of_plan
+from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, guard_round, plan_clean
 from ebbtide.stages.unfinished import settle
 
 
+def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan:
+    topic = settle(load(session, name), "clean_log", is_plan_only=order.is_plan_only)
+    bounds = bounds_of_plan(order.bounds)
+    return plan_clean(topic, order.now_ms, bounds, keeps_offsets=order.keeps_offsets)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("clean_log", __doc__ or "").parse_args(argv)
+    parser = planned_parser("clean_log", __doc__ or "")
+    args = parse_planned(parser, argv, ("topic", "now"))
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
-
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = settle(load(session, name), "clean_log", is_plan_only=args.plan_only)
-        plan = plan_clean(topic, to_ms(args.now))
-        return plan.outcome() if args.plan_only else execute_clean(plan)
-
-    return run_topics(spark, args, args.topic, work)
+    job = PlannedJob(propose, execute_clean, guard_round)
+    return run_planned(spark, args, job, {name: {} for name in args.topic or ()})
 
 
 if __name__ == "__main__":

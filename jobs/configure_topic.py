@@ -11,34 +11,53 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runs.application import run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
-from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
+from ebbtide.stages.configure_topic.stage import (
+    ConfigurePlan,
+    execute_configure,
+    plan_configure,
+)
 from ebbtide.stages.unfinished import settle
 
 
+def resolve(session: SparkSession, name: TopicName, asked: Parameters) -> Parameters:
+    taken_over = changes_from_source(load(session, name)) if asked["from_source"] else {}
+    return {"changes": {**taken_over, **asked["changes"]}}
+
+
+def propose(session: SparkSession, name: TopicName, order: Order) -> ConfigurePlan:
+    topic = settle(load(session, name), "configure_topic", is_plan_only=order.is_plan_only)
+    return plan_configure(
+        topic,
+        order.parameters["changes"],
+        order.now_ms,
+        order.bounds,
+        keeps_offsets=order.keeps_offsets,
+    )
+
+
+CONFIGURE_TOPIC = PlannedJob(propose, execute_configure, is_by_hand=True, resolve=resolve)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("configure_topic", __doc__ or "")
+    parser = planned_parser("configure_topic", __doc__ or "")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--unset", action="append", default=[], metavar="NAME")
     parser.add_argument(
         "--from-source", action="store_true", help="take over what the topic's brokers have"
     )
-    args = parser.parse_args(argv)
+    args = parse_planned(parser, argv, ("topic", "now"), ("set", "unset", "from_source"))
     try:
         changes = parse_changes(args.set, args.unset)
     except ConfigurationError as error:
         parser.error(str(error))
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
-
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = settle(load(session, name), "configure_topic", is_plan_only=args.plan_only)
-        taken_over = changes_from_source(topic) if args.from_source else {}
-        plan = plan_configure(topic, {**taken_over, **changes}, to_ms(args.now))
-        return plan.outcome() if args.plan_only else execute_configure(plan)
-
-    return run_topics(spark, args, args.topic, work)
+    asked = {"changes": changes, "from_source": args.from_source}
+    return run_planned(spark, args, CONFIGURE_TOPIC, dict.fromkeys(args.topic or (), asked))
 
 
 if __name__ == "__main__":

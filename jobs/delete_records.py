@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.requests.delete_request import parse_request, read_request
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, run_job, run_topics, to_ms
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.stage import answer_request
+from ebbtide.log.requests.delete_request import DeleteRequest, parse_request, read_request
+from ebbtide.runs.application import argument, run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.stages.delete_records.stage import DELETE_RECORDS, delete_parameters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("delete_records", __doc__ or "", has_topics=False)
-    given = parser.add_mutually_exclusive_group(required=True)
+    parser = planned_parser("delete_records", __doc__ or "", has_topics=False)
+    given = parser.add_mutually_exclusive_group()
     given.add_argument(
         "--request",
         type=argument(parse_request),
@@ -30,15 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="the same in a file that the driver reads",
     )
-    args = parser.parse_args(argv)
-    request, now_ms = args.request, to_ms(args.now)
+    args = parse_planned(parser, argv, ("request", "now"))
     spark = SparkSession.builder.appName("delete_records").getOrCreate()
-
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        asked, timeout_ms = request.topics[name], request.timeout_ms
-        return answer_request(session, name, asked, now_ms, timeout_ms, plan_only=args.plan_only)
-
-    return run_topics(spark, args, sorted(request.topics), work)
+    request: DeleteRequest = args.request or DeleteRequest({})
+    parameters = {
+        name: delete_parameters(name, request.topics[name], request.timeout_ms)
+        for name in sorted(request.topics)
+    }
+    return run_planned(spark, args, DELETE_RECORDS, parameters)
 
 
 if __name__ == "__main__":

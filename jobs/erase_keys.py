@@ -4,59 +4,103 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.requests.erase_request import Encoding, Erasure
+from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runs.application import run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.stages.erase_keys.held_keys import typed_keys
-from ebbtide.stages.erase_keys.stage import erase_keys, plan_erase
+from ebbtide.stages.erase_keys.plan import ErasePlan, keys_of, plan_erase
+from ebbtide.stages.erase_keys.stage import execute_erase, prepare_and_plan
 from ebbtide.stages.unfinished import settle
+
+KEYS_SHA256 = "keys_sha256"
+
+
+class Request(NamedTuple):
+    """What no plan keeps: the run, and where the keys are, which are typed in or in a file."""
+
+    run_id: str
+    keys_file: str | None
+
+    def erasure(self, asked: Parameters, now_ms: int) -> Erasure:
+        """Return the erasure with its keys."""
+        encoding = Encoding(asked["encoding"])
+        return Erasure(
+            run_id=self.run_id,
+            now_ms=now_ms,
+            requested_by=asked["requested_by"],
+            reason=asked["reason"],
+            keys=typed_keys(encoding),
+            keys_file=self.keys_file,
+            encoding=encoding,
+            connection=asked["connection"],
+            appends=asked["append"],
+            timeout_ms=asked["timeout_ms"],
+        )
+
+    def resolve(self, session: SparkSession, _: TopicName, asked: Parameters) -> Parameters:
+        """Return what is asked, with a digest in place of the keys."""
+        keys = keys_of(session, self.erasure(asked, 0))
+        return {**asked, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
+
+    def propose(self, session: SparkSession, name: TopicName, order: Order) -> ErasePlan:
+        """Plan the erasure; PlanError where the keys are not those of the plan."""
+        erasure = self.erasure(order.parameters, order.now_ms)
+        if order.is_plan_only:
+            topic = settle(load(session, name), "erase_keys", is_plan_only=True)
+            return plan_erase(topic, erasure, keeps_offsets=order.keeps_offsets)
+        if order.bounds is not None:
+            check_keys(keys_of(session, erasure), order.parameters)
+        return prepare_and_plan(session, name, erasure, keeps_offsets=order.keeps_offsets)
+
+
+def check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
+    if digest_of_keys(keys) != planned[KEYS_SHA256]:
+        raise PlanError(
+            f"expected the {planned['keys']} keys that the plan was made for, found {len(keys)} "
+            "others: a plan keeps no keys, so they are given again; give the same ones"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("erase_keys", __doc__ or "")
+    parser = planned_parser("erase_keys", __doc__ or "")
     parser.add_argument(
         "--keys-file", metavar="URI", help="text, one key a line; else in EBBTIDE_ERASE_KEYS"
     )
     parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
-    parser.add_argument("--requested-by", required=True, help="who asked for it")
-    parser.add_argument("--reason", required=True, help="why")
+    parser.add_argument("--reason", help="why")
     parser.add_argument("--connection", help="of the live topic; else the topic's own")
     parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
     parser.add_argument("--timeout-ms", type=int, default=600_000, help="until they arrive")
-    args = parser.parse_args(argv)
-    if len(args.topic) > 1:
-        parser.error(f"expected one --topic, whose keys they are, found {len(args.topic)}")
-    try:
-        typed = typed_keys(args.encoding)
-    except RequestError as error:
-        parser.error(str(error))
-    erasure = Erasure(
-        run_id=args.run_id,
-        now_ms=to_ms(args.now),
-        requested_by=args.requested_by,
-        reason=args.reason,
-        keys=typed,
-        keys_file=args.keys_file,
-        encoding=args.encoding,
-        connection=args.connection,
-        appends=args.append,
-        timeout_ms=args.timeout_ms,
-    )
+    required = ("topic", "now", "requested_by", "reason")
+    args = parse_planned(parser, argv, required, ("connection", "append"))
+    if (named := len(args.topic or args.plan)) > 1:
+        parser.error(f"expected one topic, whose keys they are, found {named}")
+    if not args.plan:
+        try:
+            typed_keys(args.encoding)
+        except RequestError as error:
+            parser.error(str(error))
+    asked = {
+        "requested_by": args.requested_by,
+        "reason": args.reason,
+        "encoding": str(args.encoding),
+        "connection": args.connection,
+        "append": args.append,
+        "timeout_ms": args.timeout_ms,
+    }
+    request = Request(args.run_id, args.keys_file)
     spark = SparkSession.builder.appName("erase_keys").getOrCreate()
-
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        if args.plan_only:
-            topic = settle(load(session, name), "erase_keys", is_plan_only=True)
-            return plan_erase(topic, erasure).outcome()
-        return erase_keys(session, name, erasure)
-
-    return run_topics(spark, args, args.topic, work)
+    job = PlannedJob(request.propose, execute_erase, is_by_hand=True, resolve=request.resolve)
+    return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
 
 
 if __name__ == "__main__":

@@ -9,30 +9,26 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.runs.application import run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, PlannedJob
+from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire, guard_expiry
 from ebbtide.stages.unfinished import settle
 
 
+def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:
+    topic = settle(load(session, name), "expire_segments", is_plan_only=order.is_plan_only)
+    return plan_expire(topic, order.now_ms, order.bounds, keeps_offsets=order.keeps_offsets)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("expire_segments", __doc__ or "")
-    parser.add_argument(
-        "--accept-plan",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="a plan that may remove more than ebbtide.max.delete.ratio; repeat for more",
-    )
-    args = parser.parse_args(argv)
+    parser = planned_parser("expire_segments", __doc__ or "")
+    args = parse_planned(parser, argv, ("topic", "now"))
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
-
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = settle(load(session, name), "expire_segments", is_plan_only=args.plan_only)
-        plan = plan_expire(topic, to_ms(args.now))
-        return plan.outcome() if args.plan_only else execute_expire(plan, args.accept_plan)
-
-    return run_topics(spark, args, args.topic, work)
+    job = PlannedJob(propose, execute_expire, guard_expiry)
+    return run_planned(spark, args, job, {name: {} for name in args.topic or ()})
 
 
 if __name__ == "__main__":

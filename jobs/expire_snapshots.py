@@ -10,27 +10,48 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics
+from ebbtide.runs.application import run_job, run_topics
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_snapshots.stage import (
+    Due,
+    SnapshotsPlan,
     execute_expire_snapshots,
-    plan_expire_snapshots,
 )
 from ebbtide.stages.expire_snapshots.tidy_runs import tidy_runs
 from ebbtide.stages.unfinished import settle
 
 
+def resolve(session: SparkSession, name: TopicName, _: Parameters) -> Parameters:
+    return Due.of(load(session, name)).to_parameters()
+
+
+def propose(session: SparkSession, name: TopicName, order: Order) -> SnapshotsPlan:
+    topic = settle(load(session, name), "expire_snapshots", is_plan_only=order.is_plan_only)
+    return SnapshotsPlan(topic, Due.of_parameters(order.parameters))
+
+
+def execute(plan: SnapshotsPlan) -> JobOutcome:
+    return execute_expire_snapshots(plan.topic, plan.due)
+
+
+EXPIRE_SNAPSHOTS = PlannedJob(propose, execute, resolve=resolve)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("expire_snapshots", __doc__ or "").parse_args(argv)
+    parser = planned_parser("expire_snapshots", __doc__ or "")
+    args = parse_planned(parser, argv, ("topic", "now"))
     spark = SparkSession.builder.appName("expire_snapshots").getOrCreate()
+    if args.plan_only or args.plan:
+        return run_planned(spark, args, EXPIRE_SNAPSHOTS, {name: {} for name in args.topic or ()})
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = settle(load(session, name), "expire_snapshots", is_plan_only=args.plan_only)
-        return plan_expire_snapshots(topic) if args.plan_only else execute_expire_snapshots(topic)
+        return execute_expire_snapshots(settle(load(session, name), "expire_snapshots"))
 
     code = run_topics(spark, args, args.topic, work)
-    if not args.plan_only:
-        tidy_runs(spark, datetime.now(UTC))
+    tidy_runs(spark, datetime.now(UTC))
     return code
 
 

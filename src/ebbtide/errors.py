@@ -90,6 +90,14 @@ class SafetyError(EbbtideError):
     """A plan that would do more than a guard allows."""
 
 
+class PlanError(EbbtideError):
+    """A kept plan that may not be executed: unknown, closed, edited, or without an approval."""
+
+
+class PlanExceededError(EbbtideError):
+    """An execution that would remove more than its plan has."""
+
+
 class AccessDeniedError(EbbtideError):
     """A service or a store that refuses the credentials it was given."""
 

@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--request-file", dest="request", type=lambda file: Path(file).read_text())
-    repeated = ("--topic", "--set", "--unset", "--partition", "--accept-plan", "--from-offset")
+    repeated = ("--topic", "--set", "--unset", "--partition", "--from-offset")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):

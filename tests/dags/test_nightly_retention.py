@@ -187,17 +187,6 @@ def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeS
     assert {s.options.now for s in spark_submit.submitted} == {"2999-01-01T00:00:00.000+00:00"}
 
 
-def test_plans_that_may_pass_reach_expire_segments_alone(
-    lake: LakeSandbox, spark_submit: FakeSpark
-) -> None:
-    lake.topic("log.a", WORK, LIMITED)
-    plans = ["0123456789ab", "ba9876543210"]
-    run_dag("nightly_retention", topics=["log.a"], accept_plan=plans)
-    accepted = {s.job: s.options.accept_plan for s in spark_submit.submitted if s.options}
-    assert accepted.pop("expire_segments") == plans
-    assert set(map(len, accepted.values())) == {0}
-
-
 def test_a_plan_that_removes_too_much_is_not_tried_again(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

@@ -1,6 +1,6 @@
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +10,13 @@ import pytest
 
 from ebbtide.errors import ForeignLogError
 from ebbtide.local import quickstart
+from ebbtide.local.commands import StepError, lines_of, start
+from ebbtide.local.dag_runs import DagRuns
 from ebbtide.local.quickstart import (
     Progress,
-    StepError,
     Watch,
     failures_of,
     last_append_of,
-    lines_of,
     nights_after,
     topics_run,
 )
@@ -33,19 +33,26 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
     manifest = {"last_append_ms": 4_000_000_000_000, "topics": {"flights": 0, "audit": 0}}
     (source / "ebbtide-manifest.json").write_text(json.dumps(manifest))
     commands: list[Sequence[str]] = []
+    nights: list[Mapping[str, Any]] = []
 
     def lines_of(command: Sequence[str], *_: Any, **__: Any) -> list[str]:
         commands.append(command)
         return []
 
+    def run(_: DagRuns, conf: Mapping[str, Any], *__: Any) -> list[str]:
+        nights.append(conf)
+        return []
+
     monkeypatch.setattr(quickstart, "lines_of", lines_of)
+    monkeypatch.setattr(DagRuns, "of", lambda _: DagRuns(start(["true"])))
+    monkeypatch.setattr(DagRuns, "run", run)
     monkeypatch.setattr(quickstart, "report_of", lambda run_id: run_id)
     quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
-    ingested, *nights = commands
+    (ingested,) = commands
     topics = ["demo.audit", "demo.flights"]
     given = pairwise(ingested)
     assert [value for option, value in given if option == "--topic"] == topics
-    assert [json.loads(night[-1])["topics"] for night in nights] == [topics, topics]
+    assert [night["topics"] for night in nights] == [topics, topics]
     output = capsys.readouterr().out
     assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in output
     assert "its guards are off" in output
@@ -151,6 +158,33 @@ def test_a_command_that_fails_without_a_word_shows_its_end(tmp_path: Path) -> No
     code = "print(*range(40), sep='\\n'); raise SystemExit(1)"
     with pytest.raises(StepError, match=r"^15\n16\n"):
         list(lines_of([sys.executable, "-c", code], tmp_path / "log", on_failure=str))
+
+
+ECHO = """
+import sys
+for line in sys.stdin:
+    print("does", line, end="")
+    print("ebbtide: the run has ended:", "failed" if "bad" in line else "success", flush=True)
+"""
+
+
+def test_runs_share_a_process_and_each_has_its_output(tmp_path: Path) -> None:
+    with DagRuns(start([sys.executable, "-c", ECHO])) as runs:
+        for night in (1, 2):
+            log = tmp_path / str(night)
+            assert list(runs.run({"night": night}, log)) == [f'does {{"night": {night}}}\n']
+            assert log.read_text() == f'does {{"night": {night}}}\n'
+        with pytest.raises(StepError, match=rf"^why\nthe run ended: failed; all of it: {log}$"):
+            list(runs.run({"night": "bad"}, log, lambda: "why"))
+
+
+def test_a_process_that_dies_fails_the_run_with_the_end_of_its_output(tmp_path: Path) -> None:
+    code = "print('no such DAG'); raise SystemExit(1)"
+    with (
+        pytest.raises(StepError, match=r"^no such DAG\nthe run ended: with its process; "),
+        DagRuns(start([sys.executable, "-c", code])) as runs,
+    ):
+        list(runs.run({}, tmp_path / "log"))
 
 
 def test_a_failed_ingest_names_topics_and_causes(lake: LakeSandbox) -> None:

@@ -11,7 +11,8 @@ from ebbtide.log.batch_header import ABORT, COMMIT, Batch
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
-from ebbtide.records.files.segment_reader import read_records, segment_base_offset, walk_segment
+from ebbtide.records.files.record_reader import read_records
+from ebbtide.records.files.segment_reader import segment_base_offset, walk_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from tests.log.plain_cleaner import Log, open_transactions, truncate
 

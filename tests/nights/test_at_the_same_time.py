@@ -27,7 +27,8 @@ from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
@@ -123,7 +124,7 @@ def replicate(session: SparkSession, name: TopicName) -> JobOutcome:
 def delete_to(offset: int, timeout_ms: int = 1) -> Job:
     def delete(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = settle(load(session, name), "expire_segments")
-        return execute_delete(plan_delete(topic, {0: offset}, NIGHT_MS), timeout_ms)
+        return execute_delete(plan_delete(topic, {0: offset}, NIGHT_MS, timeout_ms))
 
     return delete
 

@@ -11,7 +11,7 @@ from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.segment_reader import read_records
+from ebbtide.records.files.record_reader import read_records
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.records.varint import payload_size
 from tests.records.builders import T0, batch_of, record, record_rows, segment

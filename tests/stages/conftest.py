@@ -7,3 +7,4 @@ from tests.tables.fixtures import kill_at as kill_at
 from tests.tables.fixtures import meanwhile as meanwhile
 from tests.tables.fixtures import sample as sample
 from tests.tables.fixtures import sandbox as sandbox
+from tests.tables.planned import jobs as jobs

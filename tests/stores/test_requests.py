@@ -20,7 +20,7 @@ from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
-from ebbtide.records.files import segment_reader
+from ebbtide.records.files import record_reader
 from ebbtide.stores import store
 from ebbtide.stores.store import WHOLE_BYTES
 from tests.lake_sandbox import LakeSandbox
@@ -73,7 +73,7 @@ def on_s3(s3: S3Api, tmp_path: Path) -> Iterator[OnS3]:
 @pytest.fixture
 def large_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two segments of 10 MB in several row groups, superseded in part, and two small ones."""
-    for limit in ((added_files, "GROUP_BYTES"), (segment_reader, "CHUNK_BYTES")):
+    for limit in ((added_files, "GROUP_BYTES"), (record_reader, "CHUNK_BYTES")):
         monkeypatch.setattr(*limit, 2 * 1024 * 1024)
     log = write_log(tmp_path / "log", "t", [], COMPACT)
     offset = 0

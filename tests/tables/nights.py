@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,11 +10,19 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, compare_and_set, load
+from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
 from ebbtide.log.requests.from_offset import FromOffset
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.proposals import Order
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.delete_records.stage import (
+    delete_parameters,
+    execute_request,
+    propose_delete,
+)
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
@@ -63,11 +71,27 @@ def clean(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
     return execute_clean(plan_clean(topic, now_ms))
 
 
-def expire(
-    spark: SparkSession, name: str, now_ms: int, accepted_plans: Collection[str] = ()
+def answer_request(
+    spark: SparkSession,
+    name: TopicName,
+    asked: TopicRequest,
+    now_ms: int,
+    timeout_ms: int = TIMEOUT_MS,
+    *,
+    plan_only: bool = False,
 ) -> JobOutcome:
+    """Answer a topic's part of a DeleteRecords request, as the job does without a kept plan."""
+    parameters = delete_parameters(name, asked, timeout_ms)
+    plan = propose_delete(spark, name, Order(now_ms, parameters, is_plan_only=plan_only))
+    if isinstance(plan, JobOutcome):
+        return plan
+    return plan.outcome() if plan_only else execute_request(plan)
+
+
+def expire(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
+    """Whatever a guard would say."""
     topic = settle(load(spark, TopicName.parse(name)), "expire_segments")
-    return execute_expire(plan_expire(topic, now_ms), accepted_plans)
+    return execute_expire(plan_expire(topic, now_ms))
 
 
 def night(spark: SparkSession, name: str, now_ms: int) -> dict[str, JobOutcome]:

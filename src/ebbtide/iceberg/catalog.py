@@ -6,10 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.spark.jvm import iceberg_class, java_array, java_class
 
+_MISSING = (
+    "org.apache.iceberg.exceptions.NoSuchTableException",
+    "org.apache.iceberg.exceptions.NoSuchNamespaceException",
+)
 _PART = re.compile(r"`((?:[^`]|``)*)`")
 
 
@@ -20,8 +25,18 @@ def java_table(spark: SparkSession, table: str) -> Any:
 
 def table_exists(spark: SparkSession, table: str) -> bool:
     """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    return find_table(spark, table) is not None
+
+
+def find_table(spark: SparkSession, table: str) -> Any | None:
+    """Load Iceberg's own table object, freshly; None where there is no such table."""
     catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
-    return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
+    try:
+        return iceberg_catalog(spark, catalog).loadTable(identifier(spark, names))
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getName() in _MISSING:
+            return None
+        raise
 
 
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:

@@ -94,6 +94,8 @@ class Step(StrEnum):
     REPAIR_STATE = "repair_state"
     ROWS_REMOVING = "rows_removing"
     ROWS_COUNTED = "rows_counted"
+    PLAN_ROW = "plan_row"
+    PLAN_EVENT = "plan_event"
     RUN_ROW = "run_row"
 
 

@@ -6,7 +6,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError, UnavailableError
-from ebbtide.iceberg.topics import Topic, exists, load
+from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, PartitionState
 
@@ -43,7 +43,7 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
     Raise UnavailableError where its catalog does not answer.
     """
     try:
-        return load(spark, name) if exists(spark, name) else None
+        return find(spark, name)
     except EbbtideError:
         raise
     except Exception as error:  # every catalog has its own words for this

@@ -25,6 +25,8 @@ from ebbtide.spark.jvm import iceberg_class
 
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
+PLANS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plans")
+PLAN_EVENTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plan_events")
 
 
 def _names(columns: str) -> list[str]:
@@ -113,6 +115,26 @@ ERASURE_COLUMNS = """
     out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
     off_disk_from TIMESTAMP
         COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
+"""
+
+PLAN_COLUMNS = """
+    plan_id STRING, job STRING, topic STRING, run_id STRING, dag STRING,
+    requested_by STRING, made_at TIMESTAMP, expires_at TIMESTAMP, `now` TIMESTAMP,
+    parameters STRING COMMENT 'JSON: what the job was asked',
+    bounds STRING COMMENT 'JSON: per partition what the plan fixes, such as the log end offset',
+    snapshots STRING COMMENT 'JSON: the tables it was made on, each by its id and snapshot',
+    removes MAP<INT, BINARY>
+        COMMENT 'per partition the offsets that would leave, a 64-bit Roaring bitmap',
+    summary STRING COMMENT 'JSON: per partition and rule what goes, what stays and why',
+    text STRING COMMENT 'the plan as the job prints it',
+    digest STRING COMMENT 'SHA-256 of all that decides what an execution may remove'
+"""
+
+PLAN_EVENT_COLUMNS = """
+    plan_id STRING, digest STRING,
+    event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
+    `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
+    numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
 """
 
 # A file a day for ten years makes a 300 KB manifest, which reading a single run would parse.
@@ -219,6 +241,13 @@ def create_erasures(spark: SparkSession) -> None:
     """Create `lake.ebbtide.erasures` where it does not exist."""
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, "days(requested_at)")
+
+
+def create_plans(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.plans` and `plan_events` where they do not exist."""
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, "days(made_at)")
+    _create(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, "days(`at`)")
 
 
 def _create(

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.iceberg.catalog import iceberg_catalog, identifier
+from ebbtide.iceberg.catalog import find_table, iceberg_catalog, identifier
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.namespaces import create_namespace
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
@@ -27,10 +27,6 @@ from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
 from ebbtide.spark.jvm import as_dict, iceberg_class, java_class, java_map
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
-_MISSING = (
-    "org.apache.iceberg.exceptions.NoSuchTableException",
-    "org.apache.iceberg.exceptions.NoSuchNamespaceException",
-)
 _SETTINGS = {
     "format-version": "2",
     "write.metadata.compression-codec": "gzip",
@@ -100,12 +96,9 @@ def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
 
 
 def _held_unchecked(spark: SparkSession, name: TopicName) -> HeldState | None:
-    try:
-        table = _catalog(spark, name).loadTable(_identifier(spark, name))
-    except Py4JJavaError as error:
-        if _is_one_of(error, *_MISSING):
-            return None
-        raise
+    table = find_table(spark, name.state_table)
+    if table is None:
+        return None
     base = table.operations().current()
     return HeldState(spark, table, base, state_of(as_dict(spark, base.properties())))
 

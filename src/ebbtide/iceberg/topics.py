@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -17,7 +17,7 @@ from ebbtide.errors import (
     StateError,
     UnknownTopicError,
 )
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import find_table, java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
@@ -76,38 +76,67 @@ class Topic:
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
     """Return whether the topic has its tables; ForeignChangeError where one of them was dropped."""
-    tables = (name.records_table, name.batches_table)
-    exist = {table: table_exists(spark, table) for table in tables}
-    if len(set(exist.values())) == 1:
-        return all(exist.values())
-    held = read_state(spark, name)
-    for table, is_there in exist.items():
-        if not is_there and held is not None and parse_states(held.properties):
-            raise ForeignChangeError(
-                f"expected {table}, as the state of {name} says, found that somebody dropped it; "
-                "register its last metadata file again, or drop the other table as well to begin "
-                "the topic anew"
-            )
-    return False
+    return _data_tables(spark, name) is not None
 
 
-def load(spark: SparkSession, name: TopicName) -> Topic:
-    """Load the topic's current state; UnknownTopicError where it has no tables."""
-    if not exists(spark, name):
-        raise UnknownTopicError(
-            f"expected the table {name.records_table}, found none; ingest the topic first"
-        )
+def find(spark: SparkSession, name: TopicName) -> Topic | None:
+    """Load the topic's current state; None where it has no tables.
+
+    Raise ForeignChangeError where one of the tables was dropped or is another than before.
+    """
+    tables = _data_tables(spark, name)
+    if tables is None:
+        return None
     held = read_state(spark, name)
-    records, batches = (java_table(spark, t) for t in (name.records_table, name.batches_table))
-    properties = as_dict(spark, records.properties())
+    properties = as_dict(spark, tables.records.properties())
     if held is not None and TABLES in held.properties:
-        _check_tables(name, held.properties[TABLES], _ids_of(records, batches))
-    if held is None and not state_of(properties) and batches.currentSnapshot() is not None:
+        _check_tables(name, held.properties[TABLES], tables.ids)
+    if held is None and not state_of(properties) and tables.batches.currentSnapshot() is not None:
         raise StateError(
             f"expected the state of {name} in {name.state_table}, found no such table: somebody "
             f"dropped it; {REPAIR} rebuilds it"
         )
     return _with_state(spark, name, properties, held)
+
+
+def load(spark: SparkSession, name: TopicName) -> Topic:
+    """Load the topic's current state; UnknownTopicError where it has no tables."""
+    topic = find(spark, name)
+    if topic is None:
+        raise UnknownTopicError(
+            f"expected the table {name.records_table}, found none; ingest the topic first"
+        )
+    return topic
+
+
+class _DataTables(NamedTuple):
+    """Iceberg's objects of a topic's two data tables."""
+
+    records: Any
+    batches: Any
+
+    @property
+    def ids(self) -> str:
+        """The ids of both, as the state keeps them."""
+        return json.dumps(
+            {"records": str(self.records.uuid()), "batches": str(self.batches.uuid())}
+        )
+
+
+def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
+    """Load both data tables; None where there is neither, or only one that nobody had dropped."""
+    tables = {table: find_table(spark, table) for table in (name.records_table, name.batches_table)}
+    missing = [table for table, loaded in tables.items() if loaded is None]
+    if not missing:
+        return _DataTables(*tables.values())
+    held = read_state(spark, name) if len(missing) < len(tables) else None
+    if held is not None and parse_states(held.properties):
+        raise ForeignChangeError(
+            f"expected {missing[0]}, as the state of {name} says, found that somebody dropped it; "
+            "register its last metadata file again, or drop the other table as well to begin "
+            "the topic anew"
+        )
+    return None
 
 
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
@@ -126,12 +155,9 @@ def _check_tables(name: TopicName, known: str, current: str) -> None:
 
 def table_ids(spark: SparkSession, name: TopicName) -> str:
     """Return the ids of the data tables; the state keeps them, so that a new table is noticed."""
-    tables = (name.records_table, name.batches_table)
-    return _ids_of(*(java_table(spark, table) for table in tables))
-
-
-def _ids_of(records: Any, batches: Any) -> str:
-    return json.dumps({"records": str(records.uuid()), "batches": str(batches.uuid())})
+    return _DataTables(
+        *(java_table(spark, t) for t in (name.records_table, name.batches_table))
+    ).ids
 
 
 def read_again(topic: Topic) -> Topic:

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ebbtide.lake.reader import (
-    Lake,
-    files_of,
-    reading_manifests,
-    referenced_data_file,
-    vector_bytes,
-)
+from ebbtide.lake.live_files import files_of, referenced_data_file, vector_bytes
+from ebbtide.lake.reader import Lake, reading_manifests
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

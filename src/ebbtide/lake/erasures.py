@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ebbtide.lake.reader import Lake, of_a_store, rows_filter
+from ebbtide.lake.live_files import of_a_store
+from ebbtide.lake.reader import Lake, chosen
 from ebbtide.log.settings.names import OWN_NAMESPACE
 
 ERASURES = (OWN_NAMESPACE, "erasures")
@@ -36,7 +37,7 @@ class OpenErasures:
             snapshot = str(table.metadata.table_uuid), table.metadata.current_snapshot_id
             if snapshot != self.snapshot:
                 fields = (*_KEY, "status", "requested_at", "out_of_table_at")
-                requested = rows_filter(since, {}, "requested_at")
+                requested = chosen("requested_at", since, {})
                 rows = table.scan(row_filter=requested, selected_fields=fields).to_arrow()
                 self.by_topic, self.snapshot = _open(rows), snapshot
         return self.by_topic

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import RequestError
 from ebbtide.lake.erasures import ERASURES
-from ebbtide.lake.reader import Lake, of_a_store
+from ebbtide.lake.live_files import of_a_store
+from ebbtide.lake.reader import Lake
 from ebbtide.records.attributes import DELETE_HORIZON
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ The catalog is the one Spark uses.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,13 +19,16 @@ from ebbtide.errors import (
     UnknownTopicError,
     UnreadableTableError,
 )
-from ebbtide.lake.attempts import COLUMNS, Attempt, attempt_fields
+from ebbtide.lake.attempts import Attempt, attempt_fields
 from ebbtide.lake.catalog_settings import (
     catalog_settings,
     defaults_path,
     open_catalog,
     read_defaults,
 )
+from ebbtide.lake.live_files import live_rows, of_a_store
+from ebbtide.log.plans.events import PlanEvent
+from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 RUNS = (OWN_NAMESPACE, "runs")
+RESULT = ("result", "snapshot_ids")  # the columns of `runs` that an Attempt lacks
+PLANS = (OWN_NAMESPACE, "plans")
+PLAN_EVENTS = (OWN_NAMESPACE, "plan_events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,35 +158,55 @@ class Lake:
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
         """
-        return sorted(map(_run, self._rows_of_runs(since, equals, ("*",))), key=_end)
+        return sorted(map(_run, self.own_rows(RUNS, chosen("started", since, equals))), key=_end)
 
     def attempts(
         self, since: datetime | None = None, **equals: str | Sequence[str]
     ) -> list[Attempt]:
         """Return the same without results, which are most of a row's bytes."""
-        rows = self._rows_of_runs(since, equals, COLUMNS)
+        rows = self.own_rows(RUNS, chosen("started", since, equals), without=RESULT)
         return sorted((Attempt(**attempt_fields(row)) for row in rows), key=_end)
 
-    def _rows_of_runs(
+    def plans(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Plan]:
+        """Return the plans whose columns equal what is given, made at `since` or later, in order.
+
+        Their offsets are left out, which may be large: `plan` reads them.
+        """
+        rows = self.own_rows(PLANS, chosen("made_at", since, equals), without=("removes",))
+        return sorted(map(Plan.of_row, rows), key=lambda plan: plan.made_at)
+
+    def plan(self, plan_id: str) -> Plan | None:
+        """Return one plan with its offsets; None where there is none of that id."""
+        rows = self.own_rows(PLANS, chosen("made_at", None, {"plan_id": plan_id}))
+        return Plan.of_row(rows[0]) if rows else None
+
+    def plan_events(
+        self, since: datetime | None = None, **equals: str | Sequence[str]
+    ) -> list[PlanEvent]:
+        """Return what became of plans, oldest first: events whose columns equal what is given."""
+        rows = self.own_rows(PLAN_EVENTS, chosen("at", since, equals))
+        return sorted(map(PlanEvent.of_row, rows), key=lambda event: event.at)
+
+    def own_rows(
         self,
-        since: datetime | None,
-        equals: Mapping[str, str | Sequence[str]],
-        columns: tuple[str, ...],
+        name: tuple[str, str],
+        condition: BooleanExpression,
+        without: Collection[str] = (),
     ) -> list[dict[str, Any]]:
+        """Return the rows of one of ebbtide's own tables; none where nobody has created it."""
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
             return []
-        with of_a_store(".".join(RUNS)):
+        with of_a_store(".".join(name)):
             try:
-                table = self.catalog.load_table(RUNS)
+                table = self.catalog.load_table(name)
             except NoSuchTableError:
                 return []
-            known = ("*", *table.schema().column_names)
-            fields = tuple(name for name in columns if name in known)
-            scan = table.scan(row_filter=rows_filter(since, equals), selected_fields=fields)
-            rows: list[dict[str, Any]] = scan.to_arrow().to_pylist()
-            return rows
+            fields = [f.name for f in table.schema().fields if f.name not in without]
+            rows = table.scan(row_filter=condition, selected_fields=tuple(fields))
+            listed: list[dict[str, Any]] = rows.to_arrow().to_pylist()
+            return listed
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
         """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
@@ -188,6 +214,12 @@ class Lake:
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
         return {what: _snapshots_of(table) for what, table in tables.items()}
+
+    def live_rows(self, name: str) -> dict[int, int]:
+        """Count the live rows of the records table by partition, from manifests alone."""
+        table = self.records(name)
+        with reading_manifests(name):
+            return live_rows(table)
 
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -266,15 +298,6 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
-@contextmanager
-def of_a_store(table: str) -> Iterator[None]:
-    """Raise an error of ebbtide's where the store of a table's files refuses or does not answer."""
-    from ebbtide.stores.store import failing_clearly  # imports pyarrow
-
-    with failing_clearly(table):
-        yield
-
-
 def _snapshots_of(table: Table) -> TableSnapshots:
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     times_ms = [s.timestamp_ms for s in table.snapshots() if s.snapshot_id not in named]
@@ -296,19 +319,16 @@ def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
         return True
 
 
-def rows_filter(
-    since: datetime | None, equals: Mapping[str, str | Sequence[str]], began: str = "started"
+def chosen(
+    time: str, since: datetime | None, equals: Mapping[str, str | Sequence[str]]
 ) -> BooleanExpression:
-    """Return the filter for rows of `runs` that began then or later and have these values.
-
-    `began` is the column that tells when.
-    """
+    """Return the filter for rows whose `time` is `since` or later and that have these values."""
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
     condition: BooleanExpression = expressions.AlwaysTrue()
     if since is not None:
-        condition = is_from(began, since.isoformat())
+        condition = is_from(time, since.isoformat())
     for column, value in equals.items():
         condition = expressions.And(
             condition, is_in(column, [value] if isinstance(value, str) else value)
@@ -326,37 +346,3 @@ def _run(row: dict[str, Any]) -> Run:
         result=json.loads(row["result"] or "{}"),
         snapshot_ids=tuple(row["snapshot_ids"] or ()),
     )
-
-
-def files_of(table: Table) -> Iterator[Any]:
-    """Yield the data and delete files of the table's current snapshot."""
-    snapshot = table.current_snapshot()
-    with of_a_store(".".join(table.name())):
-        for manifest in snapshot.manifests(table.io) if snapshot else ():
-            yield from _live_files(table, manifest.manifest_path)
-
-
-def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
-    from pyiceberg import manifest as m
-    from pyiceberg.avro.file import AvroFile
-
-    types: Any = {-1: m.ManifestEntry, 2: m.DataFile}
-    enums: Any = {0: m.ManifestEntryStatus, 101: m.FileFormat, 134: m.DataFileContent}
-    schema = m.MANIFEST_ENTRY_SCHEMAS[3]
-    source = table.io.new_input(manifest_path)
-    with AvroFile[Any](source, schema, read_types=types, read_enums=enums) as entries:
-        for entry in entries:
-            if entry.status != m.ManifestEntryStatus.DELETED:
-                yield entry.data_file
-
-
-def referenced_data_file(vector: Any) -> str:
-    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
-    path: str = vector._data[-3]
-    return path
-
-
-def vector_bytes(vector: Any) -> int:
-    """Return a deletion vector's own bytes, another of these fields."""
-    size_bytes: int = vector._data[-1]
-    return size_bytes

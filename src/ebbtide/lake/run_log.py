@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.lake.attempts import COLUMNS, Attempt, attempt_fields
-from ebbtide.lake.reader import RUNS, Lake, of_a_store, rows_filter
+from ebbtide.lake.live_files import of_a_store
+from ebbtide.lake.reader import RUNS, Lake, chosen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,7 @@ class RunLog:
         if snapshot_id == self.snapshot_id:
             return
         with of_a_store(".".join(RUNS)):
-            planned = list(table.scan(row_filter=rows_filter(since, {})).plan_files())
+            planned = list(table.scan(row_filter=chosen("started", since, {})).plan_files())
             fresh = [task for task in planned if task.file.file_path not in self.files]
             for rows in _read(table, fresh):
                 yield from (Attempt(**attempt_fields(row)) for row in rows.to_pylist())

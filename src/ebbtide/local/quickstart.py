@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.lake.reader import open_lake
+from ebbtide.local.commands import StepError, lines_of
+from ebbtide.local.dag_runs import DagRuns
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.log.results import BY_JOB
 from ebbtide.orchestration.driver.installation import Paths, paths
@@ -33,14 +34,9 @@ CLUSTER = "demo"
 GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
-LAST_LINES = 25
 
 # Airflow's own word for the run that it has made.
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
-
-
-class StepError(Exception):
-    """A step that failed; the message is what to show."""
 
 
 @dataclass(slots=True)
@@ -82,13 +78,16 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
     nights = nights_after(last_append)
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
     print(warning(topics, nights[-1], datetime.now(UTC)))
-    ingest(where, source, topics, last_append, progress)
-    print(f"  the lake holds {lake_size(where)}")
     reports = []
-    for number, now in enumerate(nights, start=1):
-        print(f"night {number}, now = {now:%F %T} UTC")
-        reports.append(report_of(run_night(where, number, topics, now, progress)))
+    with DagRuns.of(DAG) as runs:  # it imports Airflow meanwhile
+        ingest(where, source, topics, last_append, progress)
         print(f"  the lake holds {lake_size(where)}")
+        for number, now in enumerate(nights, start=1):
+            print(f"night {number}, now = {now:%F %T} UTC")
+            night = Watch(f"night {number}", progress, topics_run, is_first=number == 1)
+            run_night(runs, conf_of(topics, now), where.logs / f"night-{number}.log", night)
+            reports.append(report_of(night.run_id))
+            print(f"  the lake holds {lake_size(where)}")
     return reports
 
 
@@ -165,33 +164,32 @@ def ingest(
     progress.ended("ingest_segments", started)
 
 
-def run_night(
-    where: Paths, number: int, topics: Sequence[str], now: datetime, progress: Progress
-) -> str:
-    """Return one run of the DAG on these topics as `airflow dags test` runs it; its run id."""
-    conf = {
+def conf_of(topics: Sequence[str], now: datetime) -> dict[str, Any]:
+    """Return the conf of a night on these topics."""
+    return {
         "topics": list(topics),
         "now": now.isoformat(),
         "allow_future_now": now > datetime.now(UTC),
     }
-    command = ["airflow", "dags", "test", DAG, "-c", json.dumps(conf)]
-    log = where.logs / f"night-{number}.log"
-    watch = Watch(f"night {number}", progress, topics_run)
+
+
+def run_night(runs: DagRuns, conf: Mapping[str, Any], log: Path, watch: Watch) -> None:
+    """Run the DAG once; `watch` sees all that it prints."""
     task_logs = TaskLogs(DAG, log_folder())
-    for line in lines_of(command, log, on_failure=lambda: failures_of(watch.run_id)):
+    for line in runs.run(conf, log, lambda: failures_of(watch.run_id)):
         watch.see(line)
         task_logs.see(line, watch.run_id)
     watch.finish()
-    return watch.run_id
 
 
 @dataclass(slots=True)
 class Watch:
-    """Turns the output of `airflow dags test` into one line a task."""
+    """Turns what a run of the DAG prints into one line a task."""
 
     night: str
     progress: Progress
     topics_run: Callable[[str, str], list[str]]  # by run id and task
+    is_first: bool = True  # of its process
     run_id: str = ""
     has_begun: bool = False
     started: float = field(default_factory=time.monotonic)
@@ -204,7 +202,8 @@ class Watch:
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
-            self.notes.append("of which most is Airflow's in-process API, once")
+            if self.is_first:
+                self.notes.append("of which most is Airflow's in-process API, once")
         elif match := ENDING.search(line):
             self._note_job(match[1])
             self._lap(match[1])
@@ -226,32 +225,6 @@ class Watch:
         self.notes.clear()
 
 
-def lines_of(
-    command: Sequence[str], log: Path, on_failure: Callable[[], str] | None = None
-) -> Iterator[str]:
-    """Run a command, pass on its output line by line and keep all of it in `log`."""
-    with log.open("w") as full, start(command) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            full.write(line)
-            full.flush()
-            yield line
-    if process.returncode:
-        cause = (on_failure() if on_failure else "") or last_lines(log.read_text())
-        raise StepError(f"{cause}\n{command[0]} ended with {process.returncode}; all of it: {log}")
-
-
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Return the command with both outputs in one."""
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-
-
 def topics_run(run_id: str, task: str) -> list[str]:
     """Return the topics that a job has run on in this task of the run."""
     with open_lake() as lake:
@@ -263,11 +236,6 @@ def failures_of(run_id: str) -> str:
     with open_lake() as lake:
         runs = find_run(lake, run_id)
     return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
-
-
-def last_lines(text: str) -> str:
-    """Return the end of an output."""
-    return "\n".join(text.splitlines()[-LAST_LINES:])
 
 
 def report_of(run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Write the logs of a run of `airflow dags test` where Airflow's UI looks for them.
+"""Write the logs of a run that is no scheduler's where Airflow's UI looks for them.
 
 Such a run prints its tasks' output and writes no file, so the UI would show none of it.
 """

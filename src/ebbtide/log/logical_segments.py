@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ebbtide.log.settings.config import TopicConfig
 
 MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
 
 
 class SegmentStart(NamedTuple):
@@ -100,6 +101,7 @@ class Bounds(NamedTuple):
     first_dirty_offset: int
     last_stable_offset: int
     first_unmarked_offset: int
+    end_of_plan: int = MAX_LONG  # where a kept plan's round ends
 
 
 def cleanable(
@@ -111,7 +113,7 @@ def cleanable(
     if not bounds.log_start_offset <= first_dirty <= bounds.log_end_offset:
         first_dirty = bounds.log_start_offset
     dirty = between(segments, first_dirty, active) if first_dirty <= active else ()
-    limits = [bounds.last_stable_offset, bounds.first_unmarked_offset, active]
+    limits = [bounds.last_stable_offset, bounds.first_unmarked_offset, active, bounds.end_of_plan]
     if config.min_compaction_lag_ms > 0:
         oldest_kept_ms = now_ms - config.min_compaction_lag_ms
         limits += [s.base_offset for s in dirty if s.largest_timestamp_ms > oldest_kept_ms][:1]

@@ -11,10 +11,11 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
-# Rises when a field goes or means something else. Since 2, off_disk_from_ms takes into account the
+# Rises when a field goes or means something else. Since 3, plan is an id in lake.ebbtide.plans.
+# Since 2, off_disk_from_ms takes into account the
 # files that wait to be rewritten, and the row's bytes_removed and files_removed are not of files in
 # delete_records and expire_snapshots.
-VERSION = 2
+VERSION = 3
 
 
 class Reason(StrEnum):
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     NO_TABLE_REPLICA = "ebbtide.replicas names no table"
     NO_REPLICA = "ebbtide.replicas names no other copy"
     REPLICATED = "every replica holds all of it"
+    NOT_PLANNED = "the plan that is executed does not have it"
     HORIZON_REACHED = "a delete horizon is reached"
     MARKER_OUTLIVED = "a transaction marker has outlived its data"
 
@@ -51,6 +53,9 @@ class OfTopic(TypedDict):
     """The fields that every job reports for a topic."""
 
     seconds: NotRequired[Annotated[float, "what the job took, its start apart"]]
+    plan: NotRequired[
+        Annotated[str, "the plan that was executed, or that a guard kept to be approved"]
+    ]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
 
 
@@ -134,7 +139,6 @@ class ExpiredPartition(BeforeAndAfter):
 class ExpiredTopic(OfTopic):
     """expire_segments, of a topic."""
 
-    plan: Annotated[str, "names what goes and what stays; accept_plan takes it"]
     delete_ratio: Annotated[float, "the share of the topic's bytes that goes, in [0, 1]"]
 
 
@@ -148,7 +152,10 @@ class DeletedPartition(OfPartition):
     committed: NotRequired[
         Annotated[dict[str, Any], "the offset that each consumer group has committed"]
     ]
-    timestamp: NotRequired[Annotated[Any, "the time that was asked for"]]
+    timestamp_ms: NotRequired[Annotated[int, "the time that was asked for"]]
+    older_kept: NotRequired[
+        Annotated[int, "records of an older time that stay, behind one that is not older"]
+    ]
 
 
 class DeletedTopic(OfTopic):
@@ -276,7 +283,7 @@ class ConfiguredTopic(OfTopic):
     """configure_topic, of a topic."""
 
     changes: Annotated[dict[str, Any], "settings before and after"]
-    next_run: Annotated[dict[str, Any], "the next expiry's plan"]
+    next_run: Annotated[dict[str, Any], "the share of the bytes that the next expiry removes"]
 
 
 class RepairedPartition(OfPartition):

@@ -50,7 +50,11 @@ class BatchRun(NamedTuple):
 
     def first(self, count: int) -> BatchRun:
         """Return the first `count` of them."""
-        return self._replace(starts=self.starts[:count], headers=self.headers[:count])
+        return self.between(0, count)
+
+    def between(self, begin: int, end: int) -> BatchRun:
+        """Return those with these numbers, counted from 0."""
+        return self._replace(starts=self.starts[begin:end], headers=self.headers[begin:end])
 
     def where(self, mask: Bools) -> BatchRun:
         """Return the batches for which the mask is true."""
@@ -67,7 +71,7 @@ class BatchRun(NamedTuple):
                 for of, was, limit in zip(after, before, (rows, size_bytes), strict=True)
             ]
             end = min(max(at, min(ends)) + 1, count)
-            yield self._replace(starts=self.starts[at:end], headers=self.headers[at:end])
+            yield self.between(at, end)
             at = end
 
     def rows(self) -> pa.RecordBatch:

@@ -31,6 +31,8 @@ BLOCK_LENGTH = struct.Struct(">i")
 # How much is handed to a codec at a time, and how much is taken from it.
 INPUT_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024
+# A buffer of that size costs more than a small batch takes to decompress.
+SMALL_BYTES, SMALL_CHUNK_BYTES = 4 * 1024, 64 * 1024
 
 
 class Codec(IntEnum):
@@ -225,6 +227,7 @@ _OWN = _OfThread()
 
 
 def _zstd_chunks(data: bytes) -> Iterator[bytes]:
+    size_bytes = CHUNK_BYTES if len(data) > SMALL_BYTES else SMALL_CHUNK_BYTES
     with _OWN.zstd.stream_reader(data, read_across_frames=True) as reader:
-        while chunk := reader.read(CHUNK_BYTES):
+        while chunk := reader.read(size_bytes):
             yield chunk

@@ -16,9 +16,9 @@ from ebbtide.errors import RequestError
 from ebbtide.records.arrays import to_ms
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_LEADER_EPOCH, NO_TIMESTAMP, TOMBSTONE
 from ebbtide.records.files.log_directory import PartitionDirectory, list_log_directory
+from ebbtide.records.files.record_reader import read_records
 from ebbtide.records.files.segment_reader import (
     MAX_BATCH_BYTES,
-    read_records,
     require_whole,
     walk_segment,
 )

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -26,11 +26,11 @@ from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import find
 from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
-from ebbtide.runs.plans import render_plan
+from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.runs.topic_now import summary_of
@@ -49,9 +49,13 @@ _GONE = "a file or snapshot that was to be read is gone; planned again on what i
 T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
 TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
+# Called when it has ended, with its counted outcome and its error.
+OnEnd = Callable[[SparkSession, TopicName, JobOutcome, BaseException | None], None]
 
 
-def job_parser(job: str, description: str, *, has_topics: bool = True) -> argparse.ArgumentParser:
+def job_parser(
+    job: str, description: str, *, has_topics: bool = True, are_required: bool = True
+) -> argparse.ArgumentParser:
     """Return the arguments that every job takes."""
     parser = argparse.ArgumentParser(prog=job, description=description)
     parser.set_defaults(job=job)
@@ -59,14 +63,14 @@ def job_parser(job: str, description: str, *, has_topics: bool = True) -> argpar
         parser.add_argument(
             "--topic",
             action="append",
-            required=True,
+            required=are_required,
             type=argument(TopicName.parse),
             metavar="CLUSTER.TOPIC",
             help="a topic to work on; repeat for more",
         )
     parser.add_argument(
         "--now",
-        required=True,
+        required=are_required,
         type=parse_now,
         metavar="ISO8601",
         help="the only clock of the run, such as 2026-11-22T01:00:00+00:00",
@@ -122,17 +126,31 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 
 
 def run_topics(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
+    spark: SparkSession,
+    args: argparse.Namespace,
+    topics: Sequence[TopicName],
+    work: TopicWork,
+    *,
+    clocks: Mapping[TopicName, datetime] | None = None,
+    on_end: OnEnd | None = None,
 ) -> int:
     """Do the work on each topic, also after one failed; return the exit code.
 
-    A topic whose rows somebody else has changed is not touched.
+    A topic whose rows somebody else has changed is not touched. `clocks` holds each topic's `now`
+    where the arguments have none.
     """
-    return run_unchecked(spark, args, topics, partial(_checked, args.plan_only, work))
+    work = partial(_checked, args.plan_only, work)
+    return run_unchecked(spark, args, topics, work, clocks=clocks, on_end=on_end)
 
 
 def run_unchecked(
-    spark: SparkSession, args: argparse.Namespace, topics: Sequence[TopicName], work: TopicWork
+    spark: SparkSession,
+    args: argparse.Namespace,
+    topics: Sequence[TopicName],
+    work: TopicWork,
+    *,
+    clocks: Mapping[TopicName, datetime] | None = None,
+    on_end: OnEnd | None = None,
 ) -> int:
     """Do the work on each topic without looking for foreign changes; return the exit code."""
     job_log.start(args.job)
@@ -141,11 +159,16 @@ def run_unchecked(
         create_runs(spark)
 
     def run(topic: TopicName) -> BaseException | None:
+        of_topic = args if clocks is None else _with_now(args, clocks[topic])
         with job_log.about(args.job, topic):
-            return _run_topic(spark, args, topic, work)
+            return _run_topic(spark, of_topic, topic, work, on_end)
 
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
         return exit_code(list(pool.map(run, topics)))
+
+
+def _with_now(args: argparse.Namespace, now: datetime) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "now": now})
 
 
 def _checked(
@@ -153,16 +176,19 @@ def _checked(
 ) -> JobOutcome:
     """Do the work between two looks for foreign changes; a topic without tables needs none."""
     look = check_unchanged if is_plan_only else count_own
-    if exists(session, name):
-        look(load(session, name))
+    topic = find(session, name)
+    if topic is not None:
+        look(topic)
     outcome = work(session, name)
-    if not is_plan_only and exists(session, name):
-        try:
-            count_own(load(session, name))
-        except ForeignChangeError as error:  # what was done is done
-            outcome.error = outcome.error or error
-        except CommitConflictError:  # the next job counts it
-            pass
+    if is_plan_only:
+        return outcome
+    try:
+        if (topic := find(session, name)) is not None:
+            count_own(topic)
+    except ForeignChangeError as error:  # what was done is done
+        outcome.error = outcome.error or error
+    except CommitConflictError:  # the next job counts it
+        pass
     return outcome
 
 
@@ -174,7 +200,11 @@ def refuse(job: str, error: EbbtideError) -> ExitCode:
 
 
 def _run_topic(
-    spark: SparkSession, args: argparse.Namespace, topic: TopicName, work: TopicWork
+    spark: SparkSession,
+    args: argparse.Namespace,
+    topic: TopicName,
+    work: TopicWork,
+    on_end: OnEnd | None,
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
@@ -183,6 +213,8 @@ def _run_topic(
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)
         outcome.summary = summary_of(session, topic, outcome)
+    if on_end is not None:
+        error = _ended(partial(on_end, session, topic, outcome), error)
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
@@ -221,6 +253,17 @@ def _count(
     """Set the outcome's totals by the snapshots committed; `error`, or why that failed."""
     try:
         count_removed(session, topic, outcome, commits, started)
+    except Exception as failure:  # the row is still to be written
+        return error or explained(failure)
+    return error
+
+
+def _ended(
+    on_end: Callable[[BaseException | None], None], error: BaseException | None
+) -> BaseException | None:
+    """Call `on_end`; return the error, or why that failed."""
+    try:
+        on_end(error)
     except Exception as failure:  # the row is still to be written
         return error or explained(failure)
     return error

@@ -100,7 +100,7 @@ def test_without_a_timeout_it_is_the_kips_client_default() -> None:
             AtTime(1),
             id="the first whole millisecond at or after it",
         ),
-        ({"age": "P30D"}, OlderThan(pendulum.duration(days=30))),
+        ({"age": "P30D"}, OlderThan(pendulum.duration(days=30), "P30D")),
         ({"groups": ["a"]}, CommittedBy(("a",), None)),
         ({"groups": ["a", "b"], "connection": "live"}, CommittedBy(("a", "b"), "live")),
     ],

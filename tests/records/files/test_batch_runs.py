@@ -18,7 +18,8 @@ from ebbtide.records.batch import CRC_COVERS_FROM, CRC_START, HEADER
 from ebbtide.records.batch_runs import find_run
 from ebbtide.records.compression import Codec
 from ebbtide.records.files import segment_reader
-from ebbtide.records.files.segment_reader import read_records, walk_segment
+from ebbtide.records.files.record_reader import read_records
+from ebbtide.records.files.segment_reader import walk_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
 NEVER, ALWAYS = 10**9, 1
@@ -48,7 +49,7 @@ def batches(draw: st.DrawFn, base: int) -> tuple[bytes, int]:
         )
         for delta in deltas
     ]
-    codec = draw(st.sampled_from([Codec.NONE, Codec.NONE, Codec.NONE, Codec.GZIP]))
+    codec = draw(st.sampled_from([Codec.NONE, Codec.NONE, *Codec]))
     return write_batch(BatchFields(attributes=attributes), records, codec), after
 
 
@@ -86,6 +87,7 @@ def told(path: Path, first_offset: int, least: int, rows: int, window: int) -> l
 
     with (
         patch.object(batch_runs, "LEAST_BATCHES", least),
+        patch("ebbtide.records.files.record_reader.CHUNK_BYTES", window),
         patch("ebbtide.stores.file_reader.WINDOW_BYTES", window),
     ):
         try:

@@ -9,9 +9,9 @@ from ebbtide.errors import CorruptSegmentError, OversizedBatchError, SourceError
 from ebbtide.records.attributes import CONTROL
 from ebbtide.records.batch import BATCH_SCHEMA, HEADER
 from ebbtide.records.compression import Codec
+from ebbtide.records.files.batch_frames import TornBatch
+from ebbtide.records.files.record_reader import read_records
 from ebbtide.records.files.segment_reader import (
-    TornBatch,
-    read_records,
     require_whole,
     segment_base_offset,
     walk_segment,

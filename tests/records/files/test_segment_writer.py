@@ -17,7 +17,8 @@ from ebbtide.records.attributes import (
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
 from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
-from ebbtide.records.files.segment_reader import read_records, walk_segment
+from ebbtide.records.files.record_reader import read_records
+from ebbtide.records.files.segment_reader import walk_segment
 from ebbtide.records.files.segment_writer import (
     RECORD_COLUMNS,
     StoredBatch,

@@ -91,7 +91,7 @@ def test_long_keys_count_in_the_size_of_the_offset_map(
         outcome = clean(spark, name, NIGHT_MS)
     finally:
         spark.conf.unset(offset_map.MAP_BYTES_SETTING)
-    assert min(shares) >= 3  # six keys of 4,000 bytes, three times each
+    assert min(shares) >= 3  # six keys of 4,000 bytes, four times each
     assert outcome.partitions[0]["superseded"] == 2
 
 

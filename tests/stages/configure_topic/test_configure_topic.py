@@ -35,8 +35,9 @@ def test_configuring_shows_what_the_next_run_removes(sandbox: LakeSandbox, name:
     mark(sandbox.session, str(name))
     changes = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.ms": "1"}
     plan = plan_configure(load(sandbox.session, name), changes, NIGHT_MS)
-    assert plan.effect[0]["clean_log"]["superseded"] == 3
-    assert plan.effect[0]["expire_segments"]["segments_expired"] == 3
+    next_run = plan.outcome().partitions[0]["next_run"]
+    assert next_run["clean_log"]["superseded"] == 3
+    assert next_run["expire_segments"]["segments_expired"] == 3
     assert load(sandbox.session, name).properties["kafka.cleanup.policy"] == "compact"
     execute_configure(plan)
     assert load(sandbox.session, name).config.retention_ms == 1

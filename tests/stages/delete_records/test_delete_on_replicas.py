@@ -56,8 +56,7 @@ def grow(sandbox: LakeSandbox, name: TopicName, home: Path, segments: int) -> No
 def delete(
     sandbox: LakeSandbox, name: TopicName, requested: dict[int, int], timeout_ms: int = SHORT_MS
 ) -> JobOutcome:
-    plan = plan_delete(load(sandbox.session, name), requested, FIRST_MS)
-    return execute_delete(plan, timeout_ms)
+    return execute_delete(plan_delete(load(sandbox.session, name), requested, FIRST_MS, timeout_ms))
 
 
 def replies(outcome: JobOutcome) -> dict[int, tuple[int, str]]:
@@ -153,9 +152,9 @@ def test_a_request_killed_at_a_replica_is_finished_when_it_is_asked_again(
 def test_a_request_that_read_the_states_too_early_moves_no_start_back(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
 ) -> None:
-    early = plan_delete(load(sandbox.session, name), {0: 2}, FIRST_MS)
+    early = plan_delete(load(sandbox.session, name), {0: 2}, FIRST_MS, SHORT_MS)
     meanwhile(Step.LOG_START_OFFSET, lambda: delete(sandbox, name, {0: 4}))
-    execute_delete(early, SHORT_MS)
+    execute_delete(early)
     for of in (name, replica_of(name)):
         assert load(sandbox.session, of).partitions[0].log_start_offset == 4
 

@@ -23,7 +23,6 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.stage import answer_request
 from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.delete_broker import (
     PLACES,
@@ -55,7 +54,7 @@ from tests.kafka.delete_cases import (
     LiveCase,
 )
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.nights import ingest
+from tests.tables.nights import answer_request, ingest
 
 pytestmark = pytest.mark.broker
 

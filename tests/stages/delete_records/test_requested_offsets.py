@@ -17,12 +17,11 @@ from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.stage import answer_request
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import ingest
+from tests.tables.nights import answer_request, ingest
 
 # Two partitions of these, a batch and a segment each pair; the fourth is older than the third.
 AT_MS = [[0, 10], [30, 20], [40, 50]]

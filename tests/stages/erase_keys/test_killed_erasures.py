@@ -16,7 +16,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import APPEND, to_properties
-from ebbtide.stages.erase_keys.stage import execute_erase, plan_erase, prepare_erase
+from ebbtide.stages.erase_keys.stage import execute_erase, prepare_and_plan
 from tests.stages.erase_keys.closed_archive import (
     ERASED_MS,
     batch,
@@ -121,13 +121,12 @@ def test_a_plan_made_before_another_appended_is_made_again(
     spark: SparkSession, name: TopicName, kill_at: list[Step]
 ) -> None:
     mine = erasure_of("a", "b")
-    topic, done = prepare_erase(spark, name, mine)
-    plan = plan_erase(topic, mine)
+    plan = prepare_and_plan(spark, name, mine)
     kill_at.append(Step.APPEND_STATE)
     with pytest.raises(KilledError):
         erase(spark, name, erasure_of("a", run_id="erase-2"))
     with pytest.raises(CommitConflictError, match="found that another job appends to it"):
-        execute_erase(plan, done)
+        execute_erase(plan)
     erase(spark, name, mine)
     tombstones = [(p, key) for p, _, key, value in records(spark, name) if value is None]
     assert tombstones == [(0, "c"), (0, "a"), (0, "b"), (1, "a")]

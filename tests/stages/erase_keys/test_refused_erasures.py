@@ -14,7 +14,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.erase_keys.stage import plan_erase
+from ebbtide.stages.erase_keys.plan import plan_erase
 from tests.stages.erase_keys.closed_archive import configure, erase, erasure_of, records
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import SafetyError
+from ebbtide.errors import ExitCode, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.expire_segments.stage import plan_expire
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.export_segments.exports import export, kafkas_states
 from tests.tables.fixtures import KilledError
@@ -21,6 +21,7 @@ from tests.tables.kafka_view import offsets, view_of_kafka, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, expire, ingest, mark
 from tests.tables.partition_log import T0, append, write_segments
+from tests.tables.planned import Jobs
 
 NIGHT_MS = FIRST_MS + 100 * DAY_MS
 RECORDS = {
@@ -161,16 +162,27 @@ def record_at(offset: int, at_ms: int) -> bytes:
 def test_a_killed_expiry_is_finished_by_the_next(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step], step: Step
 ) -> None:
-    """Also one that was let pass by its id: what is left of it has the same."""
-    name = topic_of(sandbox, cluster, tmp_path, ebbtide_max_delete_ratio="0.01")
-    accepted = [plan_expire(load(sandbox.session, name), NIGHT_MS).id]
+    name = topic_of(sandbox, cluster, tmp_path)
     kill_at.append(step)
     with pytest.raises(KilledError):
-        expire(sandbox.session, str(name), NIGHT_MS, accepted)
-    expire(sandbox.session, str(name), NIGHT_MS, accepted)
+        expire(sandbox.session, str(name), NIGHT_MS)
+    expire(sandbox.session, str(name), NIGHT_MS)
     view = view_of_table(sandbox.session, name, 0)
     assert (view.log_start_offset, offsets(view)) == (2, LEFT)
     assert [batch["base_offset"] for batch in view.batches] == [2, 5, 8]
+
+
+def test_what_is_left_of_a_killed_execution_is_within_its_plan(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path, kill_at: list[Step]
+) -> None:
+    name = topic_of(sandbox, cluster, tmp_path, ebbtide_max_delete_ratio="0.01")
+    kept = jobs.plan(expire_segments, NIGHT_MS, "--topic", str(name))
+    for step in (Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.EXPIRE_RECORDS):
+        kill_at.append(step)
+        assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.FAILED
+    assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.DONE
+    view = view_of_table(sandbox.session, name, 0)
+    assert (view.log_start_offset, offsets(view)) == (2, LEFT)
 
 
 def test_what_an_ingest_has_not_finished_stays(

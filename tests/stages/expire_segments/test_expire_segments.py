@@ -8,7 +8,7 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.expire_segments.stage import plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table

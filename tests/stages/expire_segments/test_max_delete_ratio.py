@@ -1,23 +1,19 @@
-"""Retention that would remove too large a share of a topic is refused, but for a plan let pass."""
+"""The share of a topic's bytes that retention would remove."""
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
 
-from ebbtide.errors import SafetyError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.configure_topic.stage import plan_configure
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.expire_segments.stage import ExpirePlan, plan_expire
+from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, at, expire, ingest
+from tests.tables.nights import DAY_MS, expire, ingest
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 RATIO = "ebbtide.max.delete.ratio"
@@ -77,52 +73,6 @@ def test_single_records_count_with_their_own_bytes(
     assert planned.delete_ratio == (2 + 1 + 2 + 100 - 1 + 1) / size_bytes
 
 
-def test_a_plan_above_the_ratio_is_refused_before_anything_moves(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    """And the refusal says what to send to let this very plan pass."""
-    planned = plan(sandbox, name, kafka_retention_ms=days(7.5), **{RATIO.replace(".", "_"): "0.74"})
-    before = load(sandbox.session, name).properties
-    with pytest.raises(SafetyError) as refused:
-        expire(sandbox.session, str(name), NIGHT_MS)
-    assert not refused.value.transient
-    assert load(sandbox.session, name).properties == before
-    assert len(offsets(view_of_table(sandbox.session, name, 0))) == 8
-    assert str(refused.value).startswith(
-        f"expected retention to remove at most 0.74 of the bytes of {name} ({RATIO}), found plan "
-        f"{planned.id} that removes 0.75; "
-    )
-    trigger = re.search(
-        r"airflow dags trigger nightly_retention --conf '(.*)'$", str(refused.value)
-    )
-    assert trigger is not None
-    now = at(NIGHT_MS).isoformat(timespec="milliseconds")
-    conf = {"topics": [str(name)], "now": now, "accept_plan": [planned.id]}
-    assert json.loads(trigger[1]) == conf
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) - len(str(name)) < 420
-
-    with pytest.raises(SafetyError):
-        expire(sandbox.session, str(name), NIGHT_MS, ["another"])
-    expire(sandbox.session, str(name), NIGHT_MS, ["another", planned.id])
-    assert offsets(view_of_table(sandbox.session, name, 1)) == [6, 7]
-
-
-def test_a_plan_that_has_changed_is_another_and_refused_again(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    accepted = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0").id
-    assert plan(sandbox, name, kafka_retention_ms=days(7.6)).id == accepted
-    plan(sandbox, name, kafka_retention_ms=days(6.5))
-    with pytest.raises(SafetyError):
-        expire(sandbox.session, str(name), NIGHT_MS, [accepted])
-
-
-def test_at_the_ratio_a_plan_passes(sandbox: LakeSandbox, name: TopicName) -> None:
-    plan(sandbox, name, kafka_retention_ms=days(8), ebbtide_max_delete_ratio="0.5")
-    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 8
-
-
 def test_what_lies_below_the_log_start_offset_does_not_count(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -134,11 +84,9 @@ def test_what_lies_below_the_log_start_offset_does_not_count(
     assert plan(sandbox, name, kafka_retention_ms=days(6.5)).delete_ratio == 1
 
 
-def test_a_plan_and_a_preview_say_the_ratio_and_the_id(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
+def test_a_plan_and_a_preview_say_the_ratio(sandbox: LakeSandbox, name: TopicName) -> None:
     changes = {"kafka.retention.ms": days(7.5), RATIO: "0"}
     preview = plan_configure(load(sandbox.session, name), changes, NIGHT_MS).outcome()
     planned = plan(sandbox, name, kafka_retention_ms=days(7.5), ebbtide_max_delete_ratio="0")
-    assert planned.outcome().topic == {"plan": planned.id, "delete_ratio": 0.75}
+    assert planned.outcome().topic == {"delete_ratio": 0.75}
     assert preview.topic["next_run"] == planned.outcome().topic

@@ -12,7 +12,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.stages.expire_segments.stage import plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
 from tests.tables.fixtures import Meanwhile

@@ -11,7 +11,8 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICATION
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 from tests.lake_sandbox import LakeSandbox

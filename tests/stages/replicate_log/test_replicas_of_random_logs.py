@@ -17,7 +17,8 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.expire_segments.stage import execute_expire, plan_expire
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 from tests.fresh_seed import FRESH_SEED
@@ -134,7 +135,7 @@ def _night(spark: SparkSession, name: TopicName, topic: Topic, number: int) -> N
     }
     if requested:
         # The replica is behind or not there yet: that it is not waited for is no matter here.
-        execute_delete(plan_delete(load(spark, name), requested, now_ms), timeout_ms=0)
+        execute_delete(plan_delete(load(spark, name), requested, now_ms, timeout_ms=0))
     _clean(spark, name, now_ms)
     if topic.rounds[number].retention:
         execute_expire(plan_expire(settle(load(spark, name), "expire_segments"), now_ms))

@@ -54,8 +54,15 @@ def prepare_append(
 
 
 def _with_id(field: pa.Field, field_id: int, of: str | Mapping[str, Any]) -> pa.Field:
-    """Return the field with Iceberg's id, the element of a list too."""
+    """Return the field with Iceberg's id, the element of a list and both sides of a map too."""
+    kind = field.type
     if not isinstance(of, str) and of["type"] == "list":
-        element = pa.field("element", field.type.value_type)
-        field = field.with_type(pa.list_(_with_id(element, of["element-id"], of["element"])))
-    return field.with_metadata({_FIELD_ID: str(field_id)})
+        element = pa.field("element", kind.value_type)
+        kind = pa.list_(_with_id(element, of["element-id"], of["element"]))
+    elif not isinstance(of, str) and of["type"] == "map":
+        key = pa.field("key", kind.key_type, nullable=False)
+        value = pa.field("value", kind.item_type)
+        kind = pa.map_(
+            _with_id(key, of["key-id"], of["key"]), _with_id(value, of["value-id"], of["value"])
+        )
+    return field.with_type(kind).with_metadata({_FIELD_ID: str(field_id)})

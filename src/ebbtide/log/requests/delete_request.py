@@ -53,9 +53,10 @@ class AtTime(NamedTuple):
 
 
 class OlderThan(NamedTuple):
-    """Up to the first record that is at most this old."""
+    """Up to the first record that is at most this old; `text` is the age as it was asked for."""
 
     age: pendulum.Duration
+    text: str
 
     def at(self, now_ms: int) -> AtTime:
         """Return the selector as a time; months and years count back in the calendar, in UTC."""
@@ -95,6 +96,13 @@ class TopicRequest(NamedTuple):
         selectors = [*self.partitions.values(), self.everywhere]
         named = {s.connection for s in selectors if isinstance(s, CommittedBy)}
         return {connection for connection in named if connection is not None}
+
+    def to_object(self, name: TopicName) -> dict[str, Any]:
+        """Return the topic's part of a request, as the object that its JSON is."""
+        if self.everywhere is not None:
+            return {"topic": str(name), **_as_fields(self.everywhere)}
+        partitions = [{"partition": p, **_as_fields(s)} for p, s in self.partitions.items()]
+        return {"topic": str(name), "partitions": partitions}
 
 
 class DeleteRequest(NamedTuple):
@@ -221,7 +229,7 @@ def _parse_age(entry: object, where: str) -> Selector:
             f"expected an age above zero in {where}, found {value!r}: every record is at least "
             "that old; to delete all, ask for the offset -1, the high watermark"
         )
-    return OlderThan(age)
+    return OlderThan(age, value)
 
 
 def _parse_groups(entry: object, where: str) -> Selector:
@@ -244,6 +252,18 @@ _SELECTORS: dict[str, Callable[[object, str], Selector]] = {
     "age": _parse_age,
     "groups": _parse_groups,
 }
+
+
+def _as_fields(selector: Selector) -> dict[str, Any]:
+    """Return the fields by which a request names the selector."""
+    if isinstance(selector, AtOffset):
+        return {"offset": selector.offset}
+    if isinstance(selector, AtTime):
+        return {"timestamp": selector.timestamp_ms}
+    if isinstance(selector, OlderThan):
+        return {"age": selector.text}
+    connection = {} if selector.connection is None else {"connection": selector.connection}
+    return {"groups": list(selector.groups), **connection}
 
 
 def _ceil_ms(moment: datetime) -> int:

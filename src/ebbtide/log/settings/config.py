@@ -88,7 +88,13 @@ class TopicConfig:
     rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
     merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
     max_decompressed_batch_bytes: int = MAX_DECOMPRESSED_BYTES  # a larger batch is refused
-    max_delete_ratio: float = 0.5  # retention that would remove a larger share of bytes is refused
+    max_delete_ratio: float = 0.5  # of a topic's bytes; a night that would remove more asks first
+    max_delete_records: int | None = None  # the same of records
+    max_delete_bytes: int | None = None  # the same of bytes of the log
+    max_emptied_partitions: int | None = None  # the same of partitions left without a record
+    plan_expire_ms: int = DAY_MS  # how long a kept plan may be executed
+    plans_need_four_eyes: bool = False
+    plans_show_keys: bool = False  # example keys in clear; else their SHA-256
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
     expires_records: bool = False  # also single records past the event-time limit
     event_time: EventTime = OF_TIMESTAMP
@@ -279,6 +285,12 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.merge.target.bytes": Setting("merge_target_bytes", _integer(0, MAX_LONG)),
     MAX_DECOMPRESSED: Setting("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
     "ebbtide.max.delete.ratio": Setting("max_delete_ratio", _RATIO),
+    "ebbtide.max.delete.records": Setting("max_delete_records", _integer(0, MAX_LONG)),
+    "ebbtide.max.delete.bytes": Setting("max_delete_bytes", _integer(0, MAX_LONG)),
+    "ebbtide.max.emptied.partitions": Setting("max_emptied_partitions", _integer(0, MAX_INT)),
+    "ebbtide.plan.expire.ms": Setting("plan_expire_ms", _integer(1, 365 * DAY_MS)),
+    "ebbtide.plan.four.eyes": Setting("plans_need_four_eyes", _BOOLEAN),
+    "ebbtide.plan.show.keys": Setting("plans_show_keys", _BOOLEAN),
     "ebbtide.retention.combine": Setting(
         "needs_all_time_limits",
         _choice({"any": False, "all": True}),

@@ -46,8 +46,16 @@ EFFECTS = {
     "has merged, up to this size. 0: never.",
     MAX_DECOMPRESSED: "A record batch that decompresses to more is refused, and its partition "
     "stops there.",
-    "ebbtide.max.delete.ratio": "Limits that would remove a larger share of a topic's bytes in one "
-    "run are refused. 1: never.",
+    "ebbtide.max.delete.ratio": "A night whose limits would remove a larger share of the topic's "
+    "bytes leaves the topic as it is and keeps a plan to approve. 1: never.",
+    "ebbtide.max.delete.records": "The same for a stage that would remove more records.",
+    "ebbtide.max.delete.bytes": "The same for a stage that would remove more bytes of the log.",
+    "ebbtide.max.emptied.partitions": "The same for limits that would leave more partitions "
+    "without a record.",
+    "ebbtide.plan.expire.ms": "How long after it was made a plan may be executed.",
+    "ebbtide.plan.four.eyes": "`true`: a plan is executed only if somebody other than who asked "
+    "for it has approved it, and no one removes anything by hand without a plan.",
+    "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: their SHA-256.",
     "ebbtide.retention.combine": "`any`: each limit is a maximum. `all`: a segment goes only when "
     "`retention.ms` and the event-time limit both say so.",
     "ebbtide.retention.granularity": "`record`: single records past the event-time limit go too, "

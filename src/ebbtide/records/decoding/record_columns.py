@@ -60,10 +60,8 @@ def decode_records(path: str, batches: Sequence[V2Batch | LegacyBatch]) -> pa.Re
     if legacy:
         return _decode_legacy(legacy)
     v2 = [batch for batch in batches if isinstance(batch, V2Batch)]
-    after = np.cumsum([len(batch.records) for batch in v2])
-    begins = after - [len(batch.records) for batch in v2]
     parts = [batch.records for batch in v2]
-    return _decode_v2(find_records(path, BatchColumns.of(v2), parts, Bodies(begins, after)))
+    return _decode_v2(find_records(path, BatchColumns.of(v2), parts, Bodies.joined(parts)))
 
 
 def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
@@ -72,6 +70,11 @@ def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
     bodies = Bodies(run.starts - first + HEADER.size, ends - first)
     parts = [run.data[int(first) : int(ends[-1])]]
     return _decode_v2(find_records(path, BatchColumns.of_run(run), parts, bodies))
+
+
+def decode_bodies(path: str, run: BatchRun, bodies: Sequence[bytes | memoryview]) -> pa.RecordBatch:
+    """Return the records of a run of data batches, given by their decompressed bodies."""
+    return _decode_v2(find_records(path, BatchColumns.of_run(run), bodies, Bodies.joined(bodies)))
 
 
 def _decode_v2(chunk: Chunk) -> pa.RecordBatch:

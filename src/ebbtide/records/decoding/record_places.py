@@ -137,6 +137,12 @@ class Bodies(NamedTuple):
     begin: Int64s
     limit: Int64s
 
+    @classmethod
+    def joined(cls, parts: Sequence[bytes | memoryview]) -> Bodies:
+        """Return the places of parts that lie one after another."""
+        sizes = np.array([len(part) for part in parts], np.int64)
+        return cls(np.cumsum(sizes) - sizes, np.cumsum(sizes))
+
 
 def find_records(
     path: str, headers: BatchColumns, parts: Sequence[bytes | memoryview], bodies: Bodies

@@ -1,4 +1,4 @@
-"""Read one segment file: first the batches, all checked, then the records of a byte range.
+"""Walk one segment file: find its batches and check all of them.
 
 Source: Kafka's `FileLogInputStream`, `DefaultRecordBatch` and `AbstractLegacyRecordBatch`.
 """
@@ -6,8 +6,6 @@ Source: Kafka's `FileLogInputStream`, `DefaultRecordBatch` and `AbstractLegacyRe
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +17,6 @@ from ebbtide.json_text import MAX_INT, MAX_LONG
 from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
 from ebbtide.records.batch import (
     CRC_COVERS_FROM,
-    HEADER,
-    LOG_OVERHEAD_BYTES,
     BatchHeader,
     BatchRow,
     Control,
@@ -36,15 +32,12 @@ from ebbtide.records.compression import (
     Codec,
     DecompressionError,
     TooLargeError,
-    decompress,
 )
-from ebbtide.records.decoding.record_columns import LegacyBatch, decode_records, decode_run
-from ebbtide.records.decoding.record_places import V2Batch
+from ebbtide.records.files.batch_frames import Frame, TornBatch, read_frame
 from ebbtide.records.files.kept_batches import KeptBatches, WantedBatches
 from ebbtide.records.legacy import (
     MalformedMessageError,
     legacy_row,
-    read_legacy_records,
     read_message,
 )
 from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
@@ -56,14 +49,8 @@ from ebbtide.stores.uris import file_name
 MAX_BATCH_BYTES = 100 * 1024 * 1024
 SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
 
-# Base offset, length, leader epoch (v2) or CRC (0 and 1), magic: what all formats begin with.
-PREFIX = struct.Struct(">qiib")
-# The least that each magic's length field can say.
-MIN_LENGTHS = {0: 14, 1: 22, 2: HEADER.size - LOG_OVERHEAD_BYTES}
-
-# Larger chunks are no faster and leave the processor's caches (benchmarks/read_segments.py).
-ROWS_PER_CHUNK = 16_384
-CHUNK_BYTES = 16 * 1024 * 1024
+# Batches that are Python objects at a time.
+ROWS_AT_ONCE = 16_384
 EVERY_BATCH = WantedBatches()
 
 
@@ -74,14 +61,6 @@ class BatchLimits(NamedTuple):
     decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
 
-class TornBatch(NamedTuple):
-    """An incomplete batch at a file's end, as a crashed broker leaves one."""
-
-    position: int
-    expected_bytes: int
-    found_bytes: int  # 0 where the file goes on with zeros only, as a preallocated one does
-
-
 class SegmentWalk(NamedTuple):
     """The whole batches of a segment file that were wanted."""
 
@@ -90,14 +69,6 @@ class SegmentWalk(NamedTuple):
     torn: TornBatch | None
     counted: int = 0  # of the batches, those that count towards the wanted number
     is_cut: bool = False  # whether the file has more batches than were wanted
-
-
-class Frame(NamedTuple):
-    """The bytes of one whole batch, not yet checked."""
-
-    position: int
-    magic: int
-    data: memoryview
 
 
 def segment_base_offset(path: str) -> int:
@@ -139,14 +110,14 @@ def walk_segment(
                 next_offset = sound_rows.column("last_offset")[-1].as_py() + 1
                 position = run.first(sound).end
                 continue
-            frame = _read_frame(reader, path, position, max_batch_bytes)
+            frame = read_frame(reader, path, position, max_batch_bytes)
             if isinstance(frame, TornBatch):
                 torn = frame
                 break
             row = _check_frame(path, frame, max_decompressed_bytes)
             _check_row(path, segment_offset, next_offset, row)
             rows.append(row)
-            if len(rows) == ROWS_PER_CHUNK:
+            if len(rows) == ROWS_AT_ONCE:
                 kept.add(to_record_batch(rows))
                 rows = []
             next_offset = row.last_offset + 1
@@ -217,36 +188,6 @@ def require_whole(walk: SegmentWalk, path: str) -> SegmentWalk:
     )
 
 
-def _read_frame(
-    reader: FileReader, path: str, position: int, max_batch_bytes: int
-) -> Frame | TornBatch:
-    prefix = reader.read(position, PREFIX.size)
-    if len(prefix) < PREFIX.size:
-        return TornBatch(position, PREFIX.size, len(prefix))
-    _, length, _, magic = PREFIX.unpack(prefix)
-    if not any(prefix) and _is_zero_to_the_end(reader, position):
-        return TornBatch(position, PREFIX.size, 0)
-    if magic not in MIN_LENGTHS:
-        raise corrupt(path, position, "a record batch of magic 0, 1 or 2", f"magic {magic}")
-    least_bytes = LOG_OVERHEAD_BYTES + MIN_LENGTHS[magic]
-    size_bytes = LOG_OVERHEAD_BYTES + length
-    if not least_bytes <= size_bytes <= max_batch_bytes:
-        expected = f"a batch of {least_bytes} to {max_batch_bytes} bytes (the largest allowed)"
-        raise corrupt(path, position, expected, f"{size_bytes} bytes")
-    data = reader.read(position, size_bytes)
-    if len(data) < size_bytes:
-        return TornBatch(position, size_bytes, len(data))
-    return Frame(position, magic, data)
-
-
-def _is_zero_to_the_end(reader: FileReader, position: int) -> bool:
-    step = 1024 * 1024
-    return not any(
-        bytes(reader.read(start, step)).strip(b"\0")
-        for start in range(position, reader.size_bytes, step)
-    )
-
-
 def _check_frame(path: str, frame: Frame, max_bytes: int) -> BatchRow:
     try:
         if frame.magic == 2:
@@ -289,95 +230,3 @@ def _control_of(path: str, frame: Frame, header: BatchHeader, max_bytes: int) ->
         raise
     except (IndexError, ValueError) as bad:
         raise corrupt(path, frame.position, "a control record", str(bad)) from bad
-
-
-def read_records(
-    path: str,
-    from_position: int,
-    to_position: int,
-    *,
-    first_offset: int = 0,
-    rows_per_chunk: int = ROWS_PER_CHUNK,
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
-    store: Store = AMBIENT,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the data records of the batches in a byte range, in offset order, as RECORD_SCHEMA.
-
-    The range must begin and end at batches that `walk_segment` found good: their CRC is not
-    computed again. Batches whose base offset is below `first_offset` are left out.
-    """
-    pending: list[V2Batch | LegacyBatch] = []
-    rows = size_bytes = 0
-    batches = _data_batches(path, from_position, to_position, max_decompressed_bytes, store)
-    for batch in batches:
-        if isinstance(batch, BatchRun):
-            if pending:
-                yield from _slices(decode_records(path, pending), rows_per_chunk)
-                pending, rows, size_bytes = [], 0, 0
-            wanted = batch.column("record_count") > 0
-            wanted &= batch.column("base_offset") >= first_offset
-            for chunk in batch.where(wanted).chunks(rows_per_chunk, CHUNK_BYTES):
-                yield from _slices(decode_run(path, chunk), rows_per_chunk)
-            continue
-        if batch.base_offset < first_offset:
-            continue
-        is_full = rows >= rows_per_chunk or size_bytes >= CHUNK_BYTES
-        if pending and (is_full or type(batch) is not type(pending[-1])):
-            yield from _slices(decode_records(path, pending), rows_per_chunk)
-            pending, rows, size_bytes = [], 0, 0
-        pending.append(batch)
-        rows += batch.record_count
-        size_bytes += batch.size_bytes
-    if pending:
-        yield from _slices(decode_records(path, pending), rows_per_chunk)
-
-
-def _slices(columns: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    for start in range(0, columns.num_rows, rows):
-        yield columns.slice(start, rows)
-
-
-def _data_batches(
-    path: str, from_position: int, to_position: int, max_bytes: int, store: Store
-) -> Iterator[V2Batch | LegacyBatch | BatchRun]:
-    """Yield compressed and old batches one by one, and the others in runs."""
-    position = from_position
-    with FileReader(path, store) as reader:
-        while position < to_position:
-            left = to_position - position
-            data = reader.rest(position)[:left]
-            run = find_run(data, position, left, CONTROL | COMPRESSION_MASK)
-            if run is not None:
-                yield run
-                position = run.end
-                continue
-            frame = _read_frame(reader, path, position, to_position - position)
-            if isinstance(frame, TornBatch):
-                actual = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
-                raise corrupt(path, position, "the batch that was found here before", actual)
-            batch = _open_frame(path, frame, max_bytes)
-            if batch is not None:
-                yield batch
-            position += len(frame.data)
-
-
-def _open_frame(path: str, frame: Frame, max_bytes: int) -> V2Batch | LegacyBatch | None:
-    """Return a data batch with its records decompressed, None for a control or empty batch."""
-    try:
-        if frame.magic != 2:
-            records = read_legacy_records(read_message(frame.data), max_bytes)
-            return LegacyBatch(records[0].offset, records)
-        header = read_header(frame.data)
-        if header.attributes & CONTROL or not header.record_count:
-            return None
-        codec = header.attributes & COMPRESSION_MASK
-        records_data: bytes | memoryview = frame.data[HEADER.size :]
-        if codec != Codec.NONE:
-            records_data = decompress(codec, records_data, magic=2, max_bytes=max_bytes)
-        return V2Batch(frame.position, header, records_data)
-    except MalformedMessageError as bad:
-        raise corrupt(path, frame.position, bad.expected, bad.found) from bad
-    except TooLargeError as bad:
-        raise oversized(path, frame.position, bad.max_bytes) from bad
-    except DecompressionError as bad:
-        raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad

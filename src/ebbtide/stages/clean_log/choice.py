@@ -5,7 +5,7 @@ A log that Kafka would leave alone also gets a round where a tombstone or marker
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,9 @@ from ebbtide.iceberg.planned.planned_round import PartitionRound
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
-from ebbtide.log.logical_segments import Bounds, Cleanable, cleanable
+from ebbtide.log.logical_segments import Bounds as LogBounds
+from ebbtide.log.logical_segments import Cleanable, cleanable
+from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
@@ -80,17 +82,40 @@ def reason_against(state: PartitionState, config: TopicConfig, now_ms: int) -> s
     return None
 
 
-def choose(topic: Topic, candidates: Sequence[int], pins: Pins, now_ms: int) -> Choice:
-    """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits."""
+class RoundBounds(NamedTuple):
+    """Bounds of a partition's round: where it ends, and from where on tombstones are held back."""
+
+    first_uncleanable_offset: int = MAX_OFFSET
+    held_back_from: int = MAX_OFFSET
+
+
+UNBOUNDED = RoundBounds()
+
+
+def bounds_of_plan(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
+    """Return a kept plan's bounds of each partition; None without a plan."""
+    return None if bounds is None else {p: RoundBounds(**of) for p, of in bounds.items()}
+
+
+def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: int) -> Choice:
+    """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits.
+
+    Only partitions that have bounds are picked; no round goes beyond them.
+    """
     held_back = held_back_from(topic)
     outlines = {
-        p: LogOutline(state.log_start_offset, state.segments, now_ms, held_back.get(p, MAX_OFFSET))
+        p: LogOutline(
+            state.log_start_offset,
+            state.segments,
+            now_ms,
+            min(held_back.get(p, MAX_OFFSET), bounds[p].held_back_from),
+        )
         for p, state in topic.partitions.items()
-        if p in candidates
+        if p in bounds
     }
     headers = look_at_headers(topic.spark, topic.name.batches_table, outlines, pins.batches)
     offers = {
-        partition: _offer(topic, partition, of_partition, outlines[partition])
+        partition: _offer(topic, partition, of_partition, outlines[partition], bounds[partition])
         for partition, of_partition in headers.items()
     }
     parts = {p: offer.part for p, offer in offers.items() if not offer.part.is_idle}
@@ -103,10 +128,12 @@ def choose(topic: Topic, candidates: Sequence[int], pins: Pins, now_ms: int) -> 
     return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons, ratios)
 
 
-def _offer(topic: Topic, partition: int, headers: LogHeaders, outline: LogOutline) -> _Offer:
+def _offer(
+    topic: Topic, partition: int, headers: LogHeaders, outline: LogOutline, bounds: RoundBounds
+) -> _Offer:
     """Return the partition's round; it is idle where the dirty ratio is too low."""
-    state = topic.partitions[partition]
-    log = _cleanable(state, headers, topic.config, outline.now_ms)
+    state, end = topic.partitions[partition], bounds.first_uncleanable_offset
+    log = _cleanable(state, headers, topic.config, outline.now_ms, end)
     is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
@@ -120,14 +147,15 @@ def _offer(topic: Topic, partition: int, headers: LogHeaders, outline: LogOutlin
 
 
 def _cleanable(
-    state: PartitionState, headers: LogHeaders, config: TopicConfig, now_ms: int
+    state: PartitionState, headers: LogHeaders, config: TopicConfig, now_ms: int, end_of_plan: int
 ) -> Cleanable:
-    bounds = Bounds(
+    bounds = LogBounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
         last_stable_offset=headers.stable_offset(state.log_start_offset, state.log_end_offset),
         first_unmarked_offset=state.first_unmarked_offset,
+        end_of_plan=end_of_plan,
     )
     return cleanable(headers.segments, bounds, config, now_ms)
 

@@ -46,17 +46,23 @@ from ebbtide.stages.clean_log.segment_round import (
     clean_unit,
     find_dirty_keys,
 )
+from ebbtide.stages.planned_rows import by_partition
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
 
 def effect_of(
-    topic: Topic, cleaning: CleaningRound, headers: Mapping[int, LogHeaders] | None = None
+    topic: Topic,
+    cleaning: CleaningRound,
+    headers: Mapping[int, LogHeaders] | None = None,
+    *,
+    keeps_offsets: bool = False,
 ) -> RoundEffect:
     """Work out the round's effect, which follows from the round and its snapshots alone.
 
     `headers` are those of the round's batches snapshot, if they have been read before.
+    `keeps_offsets` asks for the offsets that leave.
     """
     name = topic.name
     if headers is None:
@@ -71,19 +77,22 @@ def effect_of(
         partition: _rules(topic, partition, headers[partition].producers, cleaning)
         for partition in cleaning.partitions
     }
-    units = _clean_units(topic, cleaning, rules, headers)
+    units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     tables = []
-    by_partition: dict[int, list[UnitEffect]] = {partition: [] for partition in rules}
+    of_partitions: dict[int, list[UnitEffect]] = {partition: [] for partition in rules}
     for unit in units:
-        by_partition[unit.partition].append(unit)
+        of_partitions[unit.partition].append(unit)
     for partition, of_partition in rules.items():
-        mine = by_partition[partition]
+        mine = of_partitions[partition]
         carried_over = _carried(partition, headers[partition], of_partition, mine)
         tables += _replaced([unit.changes for unit in mine], carried_over)
         add_numbers(effect, partition, PartitionEffect(of_partition.this_round, mine))
     log_partitions(log, {p: described(numbers) for p, numbers in effect.numbers.items()})
     effect.changes = pa.concat_tables(tables) if tables else no_changes()
+    effect.planned = by_partition(
+        (unit.partition, unit.planned) for unit in units if unit.planned is not None
+    )
     effect.deletions = [deletion for unit in units for deletion in unit.deletions]
     return effect
 
@@ -115,6 +124,8 @@ def _clean_units(
     cleaning: CleaningRound,
     rules: Mapping[int, PartitionRules],
     headers: Mapping[int, LogHeaders],
+    *,
+    keeps_offsets: bool,
 ) -> list[UnitEffect]:
     """Make the offset map from the dirty segments, then clean each segment; in offset order."""
     spark = topic.spark
@@ -129,6 +140,7 @@ def _clean_units(
         rules,
         {unit.place: unit for unit in units},
         topic.config.message_timestamp_after_max_ms,
+        keeps_offsets,
     )
     with shared(spark, of_all, max(rows, other_rows)) as known:
         find, clean = partial(find_dirty_keys, known), partial(clean_unit, known)

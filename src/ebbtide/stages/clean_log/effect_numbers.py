@@ -15,6 +15,7 @@ from ebbtide.iceberg.files.data_files import DeletionVector
 from ebbtide.log.compaction import MAX_OFFSET, Round, judge
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.state.topic_state import NEVER
+from ebbtide.stages.planned_rows import PlannedRows
 from ebbtide.text import moment, number, size
 
 # Numbers of a partition, in words.
@@ -38,6 +39,7 @@ class RoundEffect:
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
     next_clean_ms: dict[int, int] = field(default_factory=dict)
     segments: dict[int, Sequence[Segment]] = field(default_factory=dict)  # before the round
+    planned: dict[int, PlannedRows] = field(default_factory=dict)  # where it was asked for
 
 
 class UnitNumbers(NamedTuple):
@@ -71,6 +73,7 @@ class UnitEffect(NamedTuple):
     changes: pa.Table
     numbers: UnitNumbers
     left: RowsLeft
+    planned: PlannedRows | None = None
 
 
 class PartitionEffect(NamedTuple):

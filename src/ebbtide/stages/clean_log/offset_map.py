@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 MAP_BYTES_SETTING = "spark.ebbtide.offset.map.bytes"
 MAP_BYTES = 768 * 1024 * 1024
-# What a dirty record takes while its map is made: hash, offset, filter and order, and its key,
-# which is copied twice.
-RECORD_BYTES = 150
-KEY_COPIES = 3
+# At most while its map is made, as measured, a dirty record takes so much for its hash, offset,
+# filter and order, and so many times its key.
+RECORD_BYTES = 100
+KEY_COPIES = 4
 # A key column is taken to be at most this many times larger than its file.
 MOST_COMPRESSED = 20
 

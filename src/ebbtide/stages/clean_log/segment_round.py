@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
@@ -46,6 +47,7 @@ from ebbtide.log.state.topic_state import NEVER
 from ebbtide.log.transactions import TransactionsAround
 from ebbtide.spark.tasks import Shared
 from ebbtide.stages.clean_log.effect_numbers import RowsLeft, UnitEffect, UnitNumbers
+from ebbtide.stages.planned_rows import PlannedRows
 
 Judged = Sequence[tuple[Batch, Verdict]]
 HeadersAfter = Sequence[tuple[Batch, Batch | None]]
@@ -78,11 +80,15 @@ class Unit(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The input of the work on each segment; units are known by partition and segment."""
+    """The input of the work on each segment; units are known by partition and segment.
+
+    `keeps_offsets` asks for the offsets that leave, for a plan that is kept or checked.
+    """
 
     rules: Mapping[int, PartitionRules]  # by partition
     units: Mapping[tuple[int, int], Unit]
     future_limit_ms: int
+    keeps_offsets: bool = False
 
 
 class _Cleaned(NamedTuple):
@@ -91,6 +97,7 @@ class _Cleaned(NamedTuple):
     first_base_offset: int  # of the batches that hold any
     effect: SegmentEffect
     deletions: list[DeletionVector]
+    planned: PlannedRows | None = None
 
 
 class _RecordsWork(NamedTuple):
@@ -101,8 +108,9 @@ class _RecordsWork(NamedTuple):
     verdicts: Mapping[int, Verdict]
     this_round: Round
 
-    def clean(self, is_superseded: IsSuperseded, future_limit_ms: int) -> _Cleaned | None:
+    def clean(self, is_superseded: IsSuperseded, known: Known) -> _Cleaned | None:
         """Judge the records; None where there is none at or above the log start offset."""
+        future_limit_ms = known.future_limit_ms
         read = read_segment(self.records, COLUMNS)
         is_covered = read.table["offset"].to_numpy() >= self.this_round.log_start_offset
         rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
@@ -118,7 +126,8 @@ class _RecordsWork(NamedTuple):
             for number, file in enumerate(self.records.files)
             if np.any(files == number)
         ]
-        return _Cleaned(rows["batch"][0].as_py(), done, deletions)
+        planned = PlannedRows.of(rows, done.is_victim) if known.keeps_offsets else None
+        return _Cleaned(rows["batch"][0].as_py(), done, deletions, planned)
 
 
 def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
@@ -161,7 +170,7 @@ def clean_unit(
             if not batch.is_control and batch.record_count and verdict != ORDINARY
         }
         work = _RecordsWork(unit.records, headers, verdicts, rules.this_round)
-        cleaned = work.clean(is_superseded, known.value.future_limit_ms)
+        cleaned = work.clean(is_superseded, known.value)
     after = list(_headers_after(judged, cleaned, rules.this_round))
     changes = changes_of([(before, left, NEVER) for before, left in after if left != before])
     if cleaned is not None:
@@ -173,7 +182,21 @@ def clean_unit(
         in_segment(*place, changes),
         _numbers(judged, after, cleaned, rules),
         _rows_left(headers, changes, rules),
+        _planned(after, cleaned) if known.value.keeps_offsets else None,
     )
+
+
+def _planned(after: HeadersAfter, cleaned: _Cleaned | None) -> PlannedRows:
+    """Return the records that leave, with the offsets of the markers that do."""
+    planned = PlannedRows() if cleaned is None or cleaned.planned is None else cleaned.planned
+    markers = BitMap64(batch.last_offset for batch, left in after if _loses_marker(batch, left))
+    return planned._replace(offsets=planned.offsets | markers)
+
+
+def _loses_marker(batch: Batch, left: Batch | None) -> bool:
+    """Return whether a batch held a transaction marker and holds none any more."""
+    is_marker = batch.is_control and batch.record_count > 0
+    return is_marker and (left is None or left.record_count == 0)
 
 
 def _headers_after(

@@ -16,6 +16,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from pyroaring import BitMap64
+
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
@@ -38,14 +40,25 @@ from ebbtide.iceberg.topics import (
     find_snapshot,
     load,
 )
+from ebbtide.log.plans.guards import Removal, tripped
+from ebbtide.log.plans.summary import PartitionSummary
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_on_driver, start_workers
-from ebbtide.stages.clean_log.choice import Choice, choose, newest_pins, reason_against
+from ebbtide.stages.clean_log.choice import (
+    UNBOUNDED,
+    Choice,
+    RoundBounds,
+    choose,
+    newest_pins,
+    reason_against,
+)
 from ebbtide.stages.clean_log.cleaner import effect_of
 from ebbtide.stages.clean_log.effect_numbers import RoundEffect
+from ebbtide.stages.clean_log.effect_summary import nothing_leaves, summaries_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.stages.clean_log.state_after import finish_state
 from ebbtide.text import moment
@@ -81,21 +94,70 @@ class CleanPlan:
             outcome.bytes_removed = self.effect.bytes_removed
         return outcome
 
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the records and markers that leave."""
+        planned = {} if self.effect is None else self.effect.planned
+        return {partition: rows.offsets for partition, rows in planned.items()}
 
-def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
-    """Plan a round on the topic at `now_ms`, or the one in flight, with what it will do."""
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return where the round ends in each partition, and from where on tombstones stay."""
+        parts = {} if self.round is None else self.round.partitions
+        return {
+            p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
+            for p, part in parts.items()
+        }
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what leaves by which rule, and what stays for a reason."""
+        effect = RoundEffect() if self.effect is None else self.effect
+        is_clear = self.topic.config.plans_show_keys
+        picked = summaries_of(effect, shows_keys=is_clear)
+        return {
+            p: picked.get(p) or nothing_leaves(self.reasons.get(p, ""))
+            for p in self.topic.partitions
+        }
+
+    def left_to_a_night(self) -> CleanPlan:
+        """Return a plan that runs no round, since a kept plan does not allow what it removes."""
+        reasons = dict.fromkeys(self.topic.partitions, Reason.NOT_PLANNED)
+        return CleanPlan(self.topic, None, None, {**self.reasons, **reasons})
+
+    @property
+    def removal(self) -> Removal:
+        """What the round removes, for the guards; nothing of a round that has begun."""
+        if self.effect is None or not self.reasons:
+            return Removal(0, 0)
+        return Removal(self.effect.victims, self.effect.bytes_removed)
+
+
+def plan_clean(
+    topic: Topic,
+    now_ms: int,
+    bounds: Mapping[int, RoundBounds] | None = None,
+    *,
+    keeps_offsets: bool = False,
+) -> CleanPlan:
+    """Plan a round on the topic at `now_ms`, or the one in flight, with what it will do.
+
+    `bounds` are a kept plan's, by partition; others are not cleaned. `keeps_offsets` asks for the
+    offsets that leave.
+    """
     in_flight = open_round(topic)
     if in_flight is not None:
         log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
         in_flight = _repinned(topic, in_flight)
-        return CleanPlan(topic, in_flight, effect_of(topic, in_flight), {})
+        effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
+        return CleanPlan(topic, in_flight, effect, {})
     reasons = {
         p: reason_against(state, topic.config, now_ms) for p, state in topic.partitions.items()
     }
+    if bounds is not None:
+        reasons |= {p: Reason.NOT_PLANNED for p in reasons if p not in bounds}
     candidates = [p for p, reason in reasons.items() if reason is None]
     _start_workers(topic, candidates)
     pins = newest_pins(topic) if candidates else None
-    choice = None if pins is None else choose(topic, candidates, pins, now_ms)
+    ends = {p: UNBOUNDED if bounds is None else bounds[p] for p in candidates}
+    choice = None if pins is None else choose(topic, ends, pins, now_ms)
     picked = {} if choice is None else choice.parts
     shown = {p: reason or "" for p, reason in reasons.items()}
     shown |= {} if choice is None else choice.reasons
@@ -104,8 +166,13 @@ def plan_clean(topic: Topic, now_ms: int) -> CleanPlan:
     if choice is None or not picked:
         return CleanPlan(topic, None, None, shown, ratios)
     new_round = _new_round(topic.config, choice, now_ms)
-    effect = effect_of(topic, new_round, choice.headers)
+    effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
     return CleanPlan(topic, new_round, effect, shown, ratios)
+
+
+def guard_round(plan: CleanPlan) -> str:
+    """Return why a night may not execute the plan unasked; empty where it may."""
+    return tripped(str(plan.topic.name), plan.topic.config, plan.removal)
 
 
 def _start_workers(topic: Topic, candidates: Sequence[int]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from pyroaring import BitMap64
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.plans.plan import Bounds
+from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import plan_clean
-from ebbtide.stages.expire_segments.stage import plan_expire
+from ebbtide.stages.clean_log.choice import RoundBounds
+from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
+from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.mark_tombstones.stage import MarkPlan, plan_mark
 from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
@@ -26,21 +30,44 @@ class ConfigurePlan:
 
     topic: Topic
     changes: SettingChanges
-    effect: dict[int, dict[str, Any]]
-    guard: dict[str, Any]  # the next expiry's plan and its share of the bytes
+    cleaning: CleanPlan
+    expiry: ExpirePlan
     marking: MarkPlan | None = None  # where what makes a tombstone changes
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
         before = self.topic.properties
         changes = {name: [before.get(name), after] for name, after in self.changes.items()}
-        outcome = JobOutcome(topic={"changes": changes, "next_run": self.guard})
+        cleaned, expired = self.cleaning.outcome(), self.expiry.outcome()
+        outcome = JobOutcome(topic={"changes": changes, "next_run": expired.topic})
         if notes := self._notes():
             outcome.topic["note"] = "; ".join(notes)
+        counts = {} if self.marking is None else self.marking.counts
         for partition in self.topic.partitions:
-            numbers = {"next_run": self.effect[partition]}
-            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
+            effect = {"clean_log": cleaned.partitions[partition]}
+            if partition in expired.partitions:
+                effect["expire_segments"] = expired.partitions[partition]
+            if partition in counts:
+                effect["mark_tombstones"] = counts[partition].to_dict()
+            numbers = self.topic.offsets_of(partition)
+            outcome.partitions[partition] = numbers | {"next_run": effect}
         return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets that the next run would remove with the new settings."""
+        cleaned, expired = self.cleaning.removes(), self.expiry.removes()
+        nothing = BitMap64()
+        return {p: cleaned.get(p, nothing) | expired.get(p, nothing) for p in self.topic.partitions}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return the bounds of the next run that was planned."""
+        cleaned, expired = self.cleaning.fixed(), self.expiry.fixed()
+        return {p: {**cleaned.get(p, {}), **expired[p]} for p in expired}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what the next run would remove, both of its stages together."""
+        cleaned, expired = self.cleaning.summary(), self.expiry.summary()
+        return {p: together(of, expired[p]) if p in expired else of for p, of in cleaned.items()}
 
     def _notes(self) -> list[str]:
         notes = []
@@ -54,22 +81,38 @@ class ConfigurePlan:
         return notes
 
 
-def plan_configure(topic: Topic, changes: SettingChanges, now_ms: int) -> ConfigurePlan:
-    """Check the changes and work out what a run at `now_ms` would then remove."""
+def plan_configure(
+    topic: Topic,
+    changes: SettingChanges,
+    now_ms: int,
+    bounds: Bounds | None = None,
+    *,
+    keeps_offsets: bool = False,
+) -> ConfigurePlan:
+    """Check the changes and work out what a run at `now_ms` would then remove.
+
+    `bounds` are a kept plan's; `keeps_offsets` asks for the offsets that would leave.
+    """
     check_names(changes)
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.spark, topic.name, properties)
     tombstone_rule(topic.spark, after.config)
     marking = plan_mark(after) if any(name.startswith(TOMBSTONE) for name in changes) else None
-    cleaned = plan_clean(after, now_ms).outcome().partitions
-    expired = plan_expire(after, now_ms).outcome()
-    effect = {
-        p: {"clean_log": cleaned[p], "expire_segments": expired.partitions[p]} for p in cleaned
+    cleaning = plan_clean(after, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
+    expiry = plan_expire(after, now_ms, bounds, keeps_offsets=keeps_offsets)
+    return ConfigurePlan(topic, changes, cleaning, expiry, marking)
+
+
+def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
+    """Return the bounds of the round among those of a kept plan."""
+    if bounds is None:
+        return None
+    return {
+        p: RoundBounds(*(of[name] for name in RoundBounds._fields))
+        for p, of in bounds.items()
+        if RoundBounds._fields[0] in of
     }
-    for partition, counts in (marking.counts if marking is not None else {}).items():
-        effect[partition]["mark_tombstones"] = counts.to_dict()
-    return ConfigurePlan(topic, changes, effect, expired.topic, marking)
 
 
 def execute_configure(plan: ConfigurePlan) -> JobOutcome:

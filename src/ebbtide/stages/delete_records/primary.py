@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pyroaring import BitMap64
 
 from ebbtide.errors import EbbtideError, RequestError, UnavailableError
 from ebbtide.iceberg.commits import Step
@@ -17,35 +19,90 @@ from ebbtide.log.delete_answers import (
     answer_partition,
     way_out,
 )
+from ebbtide.log.plans.offsets import offset_range
+from ebbtide.log.plans.summary import (
+    PartitionSummary,
+    RuleNumbers,
+    Staying,
+    partition_summary,
+)
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
 from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 
 log = logging.getLogger(__name__)
 
+RULE = "delete_records"
+OLDER = "older than the time that was asked for, but behind a newer record"
+
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """The answer that each partition named in the request gets."""
+    """The answer that each partition named in the request gets.
+
+    `more_numbers` tell by partition how its offset was determined.
+    """
 
     topic: Topic
     now_ms: int
     requested: Mapping[int, int]
     answers: dict[int, Answer]
+    timeout_ms: int = TIMEOUT_MS
+    more_numbers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def starts(self) -> dict[int, int]:
+        """The log start offsets of the partitions that are not refused."""
+        answers = self.answers.items()
+        return {p: a.log_start_offset for p, a in answers if a.error is ErrorCode.NONE}
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
         outcome = JobOutcome()
         for partition, reply in self.answers.items():
             numbers = numbers_of(reply, self.topic.partitions.get(partition))
-            outcome.partitions[partition] = numbers | {
-                "requested_offset": self.requested[partition]
+            outcome.partitions[partition] = {
+                **numbers,
+                "requested_offset": self.requested[partition],
+                **self.more_numbers.get(partition, {}),
             }
         outcome.error = _refusal(str(self.topic.name), self.answers)
         return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets below the new log start offsets, a range a partition."""
+        states = self.topic.partitions
+        return {p: offset_range(states[p].log_start_offset, end) for p, end in self.starts.items()}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return the offset up to which each partition may be truncated, and its log end offset."""
+        states = self.topic.partitions
+        return {
+            p: {"offset": start, "log_end_offset": states[p].log_end_offset}
+            for p, start in self.starts.items()
+        }
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what the tables hold below the new log start offsets, and what stays behind."""
+        kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
+        return {
+            partition: partition_summary(
+                prefix,
+                {RULE: _numbers(prefix)},
+                [Staying(reason=OLDER, records=kept[partition])] if kept.get(partition) else [],
+                bytes_removed=prefix.file_bytes,
+                shows_keys=self.topic.config.plans_show_keys,
+            )
+            for partition, prefix in find_prefixes(self.topic, self.starts).items()
+        }
+
+
+def _numbers(prefix: Prefix) -> RuleNumbers:
+    return RuleNumbers(records=prefix.records, bytes=prefix.file_bytes, segments=prefix.segments)
 
 
 def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:
@@ -72,25 +129,27 @@ def _refusal(topic: str, answers: Mapping[int, Answer]) -> EbbtideError | None:
     return kind("; ".join(refusals)) if refusals else None
 
 
-def plan_delete(topic: Topic, requested: Mapping[int, int], now_ms: int) -> DeletePlan:
+def plan_delete(
+    topic: Topic, requested: Mapping[int, int], now_ms: int, timeout_ms: int = TIMEOUT_MS
+) -> DeletePlan:
     """Answer a request of {partition: offset}; -1 stands for the high watermark."""
     answers = {
         p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
         for p, offset in requested.items()
     }
-    return DeletePlan(topic, now_ms, requested, answers)
+    return DeletePlan(topic, now_ms, requested, answers, timeout_ms)
 
 
-def execute_delete(plan: DeletePlan, timeout_ms: int = TIMEOUT_MS) -> JobOutcome:
+def execute_delete(plan: DeletePlan) -> JobOutcome:
     """Move the log start offsets, then remove the records below them, at every replica.
 
-    The primary moves at once; the others may take `timeout_ms` of real time.
+    The primary moves at once; the others may take the plan's `timeout_ms` of real time.
     """
-    moved = {p: a.log_start_offset for p, a in plan.answers.items() if a.error is ErrorCode.NONE}
+    moved = plan.starts
     if not moved:
         return plan.outcome()
     log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
-    replicas = Replicas(plan.topic, plan.now_ms, timeout_ms)
+    replicas = Replicas(plan.topic, plan.now_ms, plan.timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
     truncation = truncate_below_start(plan.topic, plan.now_ms)

@@ -16,7 +16,6 @@ from ebbtide.iceberg.topics import Topic
 from ebbtide.log.delete_answers import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.settings.replicas import REPLICAS
-from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_column
 
 NOTHING = 0  # as Kafka has it, an offset at or below the log start changes nothing
@@ -29,11 +28,16 @@ class RequestedOffsets:
     offsets: dict[int, int] = field(default_factory=dict)
     more_numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def add_to(self, outcome: JobOutcome) -> JobOutcome:
-        """Put how the offsets were found beside the partitions' numbers."""
-        for partition, numbers in self.more_numbers.items():
-            outcome.partitions[partition].update(numbers)
-        return outcome
+    def within(self, topic: Topic, bounds: Mapping[int, int]) -> RequestedOffsets:
+        """Return the offsets of the bounds' partitions, none of them beyond its bound."""
+        ends = {p: topic.partitions[p].log_end_offset for p in bounds if p in topic.partitions}
+        offsets = {}
+        for partition, bound in bounds.items():
+            offset = self.offsets.get(partition, NOTHING)
+            end = ends.get(partition, bound) if offset == HIGH_WATERMARK else offset
+            offsets[partition] = min(end, bound)
+        numbers = {p: numbers for p, numbers in self.more_numbers.items() if p in bounds}
+        return RequestedOffsets(offsets, numbers)
 
 
 def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:

@@ -2,54 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.commits import refusal_of
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import find
 from ebbtide.log.delete_answers import ErrorCode, refused, way_out
-from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
+from ebbtide.log.requests.delete_request import TopicRequest, parse_request_object
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.primary import execute_delete, numbers_of, plan_delete
+from ebbtide.stages.delete_records.primary import (
+    DeletePlan,
+    execute_delete,
+    numbers_of,
+    plan_delete,
+)
 from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
 from ebbtide.stages.unfinished import settle
 
+R = TypeVar("R")
 
-def answer_request(
-    spark: SparkSession,
-    name: TopicName,
-    asked: TopicRequest,
-    now_ms: int,
-    timeout_ms: int = TIMEOUT_MS,
-    *,
-    plan_only: bool = False,
-) -> JobOutcome:
-    """Truncate the topic's partitions, or only plan it; one bad partition stops no other.
+
+def delete_parameters(name: TopicName, asked: TopicRequest, timeout_ms: int) -> dict[str, Any]:
+    """Return what is asked for one topic, as a plan keeps it: a request of this topic alone."""
+    return {"request": {"topics": [asked.to_object(name)], "timeout_ms": timeout_ms}}
+
+
+def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> DeletePlan | JobOutcome:
+    """Plan to truncate the topic's partitions; one bad partition stops no other.
 
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
     """
+    request = parse_request_object(order.parameters["request"])
+    asked = request.topics[name]
+
+    def plan() -> DeletePlan | JobOutcome:
+        topic = find(spark, name)
+        if topic is None:
+            return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
+        requested = resolve_offsets(topic, asked, order.now_ms)
+        if order.bounds is not None:
+            requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
+        planned = plan_delete(topic, requested.offsets, order.now_ms, request.timeout_ms)
+        return replace(planned, more_numbers=requested.more_numbers)
+
+    return _unless_forbidden(asked.partitions, plan)
+
+
+def execute_request(plan: DeletePlan) -> JobOutcome:
+    """Truncate the partitions as planned; what is forbidden is refused as in a plan."""
+    return _unless_forbidden(plan.requested, lambda: execute_delete(plan))
+
+
+DELETE_RECORDS = PlannedJob(propose_delete, execute_request, is_by_hand=True)
+
+
+def _unless_forbidden(partitions: Iterable[int], work: Callable[[], R]) -> R | JobOutcome:
     try:
-        if not exists(spark, name):
-            return _refuse(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        topic = settle(load(spark, name), "delete_records", is_plan_only=plan_only)
-        requested = resolve_offsets(topic, asked, now_ms)
-        plan = plan_delete(topic, requested.offsets, now_ms)
-        return requested.add_to(plan.outcome() if plan_only else execute_delete(plan, timeout_ms))
+        return work()
     except Py4JJavaError as error:
         refusal = refusal_of(error)
         if refusal is None:
             raise
-        return _refuse(asked, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
+        return _refuse(partitions, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
 
 
-def _refuse(asked: TopicRequest, error: ErrorCode, note: str = "") -> JobOutcome:
+def _refuse(partitions: Iterable[int], error: ErrorCode, note: str = "") -> JobOutcome:
     """Refuse every named partition of a topic that cannot be read."""
     note = note or way_out(error)
     numbers = numbers_of(refused(error, note=note))
     return JobOutcome(
-        partitions={partition: dict(numbers) for partition in asked.partitions},
+        partitions={partition: dict(numbers) for partition in partitions},
         topic={"error_code": int(error), "error_name": error.name},
         error=RequestError(f"every partition: {error.name}: {note}"),
     )

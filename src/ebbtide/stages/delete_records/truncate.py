@@ -60,7 +60,7 @@ def truncate_below_start(topic: Topic, now_ms: int) -> Truncation:
     current, done = load(topic.spark, topic.name), Truncation()
     records = _Table(
         topic.name.records_table,
-        partial(_leaving_records, current),
+        partial(find_leaving_records, current),
         Step.TRUNCATE_RECORD_SEGMENTS,
         Step.TRUNCATE_RECORDS,
     )
@@ -128,8 +128,8 @@ def _drop(topic: Topic, table: _Table, whole: Sequence[Leaving], planned: int) -
     return [] if snapshot is None else [snapshot]
 
 
-def _leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
-    """The records below the log start offsets; only of a segment astride one a file is opened."""
+def find_leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
+    """Find records below the log start offsets; only files of a segment astride one are opened."""
     spark, table = topic.spark, topic.name.records_table
     starts = {p: s.log_start_offset for p, s in topic.partitions.items() if s.log_start_offset}
     if not starts:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -14,6 +15,7 @@ from ebbtide.errors import RequestError, SourceError
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.requests.erase_request import KEYS, MAX_KEYS, Encoding, PartitionKey, decode_keys
 from ebbtide.records.attributes import DELETE_HORIZON
+from ebbtide.stages.planned_rows import PlannedRows
 
 
 class HeldKey(NamedTuple):
@@ -71,6 +73,30 @@ def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldK
     return {
         (row["partition"], row["key"]): HeldKey(row["found"], row["tombstone"])
         for row in held.toArrow().to_pylist()
+    }
+
+
+def find_offsets(topic: Topic, held: Mapping[PartitionKey, HeldKey]) -> dict[int, PlannedRows]:
+    """Return the records before each key's tombstone, or all of a key that has none."""
+    if not held:
+        return {}
+    spark = topic.spark
+    ends = {p: state.log_end_offset for p, state in topic.partitions.items()}
+    tombstones = {
+        place: ends[place[0]] if of.tombstone_offset is None else of.tombstone_offset
+        for place, of in held.items()
+    }
+    asked = _asked(spark, tombstones)
+    records = spark.table(topic.name.records_table).join(asked, ["partition", "key"])
+    rows = (
+        records.where(F.col("offset") < F.col("tombstone"))
+        .select("partition", "offset", "event_time", "key")
+        .toArrow()
+    )
+    partitions = rows["partition"].to_numpy()
+    return {
+        int(partition): PlannedRows.of(rows, partitions == partition)
+        for partition in np.unique(partitions)
     }
 
 

@@ -8,7 +8,7 @@ record as one that it removed. An export writes what is left of each batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,15 +29,20 @@ from ebbtide.iceberg.topics import Topic
 from ebbtide.log.retention import RecordLimit
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.spark.tasks import map_segments
+from ebbtide.stages.planned_rows import PlannedRows, by_partition
 
 _COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
 
 
 class ExpiredRecords(NamedTuple):
-    """The number of a partition's expired records, and the bytes of their contents."""
+    """The number of a partition's expired records, and the bytes of their contents.
+
+    `planned` has their offsets, if they were asked for.
+    """
 
     rows: int = 0
     size_bytes: int = 0
+    planned: PlannedRows = PlannedRows()
 
 
 class Scope(NamedTuple):
@@ -52,18 +57,25 @@ class Scope(NamedTuple):
     future_ms: int
 
 
-def find_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> dict[int, ExpiredRecords]:
+def find_expired_records(
+    topic: Topic, scopes: Mapping[int, Scope], *, keeps_offsets: bool = False
+) -> dict[int, ExpiredRecords]:
     """Find each partition's expired records, by one scan of the files that may hold any."""
     units = _units(topic, scopes)
-    find = partial(_count_expired, scopes)
-    counts = map_segments(topic.spark, find, units, count_rows(units), "looks for old records in")
-    expired: dict[int, ExpiredRecords] = {}
-    for unit, (rows, size_bytes) in zip(units, counts, strict=True):
-        if rows:
-            before = expired.get(unit.partition, ExpiredRecords())
-            after = ExpiredRecords(before.rows + rows, before.size_bytes + size_bytes)
-            expired[unit.partition] = after
-    return expired
+    find = partial(_find_expired, scopes, keeps_offsets)
+    of_segments = map_segments(
+        topic.spark, find, units, count_rows(units), "looks for old records in"
+    )
+    expired = [(u.partition, of) for u, of in zip(units, of_segments, strict=True) if of.rows]
+    planned = by_partition((partition, of.planned) for partition, of in expired)
+    return {
+        partition: ExpiredRecords(
+            sum(of.rows for p, of in expired if p == partition),
+            sum(of.size_bytes for p, of in expired if p == partition),
+            rows,
+        )
+        for partition, rows in planned.items()
+    }
 
 
 def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted:
@@ -85,11 +97,18 @@ def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
     return plan_before(spark, table, int(snapshot.snapshotId()), scopes, times, latest_us)
 
 
-def _count_expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> ExpiredRecords:
+def _find_expired(
+    scopes: Mapping[int, Scope], keeps_offsets: bool, unit: SegmentFiles
+) -> ExpiredRecords:
     """Count a segment's expired records and their bytes, in a task."""
-    rows, is_expired = _expired(scopes, unit)
+    columns = (*_COLUMNS, "key") if keeps_offsets else _COLUMNS
+    rows, is_expired = _expired(scopes, unit, columns)
     sizes = rows.table["size_bytes"].fill_null(0).to_numpy()
-    return ExpiredRecords(int(np.count_nonzero(is_expired)), int(sizes[is_expired].sum()))
+    return ExpiredRecords(
+        int(np.count_nonzero(is_expired)),
+        int(sizes[is_expired].sum()),
+        PlannedRows.of(rows.table, is_expired) if keeps_offsets else PlannedRows(),
+    )
 
 
 def _leaving(scopes: Mapping[int, Scope], unit: SegmentFiles) -> Leaving:
@@ -97,8 +116,10 @@ def _leaving(scopes: Mapping[int, Scope], unit: SegmentFiles) -> Leaving:
     return leaving_of(unit, *_expired(scopes, unit))
 
 
-def _expired(scopes: Mapping[int, Scope], unit: SegmentFiles) -> tuple[SegmentRows, Bools]:
-    rows = read_segment(unit, _COLUMNS)
+def _expired(
+    scopes: Mapping[int, Scope], unit: SegmentFiles, columns: Sequence[str] = _COLUMNS
+) -> tuple[SegmentRows, Bools]:
+    rows = read_segment(unit, columns)
     return rows, _is_expired(rows.table, scopes[unit.partition])
 
 

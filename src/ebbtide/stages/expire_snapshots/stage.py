@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
@@ -21,6 +23,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import all_sizes, manifests_kept
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.runs.runs_table import JobOutcome
@@ -39,41 +42,100 @@ class Disk(NamedTuple):
     bytes: int
 
 
-def plan_expire_snapshots(topic: Topic) -> JobOutcome:
-    """Report the files and bytes that the tables hold now; only a run shows how much is freed."""
-    outcome, disk = _outcome(topic), _disk(topic)
-    outcome.topic |= {"files": disk.files, "bytes": disk.bytes}
-    return outcome
+class Due(NamedTuple):
+    """Ids of snapshots that are past their age, by table, and files that are to be rewritten."""
+
+    snapshots: Mapping[str, Collection[int]]
+    files: Collection[str]
+
+    @classmethod
+    def of(cls, topic: Topic) -> Due:
+        """Return what is due by the machine's clock."""
+        age_ms = max_snapshot_age_ms(topic.properties)
+        snapshots = {
+            what: sorted(_due_snapshots(topic.spark, java_table(topic.spark, table), age_ms))
+            for what, table in _tables(topic).items()
+        }
+        return cls(snapshots, [file.path for file in find_deletions(topic).due])
+
+    @classmethod
+    def of_parameters(cls, parameters: Mapping[str, Any]) -> Due:
+        """Return what a kept plan names."""
+        return cls(*(parameters[name] for name in cls._fields))
+
+    def to_parameters(self) -> dict[str, Any]:
+        """Return it as a kept plan names it."""
+        return self._asdict()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotsPlan:
+    """The snapshots and files of a topic that are due; no record of the log leaves by it."""
+
+    topic: Topic
+    due: Due
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of what is due, and the files that the tables hold now."""
+        outcome, disk = _outcome(self.topic), _disk(self.topic)
+        outcome.topic |= {
+            "files": disk.files,
+            "bytes": disk.bytes,
+            "snapshots_expired": sum(map(len, self.due.snapshots.values())),
+            "files_rewritten": len(self.due.files),
+        }
+        return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return no offsets."""
+        return {}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return no bounds: the parameters name each snapshot and file."""
+        return {}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return nothing: what leaves is not counted by partition."""
+        return {}
 
 
 def _outcome(topic: Topic) -> JobOutcome:
     return JobOutcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
 
 
-def execute_expire_snapshots(topic: Topic) -> JobOutcome:
+def execute_expire_snapshots(topic: Topic, due: Due | None = None) -> JobOutcome:
     """Rewrite files too full of deletions, expire the snapshots past age, merge small segments.
 
-    What hinders the files' rewriting or merging does not keep snapshots from expiring.
+    What hinders the files' rewriting or merging does not keep snapshots from expiring. `due` is a
+    kept plan's: nothing else is then expired or rewritten, and nothing merged.
     """
     with manifests_kept():
-        return _execute(topic)
+        return _execute(topic, due)
 
 
-def _execute(topic: Topic) -> JobOutcome:
+def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
         outcome.topic |= find_left_on_disk(topic).result()
         return outcome
     before, deletions = _disk(topic), find_deletions(topic)
+    if due is not None:
+        files = set(due.files)
+        deletions = deletions._replace(due=[of for of in deletions.due if of.path in files])
     line = "%d files of %s, with %s deleted rows still in them"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
     rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
-    expired = sum(_expire(topic.spark, table, max_age_ms) for table in _tables(topic).values())
+    expired = sum(
+        _expire(
+            topic.spark, table, max_age_ms, None if due is None else due.snapshots.get(what, ())
+        )
+        for what, table in _tables(topic).items()
+    )
     left = _disk(topic) if expired else full
-    merged, merge_error = _tried(lambda: merge_segments(topic))
+    merged, merge_error = _tried(lambda: 0 if due is not None else merge_segments(topic))
     after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
     freed_files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
@@ -89,7 +151,7 @@ def _execute(topic: Topic) -> JobOutcome:
         "snapshots_expired": expired,
         **find_left_on_disk(topic).result(),
     }
-    if not (rewritten or merged or outcome.error):
+    if not (rewritten or merged or outcome.error or due is not None):
         _note_tidied(topic)
     return outcome
 
@@ -158,16 +220,29 @@ def _disk(topic: Topic) -> Disk:
     return Disk(len(sizes), sum(sizes.values()))
 
 
-def _expire(spark: SparkSession, table: str, max_age_ms: int) -> int:
-    """Expire the snapshots past their age and delete their files; how many snapshots."""
-    loaded, older_than_ms = java_table(spark, table), _clock_ms() - max_age_ms
-    due = [snapshot for snapshot, ms in _unnamed(spark, loaded).items() if ms < older_than_ms]
+def _due_snapshots(spark: SparkSession, table: Any, max_age_ms: int) -> list[int]:
+    older_than_ms = _clock_ms() - max_age_ms
+    return [snapshot for snapshot, ms in _unnamed(spark, table).items() if ms < older_than_ms]
+
+
+def _expire(
+    spark: SparkSession, table: str, max_age_ms: int, planned: Collection[int] | None = None
+) -> int:
+    """Expire the snapshots past their age and delete their files; how many snapshots.
+
+    With `planned` no others are expired.
+    """
+    loaded = java_table(spark, table)
+    due = _due_snapshots(spark, loaded, max_age_ms)
+    if planned is not None:
+        due = [snapshot for snapshot in due if snapshot in planned]
     if not due:
         return 0
     log.info("%d snapshots of %s are past their age", len(due), table)
-    expiry = loaded.expireSnapshots().expireOlderThan(older_than_ms).retainLast(1)
-    # Where ids are named, Iceberg deletes what no snapshot reaches any more. Else it would delete a
-    # Puffin file as soon as one of its vectors is replaced, though others of it are live.
+    # Nothing expires by age alone. Where ids are named, Iceberg deletes what no snapshot reaches
+    # any more. Else it would delete a Puffin file as soon as one of its vectors is replaced,
+    # though others of it are live.
+    expiry = loaded.expireSnapshots().expireOlderThan(0).retainLast(1)
     for snapshot in due:
         expiry = expiry.expireSnapshotId(snapshot)
     commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)

@@ -18,11 +18,11 @@ from ebbtide.errors import CorruptSegmentError, SourceError, UnavailableError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.batch import BATCH_SCHEMA
 from ebbtide.records.files.kept_batches import WantedBatches
+from ebbtide.records.files.record_reader import read_records
 from ebbtide.records.files.segment_reader import (
     EVERY_BATCH,
     BatchLimits,
     SegmentWalk,
-    read_records,
     require_whole,
     walk_segment,
 )

@@ -27,7 +27,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Topic, exists, load
+from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
@@ -217,8 +217,9 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
             f"expected one topic id in the partition.metadata files of {name.topic}, found "
             f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
         )
-    if exists(spark, name):
-        topic = settle(load(spark, name), "ingest_segments", is_plan_only=is_plan_only)
+    topic = find(spark, name)
+    if topic is not None:
+        topic = settle(topic, "ingest_segments", is_plan_only=is_plan_only)
         check_takes_ingests(topic, is_plan_only=is_plan_only)
         return topic
     config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}

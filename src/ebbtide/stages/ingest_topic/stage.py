@@ -34,7 +34,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, exists, load
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, find
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -195,8 +195,9 @@ def _topic(
 ) -> Topic:
     """Return the current topic, settled, or a new one with its brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
-    if exists(spark, name):
-        topic = settle(load(spark, name), "ingest_topic", is_plan_only=is_plan_only)
+    topic = find(spark, name)
+    if topic is not None:
+        topic = settle(topic, "ingest_topic", is_plan_only=is_plan_only)
         check_takes_ingests(topic, is_plan_only=is_plan_only)
         return topic
     properties = layout_of(live.configs)

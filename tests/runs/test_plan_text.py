@@ -1,6 +1,6 @@
 """Plans as an operator reads them."""
 
-from ebbtide.runs.plans import render_plan
+from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.runs_table import JobOutcome
 
 

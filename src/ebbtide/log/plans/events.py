@@ -1,0 +1,138 @@
+"""What became of a plan, and whether it may be executed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from ebbtide.errors import PlanError
+from ebbtide.log.plans.plan import Plan
+
+FOUR_EYES = "ebbtide.plan.four.eyes"
+
+
+class Event(StrEnum):
+    """The kinds of events of a plan."""
+
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    EXECUTED = "executed"
+    STOPPED = "stopped"  # more would have been removed than the plan has
+    REPLACED = "replaced"  # by a newer plan for the same
+
+
+class Standing(StrEnum):
+    """How a plan stands at a moment."""
+
+    OPEN = "open"
+    APPROVED = "approved"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    EXECUTED = "executed"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEvent:
+    """One event of a plan, a row of `lake.ebbtide.plan_events`; times are UTC.
+
+    `numbers` holds what an execution removed beside what was planned.
+    """
+
+    plan_id: str
+    digest: str
+    event: Event
+    by: str | None
+    at: datetime
+    note: str | None = None
+    run_id: str | None = None
+    numbers: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> PlanEvent:
+        """Return the event of a row of the table, as pyarrow gives it."""
+        numbers = row["numbers"]
+        parsed = None if numbers is None else json.loads(numbers)
+        return cls(**{**row, "event": Event(row["event"]), "numbers": parsed})
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the event as a row of the table."""
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        numbers = None if self.numbers is None else json.dumps(self.numbers)
+        return row | {"event": str(self.event), "numbers": numbers}
+
+
+# Events after which a plan is closed.
+_CLOSED = {
+    Event.EXECUTED: Standing.EXECUTED,
+    Event.REJECTED: Standing.REJECTED,
+    Event.REPLACED: Standing.REPLACED,
+}
+
+
+def standing_of(plan: Plan, events: Sequence[PlanEvent], at: datetime) -> Standing:
+    """Return how the plan stands; `events` are its own, in any order."""
+    for event, standing in _CLOSED.items():
+        if any(of.event is event for of in events):
+            return standing
+    if at >= plan.expires_at:
+        return Standing.EXPIRED
+    return Standing.OPEN if approver_of(plan, events) is None else Standing.APPROVED
+
+
+def approver_of(plan: Plan, events: Sequence[PlanEvent]) -> str | None:
+    """Return who approved this very plan last; None where nobody did."""
+    approvals = [e for e in events if e.event is Event.APPROVED and e.digest == plan.digest]
+    return max(approvals, key=lambda event: event.at).by if approvals else None
+
+
+def check_may_execute(plan: Plan, events: Sequence[PlanEvent], job: str, at: datetime) -> None:
+    """Raise PlanError for a plan of another job, an edited one, or one that is closed."""
+    if plan.job != job:
+        raise PlanError(
+            f"expected a plan of {job}, found that {plan.plan_id} is one of {plan.job}; "
+            "execute it with that job"
+        )
+    if plan.own_digest != plan.digest:
+        raise PlanError(
+            f"expected plan {plan.plan_id} to have the digest {plan.digest[:12]}, found "
+            f"{plan.own_digest[:12]}: somebody edited its row; make a new plan"
+        )
+    standing = standing_of(plan, events, at)
+    if standing not in (Standing.OPEN, Standing.APPROVED):
+        raise PlanError(
+            f"expected an open plan, found {plan.plan_id} {_described(standing, plan, events)}; "
+            "make a new plan"
+        )
+
+
+def _described(standing: Standing, plan: Plan, events: Sequence[PlanEvent]) -> str:
+    if standing is Standing.EXPIRED:
+        return f"expired at {plan.expires_at:%Y-%m-%d %H:%M} UTC"
+    last = max((e for e in events if e.event == str(standing)), key=lambda event: event.at)
+    by = f" by {last.by}" if last.by else ""
+    return f"{standing}{by} at {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def check_four_eyes(plan: Plan, approver: str | None) -> None:
+    """Raise PlanError unless somebody other than who asked for the plan has approved it."""
+    if not approver:
+        raise PlanError(
+            f"expected plan {plan.plan_id} to be approved before it is executed, since "
+            f"{FOUR_EYES} is set, found no approval; have another person approve it"
+        )
+    if not plan.requested_by:
+        raise PlanError(
+            f"expected plan {plan.plan_id} to say who asked for it, since {FOUR_EYES} is set, "
+            "found that it does not; make a new plan with --requested-by"
+        )
+    if approver.strip().casefold() == plan.requested_by.strip().casefold():
+        raise PlanError(
+            f"expected another person than {plan.requested_by}, who asked for plan "
+            f"{plan.plan_id}, to approve it, since {FOUR_EYES} is set, found the same; have "
+            "somebody else approve it"
+        )

@@ -1,0 +1,200 @@
+"""Keep a stage's plan as a row, and read it back to execute it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from statistics import median
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.errors import PlanError
+from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.plans.events import FOUR_EYES, Event, PlanEvent, Standing, standing_of
+from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.summary import Summary
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.plan_text import render_plan
+from ebbtide.runs.plans_table import (
+    append_event,
+    append_plan,
+    read_events,
+    read_plans,
+    read_plans_of,
+)
+from ebbtide.runs.proposals import Order, Proposal
+from ebbtide.runs.runs_table import JobOutcome
+
+FOUR_EYES_OF_ALL = "EBBTIDE_FOUR_EYES"
+# Past runs that tell how long the next one takes.
+PAST_RUNS, PAST = 5, timedelta(days=30)
+
+
+@dataclass(slots=True)
+class KeptPlan:
+    """A plan of the table with its events, those of this process too.
+
+    `leaving` counts by partition the offsets that an execution found to leave.
+    """
+
+    plan: Plan
+    events: list[PlanEvent] = field(default_factory=list)
+    leaving: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> TopicName:
+        """The topic that it is for."""
+        return TopicName.parse(self.plan.topic)
+
+    def add(self, spark: SparkSession, args: argparse.Namespace, event: Event, **more: Any) -> None:
+        """Keep an event of the plan: `by`, `note` and `numbers` as given."""
+        added = event_of(self.plan, event, args.run_id, **more)
+        append_event(spark, added)
+        self.events.append(added)
+
+
+def event_of(plan: Plan, event: Event, run_id: str, **more: Any) -> PlanEvent:
+    """Return an event that happens to the plan now."""
+    return PlanEvent(
+        plan_id=plan.plan_id,
+        digest=plan.digest,
+        event=event,
+        at=datetime.now(UTC),
+        run_id=run_id,
+        **{"by": None, **more},
+    )
+
+
+def find_plans(spark: SparkSession, plan_ids: Sequence[str]) -> list[KeptPlan]:
+    """Return the plans with these ids; PlanError for an unknown one, or two of one topic."""
+    plans = {plan.plan_id: plan for plan in read_plans(spark, plan_ids)}
+    for plan_id in plan_ids:
+        if plan_id not in plans:
+            raise PlanError(
+                f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}; check "
+                "the id, or make a plan with --plan-only"
+            )
+    topics = [plan.topic for plan in plans.values()]
+    if twice := next((topic for topic in topics if topics.count(topic) > 1), None):
+        raise PlanError(
+            f"expected one plan a topic, found two of {twice}; execute one and make a new plan"
+        )
+    events = read_events(spark, list(plans))
+    return [KeptPlan(plans[plan_id], events[plan_id]) for plan_id in dict.fromkeys(plan_ids)]
+
+
+def keep_plan(
+    args: argparse.Namespace,
+    proposal: Proposal,
+    order: Order,
+    *,
+    requested_by: str | None,
+    guard: str = "",
+) -> tuple[Plan, JobOutcome]:
+    """Keep the proposal as a plan; return it, and its numbers, which name it."""
+    topic, made_at = proposal.topic, datetime.now(UTC)
+    plan_id = new_plan_id(args.job, made_at)
+    expires_at = made_at + timedelta(milliseconds=topic.config.plan_expire_ms)
+    outcome = proposal.outcome()
+    outcome.topic["plan"] = plan_id
+    decisive: dict[str, Any] = {
+        "job": args.job,
+        "topic": str(topic.name),
+        "now": datetime.fromtimestamp(order.now_ms / 1000, UTC),
+        "parameters": json.loads(json.dumps(order.parameters)),
+        "bounds": proposal.fixed(),
+        "removes": proposal.removes(),
+    }
+    plan = Plan(
+        plan_id=plan_id,
+        run_id=args.run_id,
+        dag=args.dag,
+        requested_by=requested_by,
+        made_at=made_at,
+        expires_at=expires_at,
+        snapshots=snapshots_of(topic),
+        summary=_summary(topic, args.job, proposal, guard),
+        text=render_plan(args.job, str(topic.name), outcome),
+        digest=digest_of(**decisive),
+        **decisive,
+    )
+    append_plan(topic.spark, plan)
+    return plan, outcome
+
+
+def replace_open_plans(spark: SparkSession, by: Plan) -> None:
+    """Close the plans that nobody has answered and that the new one stands in for."""
+    older = [p for p in read_plans_of(spark, by.job, by.topic) if p.plan_id != by.plan_id]
+    events = read_events(spark, [plan.plan_id for plan in older])
+    for plan in older:
+        standing = standing_of(plan, events[plan.plan_id], by.made_at)
+        if standing is Standing.OPEN and plan.dag == by.dag:
+            note = f"replaced by {by.plan_id}"
+            append_event(spark, event_of(plan, Event.REPLACED, by.run_id, note=note))
+
+
+def snapshots_of(topic: Topic) -> dict[str, dict[str, Any]]:
+    """Return the id and current snapshot of each of the topic's data tables."""
+    name = topic.name
+    tables = {"records": name.records_table, "batches": name.batches_table}
+    return {what: _table_and_snapshot(topic.spark, table) for what, table in tables.items()}
+
+
+def _table_and_snapshot(spark: SparkSession, name: str) -> dict[str, Any]:
+    table = java_table(spark, name)
+    current = table.currentSnapshot()
+    snapshot = None if current is None else int(current.snapshotId())
+    return {"table": str(table.uuid()), "snapshot": snapshot}
+
+
+def check_same_tables(plan: Plan, topic: Topic) -> None:
+    """Raise PlanError where a table of the plan was dropped and created anew."""
+    current = snapshots_of(topic)
+    for what, of in plan.snapshots.items():
+        if of["table"] != current[what]["table"]:
+            raise PlanError(
+                f"expected the {what} table that plan {plan.plan_id} was made on, found another "
+                f"of the same name: somebody dropped it and created it anew; make a new plan"
+            )
+
+
+def needs_four_eyes(topic: Topic) -> bool:
+    """Return whether the topic or the environment asks for a second person."""
+    of_all = os.environ.get(FOUR_EYES_OF_ALL, "").strip().lower() == "true"
+    # A topic with a wrong setting must still be one that configure_topic can repair.
+    return of_all or topic.properties.get(FOUR_EYES, "").strip().lower() == "true"
+
+
+def _summary(topic: Topic, job: str, proposal: Proposal, guard: str) -> Summary:
+    summary = Summary(
+        partitions={str(p): of for p, of in proposal.summary().items()},
+        seconds=_past_seconds(topic.spark, job, topic.name),
+    )
+    if guard:
+        summary["guard"] = guard
+    return summary
+
+
+def _past_seconds(spark: SparkSession, job: str, name: TopicName) -> float | None:
+    """Return the median of what the job's last runs on the topic took; None without any."""
+    if not table_exists(spark, RUNS_TABLE):
+        return None
+    is_wanted = (F.col("job") == job) & (F.col("topic") == str(name))
+    is_recent = F.col("started") >= F.lit(datetime.now(UTC) - PAST)
+    rows = (
+        spark.table(RUNS_TABLE)
+        .where(is_wanted & is_recent & (F.col("status") == "succeeded"))
+        .orderBy(F.desc("started"))
+        .limit(PAST_RUNS)
+        .select(F.get_json_object("result", "$.topic.seconds").cast("double").alias("seconds"))
+        .collect()
+    )
+    return median(row["seconds"] or 0.0 for row in rows) if rows else None

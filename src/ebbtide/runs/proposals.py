@@ -1,0 +1,81 @@
+"""The shape of a stage's plan that can be kept, and of the job that makes and executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.plans.offsets import Removes
+from ebbtide.log.plans.plan import Bounds
+from ebbtide.log.plans.summary import PartitionSummary
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.runs_table import JobOutcome
+
+
+class Order(NamedTuple):
+    """What a job is asked to plan for a topic.
+
+    `bounds` are a kept plan's: the new plan stays within them. `keeps_offsets` asks for the
+    offsets that would leave, which not every run works out.
+    """
+
+    now_ms: int
+    parameters: Mapping[str, Any]
+    bounds: Bounds | None = None
+    keeps_offsets: bool = False
+    is_plan_only: bool = False
+
+
+class Proposal(Protocol):
+    """A stage's plan for one topic, before anything is done."""
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was planned on."""
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan."""
+
+    def removes(self) -> Removes:
+        """Return the offsets that would leave, if the order asked for them."""
+
+    def fixed(self) -> Bounds:
+        """Return the bounds that an execution of the plan stays within, by partition."""
+
+    def summary(self) -> Mapping[int, PartitionSummary]:
+        """Return what goes and what stays, by partition."""
+
+
+P = TypeVar("P", bound=Proposal)
+Parameters = Mapping[str, Any]
+
+
+def as_asked(_: SparkSession, __: TopicName, parameters: Parameters) -> Parameters:
+    """Return the parameters: the request leaves nothing open."""
+    return parameters
+
+
+def never(_: Proposal) -> str:
+    """Return no reason against a plan."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob(Generic[P]):
+    """A job's two halves: from an order to a plan, and from a plan to what was done.
+
+    `propose` returns an outcome where the order is refused as a whole. `guard` says why a night may
+    not execute a plan unasked, or is empty. `is_by_hand` tells a job that a person asks for from
+    one that follows the topic's settings. `resolve` looks up what a request leaves open, once, so
+    that a kept plan says it.
+    """
+
+    propose: Callable[[SparkSession, TopicName, Order], P | JobOutcome]
+    execute: Callable[[P], JobOutcome]
+    guard: Callable[[P], str] = never
+    is_by_hand: bool = False
+    resolve: Callable[[SparkSession, TopicName, Parameters], Parameters] = as_asked

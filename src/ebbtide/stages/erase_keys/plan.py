@@ -1,0 +1,151 @@
+"""Plan an erasure: the records of the keys, and which keys still need a tombstone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import RequestError
+from ebbtide.iceberg.erasures_table import KeyRow, hash_of, logged_before
+from ebbtide.iceberg.replica_tables import check_is_no_replica
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.plans.summary import (
+    LeavingRows,
+    PartitionSummary,
+    RuleNumbers,
+    partition_summary,
+)
+from ebbtide.log.requests.erase_request import (
+    Erasure,
+    PartitionKey,
+    Way,
+    check_is_compacted,
+    way_of,
+)
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.erase_keys.held_keys import (
+    HeldKey,
+    find_keys,
+    find_offsets,
+    keys_of_file,
+)
+from ebbtide.stages.planned_rows import PlannedRows, add_to
+
+ERASED = "erased_keys"
+
+
+@dataclass(frozen=True, slots=True)
+class ErasePlan:
+    """The records that the tables hold of the keys, and what an earlier try has logged."""
+
+    topic: Topic
+    erasure: Erasure
+    way: Way
+    connection: str | None
+    keys: tuple[bytes, ...]
+    held: Mapping[PartitionKey, HeldKey]
+    logged: Mapping[tuple[int, str], KeyRow] = field(default_factory=dict)
+    offsets: Mapping[int, PlannedRows] | None = None  # of the keys' records, if asked for
+    done: JobOutcome = field(default_factory=JobOutcome)  # removed and committed before
+
+    @property
+    def lacking(self) -> list[PartitionKey]:
+        """The keys that need a tombstone, by partition."""
+        return sorted(
+            place
+            for place, held in self.held.items()
+            if held.tombstone_offset is None and not self._is_underway(place)
+        )
+
+    @property
+    def not_found(self) -> list[bytes]:
+        """The keys that no partition holds a record of."""
+        held_keys = {key for _, key in self.held}
+        return [key for key in self.keys if key not in held_keys]
+
+    def row_of(self, place: PartitionKey, offset: int | None, way: Way | None) -> KeyRow:
+        """Return the row of a key before anything was cleaned."""
+        partition, key = place
+        records = self.held[place].found
+        return KeyRow(hash_of(key), partition, records, way, offset)
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan."""
+        outcome = JobOutcome()
+        keys, records = Counter[int](), Counter[int]()
+        for (partition, _), held in self.held.items():
+            keys[partition] += 1
+            records[partition] += held.found
+        tombstones = Counter(partition for partition, _ in self.lacking)
+        for partition in self.topic.partitions:
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | {
+                "keys": keys[partition],
+                "found": records[partition],
+                "tombstones": tombstones[partition],
+            }
+        outcome.topic = {
+            "keys": len(self.keys),
+            "not_found": len(self.not_found),
+            "way": self.way,
+            "requested_by": self.erasure.requested_by,
+            "reason": self.erasure.reason,
+        }
+        return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the keys' records."""
+        return {p: rows.offsets for p, rows in (self.offsets or {}).items()}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return each partition's log end offset."""
+        states = self.topic.partitions
+        return {p: {"log_end_offset": state.log_end_offset} for p, state in states.items()}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what the keys' tombstones supersede."""
+        summaries = {}
+        for partition, rows in (self.offsets or {}).items():
+            leaving = LeavingRows()
+            add_to(leaving, rows)
+            rules = {ERASED: RuleNumbers(records=leaving.records)}
+            summaries[partition] = partition_summary(leaving, rules)
+        return summaries
+
+    def _is_underway(self, place: PartitionKey) -> bool:
+        return (place[0], hash_of(place[1])) in self.logged
+
+
+def check_may_erase(topic: Topic) -> None:
+    """Raise where a tombstone would delete nothing, or would not be the log's own."""
+    check_is_compacted(str(topic.name), topic.config)
+    check_is_no_replica(topic, "erase the keys of")
+
+
+def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -> ErasePlan:
+    """Find the keys; RequestError where no way leads to the log, or no key is named.
+
+    `keeps_offsets` asks for the offsets of their records.
+    """
+    check_may_erase(topic)
+    way, connection = way_of(str(topic.name), topic.config, erasure)
+    keys = keys_of(topic.spark, erasure)
+    logged = logged_before(topic.spark, topic.name, erasure.run_id)
+    held = find_keys(topic, keys)
+    offsets = find_offsets(topic, held) if keeps_offsets else None
+    return ErasePlan(topic, erasure, way, connection, keys, held, logged, offsets)
+
+
+def keys_of(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
+    """Return the keys from the request or its file; RequestError where both or none are given."""
+    if erasure.keys and erasure.keys_file:
+        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
+    keys = erasure.keys
+    if erasure.keys_file:
+        keys = keys_of_file(spark, erasure.keys_file, erasure.encoding)
+    if not keys:
+        raise RequestError("expected keys to erase, found none; type them in or name a file")
+    return keys

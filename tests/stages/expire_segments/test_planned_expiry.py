@@ -1,0 +1,245 @@
+"""Retention is planned, kept and executed within its offsets; a night stops at its guards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ebbtide.errors import ExitCode
+from ebbtide.iceberg.topics import load
+from ebbtide.log.plans.events import Event
+from ebbtide.log.plans.offsets import offset_range
+from ebbtide.log.plans.plan import Plan
+from ebbtide.log.settings.names import TopicName
+from jobs import clean_log, expire_segments
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
+from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
+from tests.tables.planned import Jobs
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+# Two partitions, each of four segments of two records and of the same bytes, a day apart.
+MESSAGES = [[Message("a", "1", day * DAY_MS), Message("b", "1", day * DAY_MS)] for day in range(4)]
+
+
+def days(count: float) -> str:
+    return str(int(count * DAY_MS))
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    config = {"cleanup.policy": "delete", "retention.ms": days(7.5)}
+    for partition in (0, 1):
+        write_log(tmp_path / "log", "t", MESSAGES, config, partition=partition)
+    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
+    return TopicName(cluster, "t")
+
+
+def grow(sandbox: LakeSandbox, name: TopicName, home: Path, at_ms: int) -> None:
+    """One more record in the active segment of partition 0."""
+    active = home / "log" / "t-0" / f"{6:020}.log"
+    active.write_bytes(active.read_bytes() + batch_of([Message("c", "1", at_ms)], 8))
+    ingest(sandbox.session, str(name), home / "log", NIGHT_MS)
+
+
+def left(sandbox: LakeSandbox, name: TopicName, partition: int = 0) -> list[int]:
+    return offsets(view_of_table(sandbox.session, name, partition))
+
+
+def plan(jobs: Jobs, name: TopicName, now_ms: int = NIGHT_MS) -> Plan:
+    return jobs.plan(expire_segments, now_ms, "--topic", str(name))
+
+
+def execute(jobs: Jobs, kept: Plan) -> int:
+    return jobs.run(expire_segments, "--plan", kept.plan_id, "--approved-by", "bob")
+
+
+def night(jobs: Jobs, name: TopicName, job: ModuleType = expire_segments, day: int = 0) -> int:
+    now = at(NIGHT_MS + day * DAY_MS).isoformat()
+    return jobs.run(job, "--topic", str(name), "--now", now, "--dag", "nightly_retention")
+
+
+def test_whole_segments_are_a_range_and_told_by_rule(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    kept = plan(jobs, name)
+    assert kept.removes == {0: offset_range(0, 6), 1: offset_range(0, 6)}
+    assert kept.bounds[0]["log_start_offset"] == 6
+    of_partition = kept.summary["partitions"]["1"]
+    assert of_partition["records"] == 6
+    assert of_partition["rules"]["time"]["segments"] == 3
+    assert of_partition["newest_event_ms"] == FIRST_MS + 2 * DAY_MS
+    assert of_partition["stays"] == [{"reason": "within the limits", "records": 2}]
+    assert left(sandbox, name) == list(range(8))
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert (left(sandbox, name), left(sandbox, name, 1)) == ([6, 7], [6, 7])
+    executed = jobs.events(kept)[-1]
+    assert executed.numbers == {
+        "planned_records": {"0": 6, "1": 6},
+        "leaving_offsets": {"0": 6, "1": 6},
+        "records_removed": 12,
+    }
+
+
+def test_a_plan_keeps_its_clock_and_bounds_while_the_log_grows(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
+) -> None:
+    """A limit by size and one by event time would now take more than was planned."""
+    set_properties(
+        sandbox.session,
+        str(name),
+        {
+            "kafka.retention.ms": None,
+            "kafka.retention.bytes": "160",
+            "kafka.retention.max.eventtime.ms": days(2),
+        },
+    )
+    kept = plan(jobs, name)
+    planned = kept.bounds[0]["log_start_offset"]
+    assert planned < 6
+    grow(sandbox, name, tmp_path, 9 * DAY_MS)
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert left(sandbox, name) == list(range(planned, 9))
+    # The next night takes the rest.
+    set_properties(sandbox.session, str(name), {"ebbtide.max.delete.ratio": "1"})
+    assert night(jobs, name) == ExitCode.DONE
+    assert left(sandbox, name) == [6, 7, 8]
+
+
+def test_an_active_segment_that_has_grown_does_not_go_with_its_plan(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
+) -> None:
+    set_properties(sandbox.session, str(name), {"kafka.retention.ms": "1"})
+    kept = plan(jobs, name)
+    assert kept.removes is not None
+    assert kept.removes[0] == offset_range(0, 8)
+    grow(sandbox, name, tmp_path, 0)
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert left(sandbox, name) == [6, 7, 8]
+    assert left(sandbox, name, 1) == []
+
+
+def test_a_setting_that_removes_more_stops_the_plan(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """Here single records, in a segment that the plan keeps."""
+    event_time = {"kafka.retention.ms": None, "kafka.retention.max.eventtime.ms": days(1.5)}
+    set_properties(sandbox.session, str(name), event_time)
+    kept = plan(jobs, name)
+    assert kept.removes is not None
+    assert kept.removes[0] == offset_range(0, 4)
+    tighter = {"kafka.retention.max.eventtime.ms": days(0.5)}
+    by_record = {"ebbtide.retention.granularity": "record"}
+    set_properties(sandbox.session, str(name), {**tighter, **by_record})
+    assert execute(jobs, kept) == ExitCode.FAILED
+    row = jobs.last_run()
+    assert row.error_class == "PlanExceededError"
+    assert "2 offsets of partition 0 from 4 on; 2 offsets of partition 1 from 4 on" in row.error
+    assert left(sandbox, name) == list(range(8))
+    assert jobs.kinds(kept) == [Event.APPROVED, Event.STOPPED]
+
+
+def test_single_records_are_planned_one_by_one(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
+) -> None:
+    messages = [[Message("a", "1", 5 * DAY_MS), Message("b", "1"), Message("c", "1", 5 * DAY_MS)]]
+    config = {"cleanup.policy": "delete", "retention.max.eventtime.ms": days(1)}
+    write_log(tmp_path / "more", "u", messages, config)
+    name = TopicName(cluster, "u")
+    ingest(sandbox.session, str(name), tmp_path / "more", NIGHT_MS)
+    set_properties(sandbox.session, str(name), {"ebbtide.retention.granularity": "record"})
+    kept = plan(jobs, name)
+    assert kept.removes == {0: offset_range(1, 2)}
+    of_partition = kept.summary["partitions"]["0"]
+    assert of_partition["rules"]["single_records"]["records"] == 1
+    assert of_partition["newest_event_ms"] == FIRST_MS
+    assert len(of_partition["example_keys"]) == 1
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert left(sandbox, name) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"ebbtide.max.delete.ratio": "0.74"}, "at most 0.74 of the bytes (ebbtide.max.delete."),
+        ({"ebbtide.max.delete.records": "11"}, "at most 11 records (ebbtide.max.delete.records)"),
+        ({"ebbtide.max.delete.bytes": "100"}, "at most 100 bytes (ebbtide.max.delete.bytes)"),
+        (
+            {"kafka.retention.ms": "1", "ebbtide.max.emptied.partitions": "1"},
+            "at most 1 emptied partitions (ebbtide.max.emptied.partitions)",
+        ),
+    ],
+    ids=["share", "records", "bytes", "emptied partitions"],
+)
+def test_a_guard_leaves_the_topic_as_it_is_and_keeps_a_plan(
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    name: TopicName,
+    setting: dict[str, str],
+    told: str,
+) -> None:
+    off = {"ebbtide.max.delete.ratio": "1"}
+    set_properties(sandbox.session, str(name), {**off, **setting})
+    before = load(sandbox.session, name).properties
+    assert night(jobs, name) == ExitCode.FAILED
+    assert load(sandbox.session, name).properties == before
+    assert left(sandbox, name) == list(range(8))
+    (kept,) = jobs.plans(topic=str(name))
+    row = jobs.last_run()
+    assert (row.error_class, row.is_transient) == ("SafetyError", False)
+    assert told in row.error
+    assert f"Plan {kept.plan_id} has what would go" in row.error
+    assert row.topic_result["plan"] == kept.plan_id
+    assert (kept.dag, kept.requested_by) == ("nightly_retention", "nightly_retention")
+    assert told in kept.summary["guard"]
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert len(left(sandbox, name)) < 8
+
+
+def test_at_its_limits_a_night_passes(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
+    limits = {"ebbtide.max.delete.ratio": "0.75", "ebbtide.max.delete.records": "12"}
+    set_properties(sandbox.session, str(name), {**limits, "ebbtide.max.emptied.partitions": "0"})
+    assert night(jobs, name) == ExitCode.DONE
+    assert left(sandbox, name) == [6, 7]
+    assert jobs.plans(topic=str(name)) == []
+
+
+def test_the_next_night_replaces_an_unanswered_plan(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    set_properties(sandbox.session, str(name), {"ebbtide.max.delete.ratio": "0.1"})
+    assert night(jobs, name) == ExitCode.FAILED
+    assert night(jobs, name, day=1) == ExitCode.FAILED
+    first, second = jobs.plans(topic=str(name))
+    (replaced,) = jobs.events(first)
+    assert (replaced.event, replaced.note) == (Event.REPLACED, f"replaced by {second.plan_id}")
+    assert jobs.events(second) == []
+    assert execute(jobs, first) == ExitCode.FAILED
+    assert "replaced at " in jobs.last_run().error
+    # What a person has planned meanwhile is left alone, and so is what is answered.
+    by_hand = plan(jobs, name)
+    jobs.run(expire_segments, "--plan", second.plan_id, "--rejected-by", "bob")
+    assert night(jobs, name, day=2) == ExitCode.FAILED
+    assert jobs.events(by_hand) == []
+    assert jobs.kinds(second) == [Event.REJECTED]
+
+
+def test_a_round_stops_at_the_guards_too(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
+) -> None:
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    messages = [[Message("a", "1"), Message("b", "1")], [Message("a", "2")], [Message("c", "1")]]
+    write_log(tmp_path / "more", "u", messages, config)
+    name = TopicName(cluster, "u")
+    ingest(sandbox.session, str(name), tmp_path / "more", FIRST_MS)
+    mark(sandbox.session, str(name))
+    set_properties(sandbox.session, str(name), {"ebbtide.max.delete.records": "0"})
+    assert night(jobs, name, clean_log) == ExitCode.FAILED
+    assert left(sandbox, name) == [0, 1, 2, 3]
+    (kept,) = jobs.plans(topic=str(name))
+    assert kept.removes == {0: offset_range(0, 1)}
+    assert jobs.run(clean_log, "--plan", kept.plan_id, "--approved-by", "bob") == ExitCode.DONE
+    assert left(sandbox, name) == [1, 2, 3]
