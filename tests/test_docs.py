@@ -23,6 +23,7 @@ OTHERS = {
     "ebbtide.orchestration",  # the package
     "ebbtide.zip",  # what Spark gets of it
     "kafka.isolation.level",  # an option of Spark's source
+    "ebbtide.orchestration.several_runs",  # a module
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
