@@ -24,6 +24,7 @@ OTHERS = {
     "ebbtide.orchestration.pages",
     "ebbtide.zip",  # what Spark gets of it
     "kafka.isolation.level",  # an option of Spark's source
+    "ebbtide.orchestration.several_runs",  # a module
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
