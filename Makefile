@@ -32,7 +32,7 @@ BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose test-browser vendor fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -70,6 +70,14 @@ test-compose: setup-test ## docker-compose.yaml: image, services, nights by its 
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m compose tests/compose
 
+test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core (needs npm and chromium)
+	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
+	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
+	@$(PY) -m pytest -m browser tests/browser
+
+vendor: ## Fetch the pages' scripts from npm at their pinned versions
+	@$(PYTHON) conf/npm/fetch.py src/ebbtide/orchestration/pages/static/vendor htmx.org uplot
+
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
 
@@ -93,6 +101,7 @@ bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retent
 	@$(PY) benchmarks/read_segments.py
 	@$(PY) -m benchmarks.expire_segments
 	@$(PY) -m benchmarks.ingest_segments
+	@$(PY) -m benchmarks.overview
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
 
@@ -111,6 +120,7 @@ lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements.in -o requirements.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements-dev.in -o requirements-dev.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-services.in -o requirements-services.txt
+	@$(UV) pip compile -q --generate-hashes --python-version 3.11 -c requirements-dev.txt requirements-browser.in -o requirements-browser.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 -c requirements.txt requirements-executors.in -o requirements-executors.txt
 
 clean: ## Remove the lake, Airflow's database and logs; environment and jars stay

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import NotRequired, get_args, get_origin, get_type_hints
 
 from ebbtide.log.results import BY_JOB, OfPartition, OfTopic
 from ebbtide.log.settings.config import (
@@ -15,21 +14,13 @@ from ebbtide.log.settings.config import (
     SETTINGS,
     WITHOUT_EFFECT,
     Setting,
-    TopicConfig,
 )
+from ebbtide.log.settings.defaults import default_text
 from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
 from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
 
 DOCS = Path(__file__).parent
 LIMITS = {str(MAX_LONG): "2^63 - 1", str(MIN_LONG): "-2^63", str(MAX_INT): "2^31 - 1"}
-DEFAULTS = {field.name: field.default for field in fields(TopicConfig)}
-# The text of a default whose value is not the property's own text.
-SPELLED = {
-    "needs_all_time_limits": "any",
-    "expires_records": "segment",
-    "event_time": "timestamp",
-    "replicas": "none",
-}
 # Variables of Airflow's environment; conf/airflow.env may set them.
 VARIABLES = {
     "EBBTIDE_NIGHTLY_SCHEDULE": "When `nightly_retention` runs: a cron expression in UTC, or "
@@ -84,6 +75,9 @@ The totals are of the topic itself, without its replicas:
 | `bytes_removed` | bytes of the log: how much smaller its batches are, as their headers say |
 | `snapshot_ids` | the snapshots of these commits |
 
+`summary` is the topic at the end of the attempt in a few numbers, as JSON, for the overview in
+Airflow's UI. It is null in rows of older versions.
+
 Each removed record is in one row. A killed job writes none: the next run of the same job on the
 topic, within seven days, counts what it removed, and its `note` says so. Its other numbers do not.
 
@@ -126,14 +120,8 @@ def _settings(settings: Mapping[str, Setting]) -> str:
 
 
 def _default(field: str) -> str:
-    value: Any = DEFAULTS[field]
-    if field in SPELLED:
-        return SPELLED[field]
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return LIMITS.get(str(value), str(value))
+    text = default_text(field)
+    return LIMITS.get(text, text)
 
 
 def _range(setting: Setting) -> str:

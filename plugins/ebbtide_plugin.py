@@ -1,26 +1,18 @@
-"""Makes ebbtide's page, timetable, pool and notes known to Airflow; the rest is in the package."""
+"""Makes ebbtide's pages, timetable, pool and notes known to Airflow; the rest is in the package."""
 
 from airflow.plugins_manager import AirflowPlugin
 
-from ebbtide.orchestration.page import serve
+from ebbtide.orchestration.pages import PREFIX, VIEWS, serve
 from ebbtide.orchestration.pool import PoolListener
 from ebbtide.orchestration.run_note import NoteListener
 from ebbtide.orchestration.timetable import NextTickTimetable
 
 
 class EbbtidePlugin(AirflowPlugin):
-    """Registers the page, the DAGs' timetable, and what makes a missing pool and a run's note."""
+    """Registers the pages, the DAGs' timetable, and what makes a missing pool and a run's note."""
 
     name = "ebbtide"
     timetables = [NextTickTimetable]  # noqa: RUF012
     listeners = [PoolListener(), NoteListener()]  # noqa: RUF012
-    fastapi_apps = [{"app": serve, "url_prefix": "/ebbtide", "name": "ebbtide"}]  # noqa: RUF012
-    external_views = [  # noqa: RUF012
-        {
-            "name": "Retention",
-            "href": "ebbtide/",
-            "destination": "nav",
-            "category": "browse",
-            "url_route": "ebbtide",
-        }
-    ]
+    fastapi_apps = [{"app": serve, "url_prefix": f"/{PREFIX}", "name": PREFIX}]  # noqa: RUF012
+    external_views = list(VIEWS)  # noqa: RUF012

@@ -21,6 +21,7 @@ NAME = re.compile(r"(?:kafka|ebbtide)(?:\.[a-z][a-z0-9_-]*)+\.?")
 # Names of that form which are no property of a table and no header.
 OTHERS = {
     "ebbtide.orchestration",  # the package
+    "ebbtide.orchestration.pages",
     "ebbtide.zip",  # what Spark gets of it
     "kafka.isolation.level",  # an option of Spark's source
     "ebbtide.orchestration.several_runs",  # a module

@@ -13,6 +13,7 @@ from ebbtide.errors import ConfigurationError, EbbtideError, ExitCode, Unavailab
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_summary import parse_summary
 from ebbtide.runs import application
 from ebbtide.runs.application import (
     exit_code,
@@ -126,7 +127,11 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
     rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
     assert rows["log.good"]["status"] == "succeeded"
     assert json.loads(rows["log.good"]["result"])["partitions"]["0"]["superseded"] == 1
+    summary = parse_summary(rows["log.good"]["summary"])
+    assert summary is not None
+    assert (summary.records, summary.dirty_records) == (2, 0)
     assert rows["log.bad"]["status"] == "failed"
+    assert rows["log.bad"]["summary"] is None
     assert rows["log.bad"]["error"] == message
     assert rows["log.bad"]["is_transient"] is False
 

@@ -1,37 +1,45 @@
+"""The pages through Airflow's own application, as a browser asks for them."""
+
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.orchestration.pages import VIEWS
+from ebbtide.orchestration.pages.rendering import render
 from tests.airflow_env import ROOT
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 
-Get = Callable[[str], Any]
+NIGHT = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2)
+FASTAPIS_OWN = ["/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"]
 
 
 @pytest.fixture
-def anonymous() -> Iterator[Get]:
+def anonymous() -> Iterator[Any]:
     from fastapi.testclient import TestClient
 
     with TestClient(api_server()) as client:
-        yield client.get
+        yield client
 
 
 @pytest.fixture
-def signed_in() -> Iterator[Get]:
+def viewer() -> Iterator[Any]:
+    """A client of a user who may look and change nothing."""
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from fastapi.testclient import TestClient
 
     app = api_server()
-    user = SimpleAuthManagerUser(username="ann", role="ADMIN")
+    user = SimpleAuthManagerUser(username="ann", role="VIEWER")
     token = app.state.auth_manager.generate_jwt(user)
     with TestClient(app) as client:
         client.headers["Authorization"] = f"Bearer {token}"
-        yield client.get
+        yield client
 
 
 def api_server() -> Any:
@@ -41,99 +49,232 @@ def api_server() -> Any:
     return cached_app(apps="core")
 
 
-@pytest.mark.parametrize("path", ["/ebbtide/", "/ebbtide/api/topics"])
-def test_nobody_reads_it_without_a_login(anonymous: Get, path: str) -> None:
-    assert anonymous(path).status_code == 401
+class _Text(HTMLParser):
+    """The words of a page, without what is in tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.words += data.split()
 
 
-def test_the_page_needs_nothing_from_elsewhere(signed_in: Get) -> None:
-    answer = signed_in("/ebbtide/")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "http" not in answer.text.replace("httpx", "")
+def text_of(html: str) -> str:
+    parser = _Text()
+    parser.feed(html)
+    return " ".join(parser.words)
 
 
-def test_an_empty_lake_has_no_topic(signed_in: Get, lake: LakeSandbox) -> None:
-    assert signed_in("/ebbtide/api/topics").json() == {"topics": [], "total": 0, "problem": None}
+def row_names(html: str) -> list[str]:
+    """The topics of the overview's table, in order."""
+    return re.findall(r'<th scope="row">\s*<a href="[^"]*">([^<]+)</a>', html)
+
+
+def test_every_route_asks_for_a_login(anonymous: Any) -> None:
+    from ebbtide.orchestration.pages.app import build_app
+
+    asked = []
+    for route in build_app().routes:
+        path = re.sub(r"{[^}]*}", "any", route.path)  # type: ignore[attr-defined]
+        asked += [(path, method) for method in route.methods]  # type: ignore[attr-defined]
+    assert ("/", "GET") in asked
+    assert ("/keys", "POST") in asked
+    asked += [(path, "GET") for path in [*FASTAPIS_OWN, "/static/page.css", "/no/such/page"]]
+    answers = {
+        (path, method): anonymous.request(method, f"/ebbtide{path}").status_code
+        for path, method in asked
+    }
+    assert set(answers.values()) == {401}, answers
+
+
+@pytest.mark.parametrize("path", ["/no/such/page", *FASTAPIS_OWN])
+def test_what_is_not_there_says_so(viewer: Any, path: str) -> None:
+    answer = viewer.get(f"/ebbtide{path}")
+    assert answer.status_code == 404
+    assert "No such page" in answer.text
+
+
+def test_the_pages_need_nothing_from_elsewhere(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    for path in ("", "topics/log.a", "keys"):
+        answer = viewer.get(f"/ebbtide/{path}")
+        assert answer.status_code == 200
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert not re.findall(r"https?://", answer.text)
+        for asset in re.findall(r'(?:src|href)="(/ebbtide/static/[^"]+)"', answer.text):
+            assert viewer.get(asset).status_code == 200, asset
+
+
+def test_links_lie_below_the_path_that_airflow_lies_at(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    assert 'href="/ebbtide/topics/log.a"' in viewer.get("/ebbtide/").text
+    moved = render("problem.html", "/air/ebbtide", title="t", text="x")
+    assert 'href="/air/ebbtide/"' in moved
+
+
+@pytest.mark.parametrize("name", ["../app.py", "..%2Fapp.py", "vendor", "vendor/htmx.LICENSE"])
+def test_only_static_files_are_served(viewer: Any, name: str) -> None:
+    assert viewer.get(f"/ebbtide/static/{name}").status_code == 404
+
+
+def test_an_empty_lake_says_how_to_fill_it(viewer: Any, lake: LakeSandbox) -> None:
+    assert "No topic yet" in viewer.get("/ebbtide/").text
 
 
 def test_a_lake_that_is_not_configured_says_so(
-    signed_in: Get, monkeypatch: pytest.MonkeyPatch
+    viewer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    assert signed_in("/ebbtide/api/topics").json() == {
-        "topics": [],
-        "total": 0,
-        "problem": "expected SPARK_CONF_DIR to name the rendered conf, found it unset",
-    }
+    answer = viewer.get("/ebbtide/")
+    assert answer.status_code == 500
+    assert "expected SPARK_CONF_DIR to name the rendered conf, found it unset" in answer.text
 
 
-def test_a_topic_with_its_last_night_and_what_failed_since(
-    signed_in: Get, lake: LakeSandbox
-) -> None:
-    night = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2)
+def test_a_topic_with_its_last_night_and_what_failed_since(viewer: Any, lake: LakeSandbox) -> None:
+    a_night_with_failures(lake)
+    text = text_of(viewer.get("/ebbtide/").text)
+    assert "Needs you" in text
+    assert "log.a expire_segments: ConfigurationError: no its run 2 d ago" in text
+    assert "log.a delete_records: RequestError: expected x, found y" in text
+    assert "Removed last night 3" in text
+    page = text_of(viewer.get("/ebbtide/topics/log.a").text)
+    assert "cleanup.policy compact" in page
+    assert "3 records left the table on " in page
+    assert "2 segments 5 4 100 100 2 1 " in page
+    assert "2026-09-21" in page  # the horizon
+
+
+def a_night_with_failures(lake: LakeSandbox) -> None:
+    """A topic with a row of each kind: a night whose second stage failed, and later runs."""
     state = state_of(log_start_offset=5, next_clean_ms=1_790_000_000_000)
     lake.topic("log.a", {0: state}, {"kafka.cleanup.policy": "compact"})
     lake.records("log.a", [(0, 7)])
-    result = {0: partition_result(log_start_offset=5, low_watermark=4)}
-    lake.run("log.a", "clean_log", now=night, partitions=result, rows_removed=3)
-    lake.run("log.a", "expire_segments", now=night, error=ConfigurationError("no"))
-    later = night + timedelta(hours=1)
+    result = {0: partition_result(log_start_offset=5, low_watermark=4, superseded=3)}
+    lake.run("log.a", "clean_log", now=NIGHT, partitions=result, rows_removed=3)
+    lake.run("log.a", "expire_segments", now=NIGHT, error=ConfigurationError("no"))
+    later = NIGHT + timedelta(hours=1)
     refused = RequestError("expected x, found y")
     lake.run("log.a", "delete_records", dag="delete_records", now=later, error=refused)
     lake.run("log.a", "export_segments", dag="export_segments", now=later + timedelta(hours=1))
-    (topic,) = signed_in("/ebbtide/api/topics").json()["topics"]
-    (partition,) = topic.pop("partitions")
-    assert partition.pop("size_bytes") > 0
-    assert partition == {
-        "partition": 0,
-        "log_start_offset": 5,
-        "low_watermark": 4,
-        "log_end_offset": 100,
-        "next_horizon_ms": 1_790_000_000_000,
-        "waits_for_round": False,
-    }
-    ms = int(night.timestamp() * 1000)
-    assert topic.pop("deletion").startswith("3 records left the table on ")
-    assert topic == {
-        "name": "log.a",
-        "problem": None,
-        "cleanup_policy": "compact",
-        "is_enabled": True,
-        "last_night": {
-            "run_id": "run-1",
-            "status": "failed",
-            "errors": ["expire_segments: ConfigurationError: no"],
-            "ended_ms": ms,
-            "now_ms": ms,
-            "rows_removed": 3,
-        },
-        "failures": [
-            {
-                "run_id": "run-1",
-                "dag": "delete_records",
-                "job": "delete_records",
-                "error": "RequestError: expected x, found y",
-                "ended_ms": ms + 3_600_000,
-            }
-        ],
-    }
 
 
-def test_many_topics_come_by_the_page(signed_in: Get, lake: LakeSandbox) -> None:
+def test_a_run_with_its_stages(viewer: Any, lake: LakeSandbox) -> None:
+    a_night_with_failures(lake)
+    text = text_of(viewer.get("/ebbtide/runs/run-1?dag=nightly_retention").text)
+    assert "nightly_retention run-1" in text
+    assert "clean_log succeeded 0.0 s" in text
+    assert "expire_segments failed" in text
+    assert "ConfigurationError: no" in text
+    assert "delete_records" not in text  # the same id, of another DAG
+    assert "Partition superseded Log start Low watermark Log end Why 0 3 5 4 100" in text
+
+
+def test_a_run_that_no_job_told_of(viewer: Any, lake: LakeSandbox) -> None:
+    assert "No job has written a row" in viewer.get("/ebbtide/runs/none").text
+
+
+def test_the_tab_of_a_dag(viewer: Any, lake: LakeSandbox) -> None:
+    a_night_with_failures(lake)
+    text = text_of(viewer.get("/ebbtide/dags/nightly_retention").text)
+    assert re.search(r"run-1 \d{4}-\d\d-\d\d \d\d:\d\d 1 1 3 0.0", text)
+    assert "DAGs that are not ebbtide's never do" in viewer.get("/ebbtide/dags/other").text
+
+
+def test_topics_are_searched_sorted_and_filtered_by_links(viewer: Any, lake: LakeSandbox) -> None:
+    for name in ("log.a", "log.b", "eu.b"):
+        lake.topic(name)
+    lake.run("log.b", "clean_log", now=NIGHT, rows_removed=7)
+    lake.run("eu.b", "clean_log", now=NIGHT, rows_removed=9, error=ConfigurationError("no"))
+
+    def shown(query: str) -> list[str]:
+        return row_names(viewer.get(f"/ebbtide/{query}").text)
+
+    assert shown("") == ["eu.b", "log.a", "log.b"]
+    assert shown("?search=.B") == ["eu.b", "log.b"]
+    assert shown("?sort=removed") == ["eu.b", "log.b", "log.a"]
+    assert shown("?sort=removed&order=up") == ["log.b", "eu.b", "log.a"]
+    assert shown("?only=failed") == ["eu.b"]
+    assert shown("?sort=nonsense&only=nonsense&page=-3") == ["eu.b", "log.a", "log.b"]
+
+
+def test_many_topics_come_by_the_page(
+    viewer: Any, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ebbtide.orchestration.pages.views import overview
+
+    monkeypatch.setattr(overview, "TOPICS_A_PAGE", 1)
     for name in ("log.a", "log.b", "log.c"):
         lake.topic(name)
-    answer = signed_in("/ebbtide/api/topics?offset=1&limit=1").json()
-    assert ([topic["name"] for topic in answer["topics"]], answer["total"]) == (["log.b"], 3)
+    html = viewer.get("/ebbtide/?page=2").text
+    assert row_names(html) == ["log.b"]
+    assert 'rel="prev" href="/ebbtide/"' in html
+    assert 'rel="next" href="/ebbtide/?page=3"' in html
+    assert row_names(viewer.get("/ebbtide/?page=99").text) == ["log.c"]
 
 
-def test_a_topic_that_cannot_be_read_hides_no_other(signed_in: Get, lake: LakeSandbox) -> None:
+def test_a_topic_that_cannot_be_read_hides_no_other(viewer: Any, lake: LakeSandbox) -> None:
     lake.topic("log.bad", config={"kafka.retention.ms": "soon"})
     lake.topic("log.good")
-    bad, good = signed_in("/ebbtide/api/topics").json()["topics"]
-    assert bad["name"] == "log.bad"
-    assert "kafka.retention.ms" in bad["problem"]
-    assert (good["name"], good["problem"]) == ("log.good", None)
+    html = viewer.get("/ebbtide/").text
+    assert row_names(html) == ["log.bad", "log.good"]
+    assert "unreadable log.bad expected an integer in [-1, " in text_of(html)
+    answer = viewer.get("/ebbtide/topics/log.bad")
+    assert answer.status_code == 500
+    assert "kafka.retention.ms" in answer.text
+
+
+def test_a_topic_that_is_not_there(viewer: Any, lake: LakeSandbox) -> None:
+    answer = viewer.get("/ebbtide/topics/log.none")
+    assert answer.status_code == 404
+    assert "expected a table for topic log.none, found an empty lake" in answer.text
+
+
+def test_a_key_is_asked_for_in_the_body(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    asked = {"topic": "log.a", "key": "k-secret", "encoding": "utf-8"}
+    answer = viewer.post("/ebbtide/keys", data=asked)
+    assert answer.status_code == 200
+    assert "No record in log.a" in answer.text
+    assert "k-secret" not in answer.text + str(answer.url)
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"topic": "log.a", "key": "x", "encoding": "hex"}, "expected a key in hex in line 1"),
+        ({"topic": "log.a", "encoding": "utf-8"}, "expected a key, found an empty field"),
+        ({"topic": "log.b", "key": "x", "encoding": "utf-8"}, "expected a table for topic log.b"),
+    ],
+)
+def test_a_key_that_cannot_be_looked_up_says_why(
+    viewer: Any, lake: LakeSandbox, asked: dict[str, str], problem: str
+) -> None:
+    lake.topic("log.a")
+    answer = viewer.post("/ebbtide/keys", data=asked)
+    assert answer.status_code == 400
+    assert problem in answer.text
+    assert f'value="{asked["topic"]}"' in answer.text
+
+
+def test_airflow_shows_a_tab_of_each_dag_and_run(viewer: Any, lake: LakeSandbox) -> None:
+    answer = viewer.get("/api/v2/plugins").json()
+    (plugin,) = (of for of in answer["plugins"] if of["name"] == "ebbtide")
+    shown = {view["destination"]: view["href"] for view in plugin["external_views"]}
+    assert set(shown) == {"nav", "dag", "dag_run"}
+    for href in shown.values():
+        path = href.replace("{DAG_ID}", "nightly_retention").replace("{RUN_ID}", "manual__1")
+        assert viewer.get(f"/{path}").status_code == 200
+    for view in VIEWS:
+        assert viewer.get(f"/{view['icon']}").headers["content-type"] == "image/svg+xml"
+
+
+def test_names_are_escaped(viewer: Any, lake: LakeSandbox) -> None:
+    answer = viewer.get("/ebbtide/topics/%3Cimg src=x onerror=alert(1)%3E.a")
+    assert answer.status_code == 400
+    assert "&lt;img src=x" in answer.text
+    assert "<img" not in answer.text
 
 
 def test_only_the_file_that_registers_is_executed(tmp_path: Path) -> None:
@@ -147,3 +288,13 @@ def test_only_the_file_that_registers_is_executed(tmp_path: Path) -> None:
         (plugins / other).touch()
     paths = find_path_from_directory(str(plugins), ".airflowignore", "glob")
     assert [Path(path).name for path in paths] == ["ebbtide_plugin.py"]
+
+
+def test_loading_the_plugin_imports_no_web_framework() -> None:
+    """Every task of every DAG loads it."""
+    import subprocess
+    import sys
+
+    code = "import sys, ebbtide.orchestration.pages; print('fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

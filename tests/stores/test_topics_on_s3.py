@@ -11,6 +11,7 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics
@@ -41,8 +42,8 @@ def test_a_night_leaves_on_a_store_what_it_leaves_on_a_disk(
     location = str(java_table(on_s3.session, name.records_table).location())
     assert location.startswith(f"{scheme}://{BUCKET}/")
     with open_lake(on_s3.home / "conf" / "spark-defaults.conf") as lake:
-        assert lake.live_rows(str(name)) == {0: 5}
-        assert lake.file_bytes(str(name))[0] > 0
+        contents = read_contents(lake, str(name))[0]
+        assert (contents.records, contents.file_bytes > 0) == (5, True)
 
 
 def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cluster: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import table_exists
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.namespaces import create_namespace
 from ebbtide.iceberg.state_table import create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
@@ -20,6 +21,7 @@ from ebbtide.log.settings.names import (
 )
 from ebbtide.log.state.row_counts import NOTHING_SEEN, seen_property
 from ebbtide.log.state.topic_state import parse_states, settings_of, state_of
+from ebbtide.spark.jvm import iceberg_class
 
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
@@ -95,7 +97,8 @@ RUN_COLUMNS = """
     status STRING, error STRING, error_class STRING, is_transient BOOLEAN,
     result STRING COMMENT 'JSON: per partition and for the topic',
     rows_removed BIGINT, files_removed BIGINT, bytes_removed BIGINT,
-    snapshot_ids ARRAY<BIGINT>
+    snapshot_ids ARRAY<BIGINT>,
+    summary STRING COMMENT 'JSON: the topic in a few numbers at the end of the attempt'
 """
 
 ERASURE_COLUMNS = """
@@ -208,12 +211,30 @@ def create_quarantine(spark: SparkSession, name: TopicName) -> None:
 
 
 def create_runs(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.runs` where it does not exist."""
+    """Create `lake.ebbtide.runs` where it does not exist; one of an older version gets columns."""
     if table_exists(spark, RUNS_TABLE):
+        _add_summary(spark)
         return
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
     _create(spark, RUNS_TABLE, RUN_COLUMNS, properties, "days(started)")
+
+
+def _add_summary(spark: SparkSession) -> None:
+    """Add the column that tables of older versions lack; another job may be faster."""
+    if _has_summary(spark):
+        return
+    text = iceberg_class(spark, "types.Types$StringType").get()
+    update = java_table(spark, RUNS_TABLE).updateSchema().addColumn("summary", text)
+    try:
+        update.commit()
+    except Py4JJavaError:
+        if not _has_summary(spark):
+            raise
+
+
+def _has_summary(spark: SparkSession) -> bool:
+    return java_table(spark, RUNS_TABLE).schema().findField("summary") is not None
 
 
 def create_erasures(spark: SparkSession) -> None:

@@ -33,7 +33,7 @@ def live_rows(table: Table) -> dict[int, int]:
         if file.content == DataFileContent.DATA:
             files[file.file_path] = (file.partition[0], file.record_count)
         else:
-            deleted[_referenced_data_file(file)] = file.record_count
+            deleted[referenced_data_file(file)] = file.record_count
     rows: dict[int, int] = {}
     for path, (partition, count) in files.items():
         rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
@@ -62,7 +62,13 @@ def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
                 yield entry.data_file
 
 
-def _referenced_data_file(vector: Any) -> str:
+def referenced_data_file(vector: Any) -> str:
     """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
     path: str = vector._data[-3]
     return path
+
+
+def vector_bytes(vector: Any) -> int:
+    """Return a deletion vector's own bytes, another of these fields."""
+    size_bytes: int = vector._data[-1]
+    return size_bytes

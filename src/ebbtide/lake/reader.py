@@ -19,13 +19,14 @@ from ebbtide.errors import (
     UnknownTopicError,
     UnreadableTableError,
 )
+from ebbtide.lake.attempts import Attempt, attempt_fields
 from ebbtide.lake.catalog_settings import (
     catalog_settings,
     defaults_path,
     open_catalog,
     read_defaults,
 )
-from ebbtide.lake.live_files import files_of, live_rows, of_a_store
+from ebbtide.lake.live_files import live_rows, of_a_store
 from ebbtide.log.plans.events import PlanEvent
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.config import TopicConfig, parse_config
@@ -38,7 +39,7 @@ from ebbtide.log.settings.names import (
     STATE_SUFFIX,
     TopicName,
 )
-from ebbtide.log.settings.replicas import TableReplica
+from ebbtide.log.settings.replicas import Replica, TableReplica
 from ebbtide.log.state.snapshot_expiry import TableSnapshots
 from ebbtide.log.state.topic_state import PREFIX as STATE_PREFIX
 from ebbtide.log.state.topic_state import (
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 RUNS = (OWN_NAMESPACE, "runs")
+RESULT = ("result", "snapshot_ids")  # the columns of `runs` that an Attempt lacks
 PLANS = (OWN_NAMESPACE, "plans")
 PLAN_EVENTS = (OWN_NAMESPACE, "plan_events")
 
@@ -82,32 +84,12 @@ class LakeTopic:
         return bool(self.config.replicas)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One attempt of a job on a topic, a row of lake.ebbtide.runs; times are UTC."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Attempt):
+    """A row of lake.ebbtide.runs with the job's whole result."""
 
-    run_id: str
-    dag: str | None
-    task: str | None
-    job: str
-    topic: str
-    started: datetime
-    ended: datetime
-    now: datetime
-    status: str
-    error: str | None
-    error_class: str | None
-    is_transient: bool
     result: Mapping[str, Any]
-    rows_removed: int
-    files_removed: int
-    bytes_removed: int
     snapshot_ids: tuple[int, ...]
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether this attempt did what it was asked to."""
-        return self.status == "succeeded"
 
     @property
     def partitions(self) -> dict[int, dict[str, Any]]:
@@ -176,27 +158,33 @@ class Lake:
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
         """
-        rows = self.own_rows(RUNS, _chosen("started", since, equals))
-        return sorted((_run(row) for row in rows), key=lambda run: (run.ended, run.started))
+        return sorted(map(_run, self.own_rows(RUNS, chosen("started", since, equals))), key=_end)
+
+    def attempts(
+        self, since: datetime | None = None, **equals: str | Sequence[str]
+    ) -> list[Attempt]:
+        """Return the same without results, which are most of a row's bytes."""
+        rows = self.own_rows(RUNS, chosen("started", since, equals), without=RESULT)
+        return sorted((Attempt(**attempt_fields(row)) for row in rows), key=_end)
 
     def plans(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Plan]:
         """Return the plans whose columns equal what is given, made at `since` or later, in order.
 
         Their offsets are left out, which may be large: `plan` reads them.
         """
-        rows = self.own_rows(PLANS, _chosen("made_at", since, equals), without=("removes",))
+        rows = self.own_rows(PLANS, chosen("made_at", since, equals), without=("removes",))
         return sorted(map(Plan.of_row, rows), key=lambda plan: plan.made_at)
 
     def plan(self, plan_id: str) -> Plan | None:
         """Return one plan with its offsets; None where there is none of that id."""
-        rows = self.own_rows(PLANS, _chosen("made_at", None, {"plan_id": plan_id}))
+        rows = self.own_rows(PLANS, chosen("made_at", None, {"plan_id": plan_id}))
         return Plan.of_row(rows[0]) if rows else None
 
     def plan_events(
         self, since: datetime | None = None, **equals: str | Sequence[str]
     ) -> list[PlanEvent]:
         """Return what became of plans, oldest first: events whose columns equal what is given."""
-        rows = self.own_rows(PLAN_EVENTS, _chosen("at", since, equals))
+        rows = self.own_rows(PLAN_EVENTS, chosen("at", since, equals))
         return sorted(map(PlanEvent.of_row, rows), key=lambda event: event.at)
 
     def own_rows(
@@ -227,20 +215,10 @@ class Lake:
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
-    def file_bytes(self, name: str) -> dict[int, int]:
-        """Sum each partition's bytes in data files of both tables, from manifests alone."""
-        totals: dict[int, int] = {}
-        for table in (self.records(name), self.batches(name)):
-            with _reading_manifests(name):
-                for file in files_of(table):
-                    partition = file.partition[0]
-                    totals[partition] = totals.get(partition, 0) + file.file_size_in_bytes
-        return totals
-
     def live_rows(self, name: str) -> dict[int, int]:
         """Count the live rows of the records table by partition, from manifests alone."""
         table = self.records(name)
-        with _reading_manifests(name):
+        with reading_manifests(name):
             return live_rows(table)
 
     def _table(self, name: str, suffix: str) -> Table:
@@ -278,17 +256,20 @@ def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
     """Return the topic's replicas, if all are tables that can be read from here; None where not."""
-    replicas = []
-    for replica in topic.config.replicas:
-        if not isinstance(replica, TableReplica):
-            return None
-        name = replica.of(TopicName.parse(topic.name))
-        try:
-            with open_lake(catalog=name.catalog) as lake:
-                replicas.append(lake.topic(str(name._replace(catalog=CATALOG))))
-        except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
-            return None
-    return replicas
+    replicas = [read_replica(topic, replica) for replica in topic.config.replicas]
+    return None if None in replicas else [replica for replica in replicas if replica is not None]
+
+
+def read_replica(topic: LakeTopic, replica: Replica) -> LakeTopic | None:
+    """Return one of the topic's replicas; None where it is no table that can be read from here."""
+    if not isinstance(replica, TableReplica):
+        return None
+    name = replica.of(TopicName.parse(topic.name))
+    try:
+        with open_lake(catalog=name.catalog) as lake:
+            return lake.topic(str(name._replace(catalog=CATALOG)))
+    except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
+        return None
 
 
 @contextmanager
@@ -300,7 +281,7 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
 
 
 @contextmanager
-def _reading_manifests(name: str) -> Iterator[None]:
+def reading_manifests(name: str) -> Iterator[None]:
     """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
     try:
         yield
@@ -338,9 +319,10 @@ def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
         return True
 
 
-def _chosen(
+def chosen(
     time: str, since: datetime | None, equals: Mapping[str, str | Sequence[str]]
 ) -> BooleanExpression:
+    """Return the filter for rows whose `time` is `since` or later and that have these values."""
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
@@ -354,11 +336,13 @@ def _chosen(
     return condition
 
 
+def _end(attempt: Attempt) -> tuple[datetime, datetime]:
+    return attempt.ended, attempt.started
+
+
 def _run(row: dict[str, Any]) -> Run:
     return Run(
-        **{
-            **row,
-            "result": json.loads(row["result"] or "{}"),
-            "snapshot_ids": tuple(row["snapshot_ids"] or ()),
-        }
+        **attempt_fields(row),
+        result=json.loads(row["result"] or "{}"),
+        snapshot_ids=tuple(row["snapshot_ids"] or ()),
     )

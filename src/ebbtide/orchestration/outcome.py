@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import RequestError, class_named
+from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.reader import Run
 from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
@@ -58,7 +59,7 @@ class Failure(NamedTuple):
     cause: str
 
 
-def cause_of(run: Run | None) -> str:
+def cause_of(run: Attempt | None) -> str:
     """Return why an attempt failed, in one line; an error of ours keeps its whole message."""
     if run is None or run.succeeded:
         return "spark-submit ended before the job wrote a row in runs; its task's log says more"

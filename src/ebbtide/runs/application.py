@@ -33,6 +33,7 @@ from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
 
 log = logging.getLogger(__name__)
@@ -211,6 +212,7 @@ def _run_topic(
         outcome, error = _attempt(session, topic, work)
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)
+        outcome.summary = summary_of(session, topic, outcome)
     if on_end is not None:
         error = _ended(partial(on_end, session, topic, outcome), error)
     ended = datetime.now(UTC)

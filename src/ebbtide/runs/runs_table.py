@@ -16,6 +16,7 @@ from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.results import VERSION
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_summary import TopicSummary
 
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -27,6 +28,7 @@ _SCHEMA = pa.schema(
         ("result", pa.string()),
         *((name, pa.int64()) for name in ("rows_removed", "files_removed", "bytes_removed")),
         ("snapshot_ids", pa.list_(pa.int64())),
+        ("summary", pa.string()),
     ]
 )
 
@@ -42,6 +44,7 @@ class JobOutcome:
     bytes_removed: int = 0  # of the log: what its batches are smaller by
     snapshot_ids: list[int] = field(default_factory=list)  # all that it committed to the topic
     error: BaseException | None = None  # what was refused, beside what was done
+    summary: TopicSummary | None = None  # of the topic as the job left it
 
     def to_json(self) -> str:
         """Return the row's `result`, a `ebbtide.log.results.Result`."""
@@ -86,6 +89,7 @@ def append_run(
         "files_removed": outcome.files_removed,
         "bytes_removed": outcome.bytes_removed,
         "snapshot_ids": outcome.snapshot_ids,
+        "summary": None if outcome.summary is None else outcome.summary.to_json(),
     }
     rows = pa.Table.from_pylist([row], schema=_SCHEMA)
     day = f"started_day={attempt.started.astimezone(UTC):%Y-%m-%d}"

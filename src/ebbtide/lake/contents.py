@@ -1,0 +1,70 @@
+"""What a topic's partitions hold by its tables' manifests, without opening a data file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ebbtide.lake.live_files import files_of, referenced_data_file, vector_bytes
+from ebbtide.lake.reader import Lake, reading_manifests
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+EVENT_TIME = "event_time"
+
+
+@dataclass(slots=True)
+class PartitionContents:
+    """A partition's live records, bytes in files of both tables, and its oldest event.
+
+    Files keep an event's time after its record was deleted, until they are rewritten.
+    """
+
+    records: int = 0
+    file_bytes: int = 0
+    oldest_event_ms: int | None = None
+
+
+def read_contents(lake: Lake, name: str) -> Mapping[int, PartitionContents]:
+    """Return the contents of each partition that has files; UnreadableTableError names the topic.
+
+    Each manifest is read once.
+    """
+    contents: defaultdict[int, PartitionContents] = defaultdict(PartitionContents)
+    with reading_manifests(name):
+        _add_records(contents, lake.records(name))
+        for file in files_of(lake.batches(name)):
+            contents[file.partition[0]].file_bytes += file.file_size_in_bytes
+    return dict(contents)
+
+
+def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> None:
+    from pyiceberg.manifest import DataFileContent
+
+    event_time = table.schema().find_field(EVENT_TIME).field_id
+    partition_of: dict[str, int] = {}
+    deleted: dict[str, int] = {}
+    for file in files_of(table):
+        partition = contents[file.partition[0]]
+        if file.content == DataFileContent.DATA:
+            partition_of[file.file_path] = file.partition[0]
+            partition.file_bytes += file.file_size_in_bytes
+            partition.records += file.record_count
+            _add_event(partition, file.lower_bounds.get(event_time))
+        else:
+            deleted[referenced_data_file(file)] = file.record_count
+            partition.file_bytes += vector_bytes(file)  # its file holds those of others too
+    for path, count in deleted.items():
+        if path in partition_of:  # a vector may outlive its file
+            contents[partition_of[path]].records -= count
+
+
+def _add_event(partition: PartitionContents, lower_bound: bytes | None) -> None:
+    """Take a file's smallest event time into account: microseconds, little-endian."""
+    if lower_bound is not None:
+        ms = int.from_bytes(lower_bound, "little", signed=True) // 1000
+        oldest = partition.oldest_event_ms
+        partition.oldest_event_ms = ms if oldest is None else min(oldest, ms)

@@ -1,0 +1,213 @@
+"""The application behind the pages; every answer needs a login, also about what is not there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from fastapi import Depends, FastAPI, Form, Request
+from fastapi.responses import HTMLResponse, Response
+
+from ebbtide.errors import (
+    AccessDeniedError,
+    EbbtideError,
+    RequestError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from ebbtide.lake.reader import open_lake
+from ebbtide.log.requests.erase_request import Encoding
+from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query, render
+from ebbtide.orchestration.pages.views.dag import dag_page
+from ebbtide.orchestration.pages.views.history import Histories
+from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
+from ebbtide.orchestration.pages.views.overview import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.run import run_page
+from ebbtide.orchestration.pages.views.topic import topic_page
+
+MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# The title and status of an error's page; of all others it is 500.
+PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
+    UnknownTopicError: ("No such topic", 404),
+    RequestError: ("No such page", 400),
+    AccessDeniedError: ("The lake cannot be read", 503),
+    UnavailableError: ("The lake cannot be read", 503),
+}
+# Addresses of static files carry the version.
+A_DAY = "private, max-age=86400"
+
+
+def build_app() -> FastAPI:
+    """Build the application: Airflow checks no access for a plugin, so each route does.
+
+    The last route catches what is not there, FastAPI's own pages too.
+    """
+    app = FastAPI(
+        title="ebbtide",
+        dependencies=[Depends(requires_access_view(AccessView.PLUGINS))],
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.exception_handler(EbbtideError)(_problem)
+    _add_pages(app)
+    _add_keys(app)
+    app.get("/static/{name:path}")(_static)
+    app.api_route("/{path:path}", methods=["GET", "POST"])(_missing)
+    return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    histories = Histories()
+
+    @app.get("/")
+    def topics(
+        request: Request,
+        search: str = "",
+        only: str = "",
+        sort: str = "",
+        order: str = "",
+        page: int = 1,
+    ) -> Response:
+        asked = Asked.of(search, only, sort, order, page)
+        clock_ms = int(datetime.now(UTC).timestamp() * 1000)
+        with open_lake() as lake:
+            shown = overview(lake, histories.read_on(lake), asked, clock_ms)
+        root = _root(request)
+        return _page(
+            request,
+            "overview.html",
+            page=shown,
+            columns=COLUMNS,
+            filters=FILTERS,
+            page_link=lambda number: f"{root}/{query(shown.asked.query(page=number))}",
+        )
+
+    @app.get("/topics/{name}")
+    def topic(request: Request, name: str, page: int = 1) -> Response:
+        with open_lake() as lake:
+            shown = topic_page(lake, name, page)
+        return _page(
+            request,
+            "topic.html",
+            page=shown,
+            page_link=lambda number: f"{query({'page': number})}#partitions",
+        )
+
+    @app.get("/runs/{run_id}")
+    def run(
+        request: Request, run_id: str, dag: str = "", topic: str = "", page: int = 1
+    ) -> Response:
+        with open_lake() as lake:
+            shown = run_page(lake, run_id, dag or None, topic or None, page)
+        return _page(
+            request,
+            "run.html",
+            page=shown,
+            page_link=lambda number: query({"dag": dag, "page": number}),
+        )
+
+    @app.get("/dags/{dag_id}")
+    def dag(request: Request, dag_id: str) -> Response:
+        with open_lake() as lake:
+            return _page(request, "dag.html", page=dag_page(lake, dag_id))
+
+
+def _add_keys(app: FastAPI) -> None:
+    @app.get("/keys")
+    def form(request: Request, topic: str = "") -> Response:
+        with open_lake() as lake:
+            return _keys(request, lake.topic_names(), topic, Encoding.UTF_8)
+
+    @app.post("/keys")
+    def keys(
+        request: Request,
+        topic: Annotated[str, Form()],
+        encoding: Annotated[str, Form()],
+        key: Annotated[str, Form()] = "",
+    ) -> Response:
+        shown, problem = None, None
+        with open_lake() as lake:
+            names = lake.topic_names()
+            try:
+                clock_ms = int(datetime.now(UTC).timestamp() * 1000)
+                shown = find_key(lake, Searched(topic=topic, text=key, encoding=encoding), clock_ms)
+            except EbbtideError as error:
+                problem = str(error)
+        return _keys(request, names, topic, encoding, shown, problem)
+
+
+def _keys(
+    request: Request,
+    names: list[str],
+    topic: str,
+    encoding: str,
+    page: KeyPage | None = None,
+    problem: str | None = None,
+) -> Response:
+    answer = _page(
+        request,
+        "keys.html",
+        page=page,
+        names=names,
+        topic=topic,
+        encoding=encoding,
+        encodings=[*Encoding, SHA256],
+        problem=problem,
+        status_code=200 if problem is None else 400,
+    )
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
+
+
+def _static(name: str) -> Response:
+    media_type = MEDIA_TYPES.get(name.rpartition(".")[2])
+    # Compared with the names that there are, so that no name leads out of the folder.
+    resource = _static_files().get(name)
+    if resource is None or media_type is None:
+        return Response(status_code=404)
+    headers = SECURITY_HEADERS | {"Cache-Control": A_DAY}
+    return Response(resource.read_bytes(), headers=headers, media_type=media_type)
+
+
+@cache
+def _static_files() -> dict[str, Traversable]:
+    """Return the static files by name; those that others wrote are below `vendor/`."""
+    static = files("ebbtide.orchestration.pages") / "static"
+    resources = {resource.name: resource for resource in static.iterdir()}
+    vendored = resources.pop("vendor").iterdir()
+    return resources | {f"vendor/{resource.name}": resource for resource in vendored}
+
+
+def _missing(request: Request) -> Response:
+    return _page(
+        request,
+        "problem.html",
+        title="No such page",
+        text="expected the address of a page of ebbtide, found another one",
+        status_code=404,
+    )
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    title, status_code = next(
+        (answer for kind, answer in PROBLEMS.items() if isinstance(error, kind)),
+        ("The lake cannot be read", 500),
+    )
+    return _page(request, "problem.html", title=title, text=str(error), status_code=status_code)
+
+
+def _page(request: Request, template: str, *, status_code: int = 200, **values: Any) -> Response:
+    html = render(template, _root(request), **values)
+    return HTMLResponse(html, status_code, headers=SECURITY_HEADERS)
+
+
+def _root(request: Request) -> str:
+    """Return the path that the plugin is mounted at, below Airflow's own base path."""
+    root: str = request.scope.get("root_path", "")
+    return root.rstrip("/")

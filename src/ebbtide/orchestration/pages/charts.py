@@ -1,0 +1,135 @@
+"""Work out charts as SVG coordinates, so that a page needs no script to show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.text import moment
+
+# Coordinates of a partition's bar and of a chart; the page stretches both to the width it has.
+BAR_WIDTH = 1000
+CHART_WIDTH, CHART_HEIGHT = 600, 120
+MAX_BOUNDARIES = 60  # of segments in one bar: more would be a grey area
+
+
+class Point(NamedTuple):
+    """A value at a time in milliseconds since the epoch."""
+
+    at_ms: int
+    value: float
+
+
+class Mark(NamedTuple):
+    """A place in a bar, in its coordinates, and what is there."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A partition from its first to its last offset, as coordinates in [0, BAR_WIDTH]."""
+
+    start: float
+    first_dirty: float
+    active: float
+    boundaries: tuple[float, ...]
+    replicas: tuple[Mark, ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A line over time: points for scripts, a path for others, and the texts of its axes."""
+
+    title: str
+    unit: str
+    points: tuple[Point, ...]
+    path: str
+    area: str
+    highest: str
+    first: str
+    last: str
+
+    @property
+    def data(self) -> list[list[float]]:
+        """Seconds since the epoch, and values, as the chart library takes them."""
+        return [[p.at_ms / 1000 for p in self.points], [p.value for p in self.points]]
+
+
+def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
+    """Return the points of a polyline; empty for fewer than two values."""
+    if len(values) < 2:
+        return ""
+    top, step = max(max(values), 1), width / (len(values) - 1)
+    return " ".join(
+        f"{number * step:.1f},{height - 2 - (height - 4) * value / top:.1f}"
+        for number, value in enumerate(values)
+    )
+
+
+def bar(state: PartitionState, replica_starts: Mapping[str, int]) -> Bar:
+    """Return a partition's bar; `replica_starts` are the log start offsets of its replicas."""
+    first = min([state.log_start_offset, state.first_segment, *replica_starts.values()])
+    length = max(state.log_end_offset - first, 1)
+
+    def x(offset: int) -> float:
+        return round(BAR_WIDTH * (min(max(offset, first), first + length) - first) / length, 1)
+
+    bases = [segment.base_offset for segment in state.segments[1:]]
+    step = -(-len(bases) // MAX_BOUNDARIES) or 1
+    marks = tuple(
+        Mark(x(offset), f"{name} starts at {offset:,}") for name, offset in replica_starts.items()
+    )
+    dirty = max(state.first_dirty_offset, state.log_start_offset)
+    return Bar(
+        start=x(state.log_start_offset),
+        first_dirty=x(dirty),
+        active=x(max(state.active_segment, state.log_start_offset)),
+        boundaries=tuple(dict.fromkeys(x(base) for base in bases[::step])),
+        replicas=marks,
+        label=_in_words(state, marks),
+    )
+
+
+def _in_words(state: PartitionState, marks: Sequence[Mark]) -> str:
+    segments = len(state.segments)
+    return ", ".join(
+        [
+            f"log start offset {state.log_start_offset:,}",
+            f"first dirty offset {state.first_dirty_offset:,}",
+            f"log end offset {state.log_end_offset:,}",
+            f"{segments:,} {'segment' if segments == 1 else 'segments'}",
+            *(mark.label for mark in marks),
+        ]
+    )
+
+
+def chart(
+    title: str, unit: str, points: Sequence[Point], in_words: Callable[[int], str]
+) -> Chart | None:
+    """Return a chart of at least two points, oldest first; None for fewer."""
+    if len(points) < 2:
+        return None
+    first_ms, last_ms = points[0].at_ms, points[-1].at_ms
+    span, top = max(last_ms - first_ms, 1), max(p.value for p in points) or 1
+
+    def place(point: Point) -> str:
+        x = CHART_WIDTH * (point.at_ms - first_ms) / span
+        y = CHART_HEIGHT - (CHART_HEIGHT - 6) * point.value / top
+        return f"{x:.1f},{y:.1f}"
+
+    line = " L".join(map(place, points))
+    return Chart(
+        title=title,
+        unit=unit,
+        points=tuple(points),
+        path=f"M{line}",
+        area=f"M0,{CHART_HEIGHT} L{line} L{CHART_WIDTH},{CHART_HEIGHT} Z",
+        highest=in_words(int(max(p.value for p in points))),
+        first=moment(first_ms),
+        last=moment(last_ms),
+    )

@@ -1,0 +1,1 @@
+"""The data of each page, as plain types that its template shows."""

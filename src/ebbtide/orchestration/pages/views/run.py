@@ -1,0 +1,185 @@
+"""A run's page: each stage and topic with its numbers; of one topic, its partitions too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ebbtide.lake.reader import Lake, Run
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.report import find_run
+from ebbtide.text import NOTHING, moment, number, size
+
+TOPICS_A_PAGE = 25
+# Numbers that are shown elsewhere, or are for programs only.
+_LEFT_OUT = {"picked", "reason", "note", "error_code", "log_start_offset", "log_end_offset"}
+_LEFT_OUT |= {"low_watermark", "next_run", "changes", "seconds", "drift"}
+_BEFORE, _AFTER = "_before", "_after"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionResult:
+    """What a job did to a partition: texts by name, a pair where it counted before and after."""
+
+    partition: int
+    log_start_offset: int | None
+    low_watermark: int | None
+    log_end_offset: int | None
+    numbers: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One job's newest attempt on a topic; `columns` are the numbers that any partition has."""
+
+    run: Run
+    cause: str | None
+    notes: Sequence[str]
+    changes: Mapping[str, tuple[str, str]]
+    numbers: Mapping[str, str]
+    partitions: Sequence[PartitionResult]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all numbers of the partitions, in the order of the job's result."""
+        return list(dict.fromkeys(name for of in self.partitions for name in of.numbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOfRun:
+    """The newest attempt of each stage on a topic, in order."""
+
+    name: str
+    runs: Sequence[Run]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a stage failed in the end."""
+        return any(not run.succeeded for run in self.runs)
+
+    @property
+    def rows_removed(self) -> int:
+        """The records that left by these attempts."""
+        return sum(run.rows_removed for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """What these attempts took together."""
+        return sum(run.seconds for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """A run; `topics` are those of the page asked for, failed ones first; empty for no such run.
+
+    `stages` are those of the only topic there is, or that was asked for.
+    """
+
+    run_id: str
+    dag: str | None
+    first: Run | None
+    topics: Sequence[TopicOfRun]
+    stages: Sequence[Stage]
+    topic_count: int
+    failed: int
+    rows_removed: int
+    page: int
+    pages: int
+
+
+def run_page(lake: Lake, run_id: str, dag: str | None, topic: str | None, page: int) -> RunPage:
+    """Return a run's page, or that of one of its topics."""
+    runs = [run for run in find_run(lake, run_id) if dag is None or run.dag == dag]
+    topics = topics_of_run(run for run in runs if not topic or run.topic == topic)
+    pages = max(-(-len(topics) // TOPICS_A_PAGE), 1)
+    page = min(max(page, 1), pages)
+    start = (page - 1) * TOPICS_A_PAGE
+    return RunPage(
+        run_id=run_id,
+        dag=dag or (runs[0].dag if runs else None),
+        first=runs[0] if runs else None,
+        topics=topics[start : start + TOPICS_A_PAGE],
+        stages=[_stage(run) for run in topics[0].runs] if len(topics) == 1 else [],
+        topic_count=len(topics),
+        failed=sum(of.has_failed for of in topics),
+        rows_removed=sum(of.rows_removed for of in topics),
+        page=page,
+        pages=pages,
+    )
+
+
+def topics_of_run(runs: Iterable[Run]) -> list[TopicOfRun]:
+    """Return the topics of a run, failed ones first; `runs` are its attempts, oldest first."""
+    by_topic: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        by_topic.setdefault(run.topic, {})[run.task or run.job] = run
+    topics = [TopicOfRun(name=name, runs=list(of.values())) for name, of in by_topic.items()]
+    return sorted(topics, key=lambda of: (not of.has_failed, of.name))
+
+
+def _stage(run: Run) -> Stage:
+    result = run.topic_result
+    return Stage(
+        run=run,
+        cause=None if run.succeeded else cause_of(run),
+        notes=_notes(run),
+        changes={
+            name: (_setting(pair[0]), _setting(pair[1]))
+            for name, pair in result.get("changes", {}).items()
+            if isinstance(pair, list)
+        },
+        numbers=in_words(result),
+        partitions=[_partition(p, numbers) for p, numbers in sorted(run.partitions.items())],
+    )
+
+
+def _partition(partition: int, numbers: Mapping[str, Any]) -> PartitionResult:
+    mark = numbers.get("low_watermark", INVALID_LOW_WATERMARK)
+    return PartitionResult(
+        partition=partition,
+        log_start_offset=numbers.get("log_start_offset"),
+        low_watermark=None if mark == INVALID_LOW_WATERMARK else mark,
+        log_end_offset=numbers.get("log_end_offset"),
+        numbers=in_words(numbers),
+        reason=str(numbers.get("reason") or numbers.get("note") or ""),
+    )
+
+
+def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """Return numbers of a result as texts; a count before and one after become a pair."""
+    texts: dict[str, str] = {}
+    for name, value in numbers.items():
+        if name in _LEFT_OUT or name.endswith(_AFTER):
+            continue
+        if name.endswith(_BEFORE):
+            what = name.removesuffix(_BEFORE)
+            after = _text(name, numbers.get(f"{what}{_AFTER}"))
+            texts[what] = f"{_text(name, value)} → {after}"
+        elif (text := _text(name, value)) != NOTHING:
+            texts[name.replace("_", " ").removesuffix(" ms")] = text
+    return texts
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{of} {_text(of, n)}" for of, n in value.items() if n) or NOTHING
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | None):
+        return str(value)
+    if name.endswith("_ms"):
+        return moment(value)
+    return size(value) if "bytes" in name else number(value)
+
+
+def _notes(run: Run) -> list[str]:
+    return [str(run.topic_result["note"])] if "note" in run.topic_result else []
+
+
+def _setting(value: str | None) -> str:
+    return "not set" if value is None else value or "(empty)"

@@ -1,0 +1,63 @@
+"""A topic's settings beside their defaults, what each does, and where the brokers differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.log.settings.config import SETTINGS
+from ebbtide.log.settings.defaults import default_text
+from ebbtide.log.settings.effects import EFFECTS
+from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
+
+_SNAPSHOT_AGE = (
+    "How long a snapshot, and with it the deleted data that it shows, stays on the disk."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """A setting of a topic; `value` is None where the default holds."""
+
+    name: str
+    value: str | None
+    default: str
+    effect: str
+    broker: str | None = None  # where it differs
+
+
+def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
+    """Return all settings, those that are set or differ from the brokers' first."""
+    drift = newest_drift(runs)
+    rows = [
+        SettingRow(
+            name=name,
+            value=topic.properties.get(name),
+            default=default_text(setting.field),
+            effect=EFFECTS[name],
+            broker=drift.get(name),
+        )
+        for name, setting in SETTINGS.items()
+    ]
+    rows.append(
+        SettingRow(
+            name=MAX_SNAPSHOT_AGE,
+            value=topic.properties.get(MAX_SNAPSHOT_AGE),
+            default=str(DEFAULT_MAX_SNAPSHOT_AGE_MS),
+            effect=_SNAPSHOT_AGE,
+        )
+    )
+    return sorted(rows, key=lambda row: row.value is None and row.broker is None)
+
+
+def newest_drift(runs: Iterable[Run]) -> Mapping[str, str]:
+    """Return the brokers' values of settings that differ, by the newest ingest that compared."""
+    compared = [run.topic_result["drift"] for run in runs if "drift" in run.topic_result]
+    return {of["name"]: of["broker"] for of in compared[-1]} if compared else {}
+
+
+def form_of(topic: str, has_drift: bool) -> str:
+    """Return what to paste into the form of configure_topic, as JSON."""
+    return json.dumps({"topic": topic, "from_source": has_drift, "plan_only": True})

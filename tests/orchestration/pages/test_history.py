@@ -1,0 +1,73 @@
+"""A topic's newest rows, in whatever order and however often they come."""
+
+from datetime import datetime, timedelta
+from itertools import permutations
+from typing import Any
+
+from ebbtide.lake.attempts import Attempt
+from ebbtide.log.state.topic_summary import TopicSummary
+from ebbtide.orchestration.pages.views.history import TopicHistory
+from tests.lake_sandbox import MIDNIGHT
+
+
+def summary(file_bytes: int, **numbers: Any) -> TopicSummary:
+    return TopicSummary(
+        cleanup_policy="compact",
+        is_enabled=True,
+        partitions=1,
+        records=1,
+        closed_records=1,
+        dirty_records=0,
+        file_bytes=file_bytes,
+        **numbers,
+    )
+
+
+def attempt(job: str, ended: datetime, **given: Any) -> Attempt:
+    fields = {
+        "run_id": "night-1",
+        "dag": "nightly_retention",
+        "task": job,
+        "job": job,
+        "topic": "log.a",
+        "started": ended,
+        "ended": ended,
+        "now": ended,
+        "status": "succeeded",
+        "error": None,
+        "error_class": None,
+        "is_transient": False,
+        "rows_removed": 0,
+        "files_removed": 0,
+        "bytes_removed": 0,
+    }
+    return Attempt(**{**fields, **given})
+
+
+DAY = timedelta(days=1)
+FIRST = attempt("clean_log", MIDNIGHT, summary=summary(10, waiting=3, low_watermark_lag=2))
+FAILED = attempt("expire_segments", MIDNIGHT + DAY / 24, status="failed", summary=summary(20))
+NEXT = attempt("clean_log", MIDNIGHT + DAY, run_id="night-2", summary=summary(5, waiting=0))
+BY_HAND = attempt("delete_records", MIDNIGHT + 2 * DAY, run_id="x", dag=None, status="failed")
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    for rows in permutations([FIRST, FAILED, NEXT, BY_HAND, FIRST]):
+        history = TopicHistory("log.a")
+        for row in rows:
+            history.add(row)
+        assert history.summary == NEXT.summary
+        assert history.night == {"clean_log": NEXT}
+        assert history.failures == [BY_HAND, FAILED]
+        assert history.sizes == [20, 5]
+        assert history.known_number("waiting") == 0
+        assert history.known_number("low_watermark_lag") == 2
+        assert history.known_number("drifted_settings") is None
+
+
+def test_a_retry_takes_the_place_of_what_failed() -> None:
+    history = TopicHistory("log.a")
+    for row in (FAILED, attempt("expire_segments", MIDNIGHT + DAY / 12)):
+        history.add(row)
+    assert history.failures == []
+    assert [run.status for run in history.night.values()] == ["succeeded"]
