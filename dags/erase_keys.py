@@ -73,7 +73,7 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".
             description="How long the tombstones may take to arrive in the tables.",
             section=HOW,
         ),
-        "plan_only": plan_only(),
+        "plan_only": plan_only("which shows how many records there are of the keys"),
     },
 )
 def erase_keys() -> None:

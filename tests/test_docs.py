@@ -61,7 +61,7 @@ def test_every_property_that_the_code_names_is_on_the_page() -> None:
 
 
 # Besides DAGs and approvals, the modules that read a variable which a user may set.
-READ_VARIABLES = {"house", "pool", "kept_plans"}
+READ_VARIABLES = {"house", "pool", "events"}
 
 
 def test_every_variable_for_users_is_on_the_page() -> None:

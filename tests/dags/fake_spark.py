@@ -79,7 +79,7 @@ class FakeSpark:
             records=self.planned_records,
             run_id=options.run_id,
             dag=options.dag,
-            requested_by=options.requested_by,
+            requested_by=options.triggered_by,
             parameters={
                 "connection": options.connection,
                 **({"request": json.loads(options.request)} if options.request else {}),
@@ -128,7 +128,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in ("--requested-by", "--reason", "--keys-file", "--encoding", "--timeout-ms"):
         parser.add_argument(option)
-    for option in ("--approved-by", "--rejected-by", "--approval-note"):
+    for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
     for option in ("--accept-gap", "--plan-only", "--append", "--from-source"):
         parser.add_argument(option, action="store_true")

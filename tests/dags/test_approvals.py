@@ -44,7 +44,7 @@ def test_an_approved_plan_is_executed_and_the_note_says_who_approved(
         "verdict": "success",
     }
     planned, executed = (submitted.options for submitted in spark_submit.submitted)
-    assert (planned.plan_only, planned.requested_by, planned.plan) == (True, "dag_test", [])
+    assert (planned.plan_only, planned.triggered_by, planned.plan) == (True, "dag_test", [])
     (plan_id,) = executed.plan
     assert (executed.approved_by, executed.approval_note) == ("ben", "ticket 7")
     assert (executed.plan_only, executed.request, executed.now) == (False, None, None)
@@ -103,7 +103,7 @@ def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
     assert run.state == "success"
     assert states(run)["approve"] == states(run)["delete_records"] == "skipped"
     assert states(run)["verdict"] == "success"
-    assert (note(run) or "").startswith("Only planned; approve_plan executes it:\ndelete_records-")
+    assert (note(run) or "").startswith("Only planned, nothing was changed.\ndelete_records-")
 
 
 def test_nobody_is_asked_for_a_plan_that_removes_nothing(spark_submit: FakeSpark) -> None:
@@ -273,6 +273,26 @@ def test_approve_plan_refuses_what_cannot_be_executed(
     assert run.state == "failed"
     assert f"found {plan_id}, which is {standing}; make new plans" in (note(run) or "")
     assert spark_submit.submitted == []
+
+
+def test_a_plan_without_its_keys_is_left_to_the_dag_that_has_them(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    run = run_dag("approve_plan", plans=[lake.plan("log.a", "erase_keys").plan_id])
+    assert run.state == "failed"
+    assert "trigger erase_keys with them, which asks for a plan of its own" in (note(run) or "")
+
+
+def test_with_four_eyes_another_person_is_asked_whatever_would_go(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    """Else nobody but who asks would see that four eyes are switched off."""
+    lake.topic("log.b", config={"ebbtide.plan.four.eyes": "true"})
+    spark_submit.planned_records = 0
+    off = ["ebbtide.plan.four.eyes"]
+    answered = run_and_answer("configure_topic", topic="log.b", unset=off, plan_only=False)
+    assert answered.subject == "configure_topic: remove 0 records from log.b?"
+    assert spark_submit.submitted[-1].options.approved_by == "ben"
 
 
 def test_a_night_asks_for_what_a_guard_has_stopped_and_does_not_wait(

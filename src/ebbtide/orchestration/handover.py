@@ -147,7 +147,7 @@ def _conclude(context: Any, plans: str, approval: str) -> None:
     answer = answer_of(context, approval)
     kept = plans_of(context, plans) if answer is None else answer.plans
     names = [f"{plan['plan_id']} of {plan['topic']}" for plan in kept]
-    decision = "Only planned; approve_plan executes it:" if answer is None else answer.in_words()
+    decision = "Only planned, nothing was changed." if answer is None else answer.in_words()
     lines = [decision, *names]
     context["ti"].xcom_push(key=DECISION, value=lines)
     log.info("%s", "\n".join(lines))

@@ -86,13 +86,13 @@ def topics(empty: str, **schema: Any) -> Param:
     )
 
 
-def plan_only() -> Param:
-    """Return the choice to end after the plan."""
+def plan_only(then: str = "which approve_plan executes until it expires") -> Param:
+    """Return the choice to end after the plan; `then` is what becomes of it."""
     return Param(
         False,
         type="boolean",
         title="Plan only",
-        description="End after the plan, which approve_plan executes until it expires.",
+        description=f"End after the plan, {then}.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowSkipException
 
 from ebbtide.errors import RequestError
-from ebbtide.lake.reader import open_lake
+from ebbtide.lake.reader import Lake, open_lake
+from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
 from ebbtide.log.plans.plan import Plan
 from ebbtide.orchestration.approval.answer import (
     ANSWER,
@@ -38,9 +40,9 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
     """Ask whether the plans of the task `plans_from` may be executed, and follow the answer.
 
     `execution` and `rejection` are the tasks behind it, of which one is skipped; both are where
-    nobody answers in time. Nobody is asked where nothing would be removed, nor in a run that only
-    plans. The answer is handed on together with the plans it is for: a plan that is made after it
-    was asked for is never executed by it.
+    nobody answers in time. Nobody is asked in a run that only plans, nor where nothing would be
+    removed, unless the topic has four eyes. The answer is handed on together with the plans it is
+    for: a plan that is made after it was asked for is never executed by it.
     """
 
     inherits_from_skipmixin = True
@@ -64,7 +66,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
             raise AirflowSkipException("the run only plans; approve_plan executes what it planned")
         with explained(context):
             kept = plans_of(context, self.plans_from)
-            is_asked = self._prepare([p for p in _read(kept) if removes_something(p)])
+            is_asked = self._prepare(_to_ask_for(kept))
         if not is_asked:
             self._follow(context, Answer(Decision.NOT_ASKED, kept))
             return
@@ -97,13 +99,21 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         self.do_branch(context, branches.get(answer.decision, [self.execution]))
 
 
-def _read(kept: Sequence[KeptPlan]) -> list[Plan]:
-    """Return the plans in the order given, without their offsets."""
-    if not kept:
-        return []
-    ids = [plan["plan_id"] for plan in kept]
+def _to_ask_for(kept: Sequence[KeptPlan]) -> list[Plan]:
+    """Return the plans by which something leaves, and those of topics with four eyes."""
     with open_lake() as lake:
-        by_id = {plan.plan_id: plan for plan in lake.plans(plan_id=ids)}
+        plans = _read(lake, kept)
+        return [p for p in plans if removes_something(p) or _has_four_eyes(lake, p.topic)]
+
+
+def _has_four_eyes(lake: Lake, topic: str) -> bool:
+    return needs_four_eyes(lake.records(topic).properties, os.environ.get(FOUR_EYES_OF_ALL))
+
+
+def _read(lake: Lake, kept: Sequence[KeptPlan]) -> list[Plan]:
+    """Return the plans in the order given, without their offsets."""
+    ids = [plan["plan_id"] for plan in kept]
+    by_id = {plan.plan_id: plan for plan in lake.plans(plan_id=ids)} if ids else {}
     if missing := [plan_id for plan_id in ids if plan_id not in by_id]:
         raise RequestError(
             f"expected kept plans, found none of {', '.join(missing)} in lake.ebbtide.plans; "

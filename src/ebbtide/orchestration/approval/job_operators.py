@@ -53,7 +53,7 @@ class PlanOperator(EbbtideJobOperator):
         files: DriverFiles,
     ) -> list[str]:
         user = context["dag_run"].triggering_user_name
-        requester = [f"--requested-by={user}"] if user else []
+        requester = [f"--triggered-by={user}"] if user else []
         return ["--plan-only", *requester, *super()._arguments(context, attempt, topics, files)]
 
 

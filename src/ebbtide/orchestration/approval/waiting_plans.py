@@ -21,6 +21,7 @@ from ebbtide.orchestration.night import NIGHT
 
 NAMED_PLANS = "named_plans"
 APPROVE_PLAN = "approve_plan"  # the DAG
+ERASE_KEYS = "erase_keys"
 WAITING = (Standing.OPEN, Standing.APPROVED)
 
 
@@ -73,7 +74,13 @@ def find_waiting(lake: Lake, plan_ids: Sequence[str]) -> list[Plan]:
         raise RequestError(
             f"expected plans that can be executed, found {'; '.join(problems)}; make new plans"
         )
-    return [by_id[plan_id] for plan_id in dict.fromkeys(plan_ids)]
+    plans = [by_id[plan_id] for plan_id in dict.fromkeys(plan_ids)]
+    if keyless := next((plan for plan in plans if plan.job == ERASE_KEYS), None):
+        raise RequestError(
+            f"expected plans that say all of what is asked, found {keyless.plan_id}: a plan keeps "
+            f"no keys; trigger {ERASE_KEYS} with them, which asks for a plan of its own"
+        )
+    return plans
 
 
 def _standings(lake: Lake, plans: Sequence[Plan]) -> dict[str, Standing]:
