@@ -1,19 +1,18 @@
 """Set a topic's retention configuration; every value is checked before anything changes.
 
-Names and ranges are Kafka's, and without an explicit limit nothing is ever removed. With
-`plan_only`, the task's log shows what the next night would remove and nothing is set. Every other
-property goes into the two lists: `kafka.*` are Kafka's configurations, `ebbtide.*` are ours, and
-one is Iceberg's, `history.expire.max-snapshot-age-ms`.
+Names and ranges are Kafka's, and without an explicit limit nothing is ever removed. `plan` shows
+what the next night would remove; where it would remove something, `approve` asks before the
+settings are set. Every other property goes into the two lists: `kafka.*` are Kafka's
+configurations, `ebbtide.*` are ours, and one is Iceberg's, `history.expire.max-snapshot-age-ms`.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
-from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, topic
-from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.approval.chains import plan_and_approve
+from ebbtide.orchestration.house import ASKING, topic
 
-JOB = "configure_topic"
+OPTIONS = {"set": "--set", "unset": "--unset", "from_source": "--from-source"}
 NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
 
 
@@ -31,7 +30,7 @@ def lines(title: str, description: str, pattern: str) -> Param:
 @dag(
     schedule=None,
     doc_md=__doc__,
-    **HOUSE,
+    **ASKING,
     params={
         "topic": topic(),
         "set": lines(
@@ -59,21 +58,8 @@ def lines(title: str, description: str, pattern: str) -> Param:
     },
 )
 def configure_topic() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            is_live=True,
-            topics=["{{ params.topic }}"],
-            options={
-                "set": "--set",
-                "unset": "--unset",
-                "from_source": "--from-source",
-                "plan_only": "--plan-only",
-            },
-        ),
-        verdict([JOB]),
-    )
+    asked = {"topics": ["{{ params.topic }}"], "options": OPTIONS, "is_live": True}
+    plan_and_approve("configure_topic", asked=asked)
 
 
 configure_topic()

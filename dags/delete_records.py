@@ -2,22 +2,19 @@
 
 What Kafka's DeleteRecords does (KIP-107): the log start offset moves up, never down, and the
 answer is the low watermark, the least log start offset over all replicas. Say up to where in one
-of four ways. The records leave the tables at once, and the disk when `expire_snapshots` has passed
-the age that the table keeps snapshots for.
+of four ways. `approve` then shows what would go and asks: without an approval nothing does. The
+records leave the tables at once, and the disk when `expire_snapshots` has passed the age that the
+table keeps snapshots for.
 """
 
 from typing import Any
 
-from airflow.sdk import Param, chain, dag, get_current_context, task
+from airflow.sdk import Param, dag, get_current_context, task
 
+from ebbtide.orchestration.approval.chains import plan_and_approve
 from ebbtide.orchestration.driver.causes import explained
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
-from ebbtide.orchestration.house import HOUSE, TOPIC_PATTERN, optional
-from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.house import ASKING, TOPIC_PATTERN, optional, plan_only
 from ebbtide.orchestration.outcome import delete_request
-
-JOB = "delete_records"
-CHOICE = "Up to where: exactly one of these"
 
 
 @task(retries=0)
@@ -31,7 +28,7 @@ def build_request() -> dict[str, Any]:
 @dag(
     schedule=None,
     doc_md=__doc__,
-    **HOUSE,
+    **ASKING,
     params={
         "topic": optional(
             "string",
@@ -41,32 +38,28 @@ def build_request() -> dict[str, Any]:
         ),
         "offsets": optional(
             "object",
-            "Offsets",
+            "Up to where: offsets",
             'By partition, {"0": 1200, "1": -1}, where -1 is the high watermark; or by topic, '
             '{"demo.audit": {"0": 1200}}, when no topic is given.',
-            section=CHOICE,
         ),
         "timestamp": optional(
             "string",
-            "Time",
+            "Or: time",
             "In every partition, up to the first record at or after this time.",
             format="date-time",
             pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$",
-            section=CHOICE,
         ),
         "age": optional(
             "string",
-            "Age",
+            "Or: age",
             "The same, as an ISO 8601 duration before the run's time, such as P30D.",
             pattern="^P.+$",
-            section=CHOICE,
         ),
         "groups": optional(
             "array",
-            "Consumer groups",
+            "Or: consumer groups",
             "One a line: in every partition, up to the least offset that they have committed.",
             items={"type": "string", "minLength": 1},
-            section=CHOICE,
         ),
         "connection": optional(
             "string",
@@ -81,14 +74,11 @@ def build_request() -> dict[str, Any]:
             title="Timeout (ms)",
             description="How long a replica may take before its partition answers -1.",
         ),
+        "plan_only": plan_only(),
     },
 )
 def delete_records() -> None:
-    chain(
-        EbbtideJobOperator(task_id=JOB, job=JOB, request=build_request()),
-        publish_low_watermarks(JOB),
-        verdict([JOB]),
-    )
+    plan_and_approve("delete_records", asked={"request": build_request()}, publishes=True)
 
 
 delete_records()

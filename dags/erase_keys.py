@@ -1,29 +1,28 @@
 """Erase keys of a compacted topic: each gets a tombstone, which supersedes all records before it.
 
-Where somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the
-next ingest, for which the run waits: trigger `ingest_topic` unless it is scheduled. Only a topic
-without a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin.
-What became of each key, and from when it is out of the table and off the disk, is in
+`plan` counts the records of the keys, and `approve` asks before a tombstone is written. Where
+somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the next
+ingest, for which the run waits: trigger `ingest_topic` unless it is scheduled. Only a topic without
+a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin. What
+became of each key, and from when it is out of the table and off the disk, is in
 `lake.ebbtide.erasures`. See docs/erase_keys.md.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
 from ebbtide.log.requests.erase_request import KEYS, Encoding
-from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, optional, required, topic
-from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.approval.chains import plan_and_approve
+from ebbtide.orchestration.house import ASKING, optional, plan_only, required, topic
 
-JOB = "erase_keys"
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
-OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms plan_only".split()
+OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".split()
 
 
 @dag(
     schedule=None,
     doc_md=__doc__,
-    **HOUSE,
+    **ASKING,
     params={
         "topic": topic(),
         "requested_by": required("Requested by", "Who asked for it; each tombstone says so."),
@@ -74,26 +73,20 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms p
             description="How long the tombstones may take to arrive in the tables.",
             section=HOW,
         ),
-        "plan_only": Param(
-            False,
-            type="boolean",
-            title="Plan only",
-            description="Show how many records of the keys there are, and change nothing.",
-        ),
+        "plan_only": plan_only("which shows how many records there are of the keys"),
     },
 )
 def erase_keys() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            topics=["{{ params.topic }}"],
-            options={name: "--" + name.replace("_", "-") for name in OPTIONS},
-            hidden={"keys": KEYS},
-            is_live=True,
-            pool="default_pool",  # it waits for an ingest, which may need the only Spark slot
-        ),
-        verdict([JOB]),
+    keys = {"hidden": {"keys": KEYS}, "is_live": True}
+    options = {name: "--" + name.replace("_", "-") for name in OPTIONS}
+    plan_and_approve(
+        "erase_keys",
+        asked={"topics": ["{{ params.topic }}"], "options": options, **keys},
+        again={
+            "options": {"keys_file": "--keys-file"},
+            "pool": "default_pool",  # it waits for an ingest, which may need the only Spark slot
+            **keys,
+        },
     )
 
 

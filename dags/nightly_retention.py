@@ -12,12 +12,15 @@ starts none. A topic that fails stays behind, the others go on, and `verdict` na
 | expire_snapshots | frees on disk what no kept snapshot needs |
 
 Data is out of the tables after its stage, and off the disk when `expire_snapshots` has dropped its
-file and has then passed the age that the table keeps snapshots for. EBBTIDE_NIGHTLY_SCHEDULE may
-hold another cron expression, or `ingested`: then each ingest is followed by a night.
+file and has then passed the age that the table keeps snapshots for. A topic that trips a guard,
+such as ebbtide.max.delete.ratio, is left as it is, and `approve_plan` asks for its plan: the night
+does not wait. EBBTIDE_NIGHTLY_SCHEDULE may hold another cron expression, or `ingested`: then each
+ingest is followed by a night.
 """
 
 from airflow.sdk import Param, chain, dag
 
+from ebbtide.orchestration.approval.waiting_plans import ask_for, left_plans
 from ebbtide.orchestration.handover import (
     GROUP_TOPICS,
     group_topics,
@@ -47,7 +50,7 @@ from ebbtide.orchestration.night import NIGHT
     },
 )
 def nightly_retention() -> None:
-    groups = group_topics()
+    groups, plans = group_topics(), left_plans()
     chain(
         groups,
         stage("mark_tombstones", groups),
@@ -56,6 +59,8 @@ def nightly_retention() -> None:
         stage("delete_records", groups, after="expire_segments", request_from="expire_segments"),
         stage("expire_snapshots", groups, after="delete_records"),
         publish_low_watermarks(NIGHT[-1], said_by="delete_records"),
+        plans,
+        ask_for(plans),
         verdict(NIGHT, GROUP_TOPICS),
     )
 

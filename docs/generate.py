@@ -36,6 +36,10 @@ VARIABLES = {
     "EBBTIDE_FOUR_EYES": "`true`: `ebbtide.plan.four.eyes` of all topics.",
     "EBBTIDE_SPARK_SLOTS": "How many Spark applications may run at a time, when set-up makes the "
     "pool `ebbtide_spark`. Not set: 1.",
+    "EBBTIDE_APPROVERS": "Ids of the users of Airflow who may approve plans, with commas between. "
+    "Not set: all who may edit runs of the DAG.",
+    "EBBTIDE_APPROVAL_TIMEOUT": "How long an approval waits, as an ISO 8601 duration such as "
+    "`PT8H`. Not set: until the plan expires.",
 }
 
 INTRODUCTION = """\

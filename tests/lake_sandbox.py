@@ -7,7 +7,7 @@ import runpy
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,12 @@ from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.schema import create_runs, create_topic
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.plans.offsets import offset_range
+from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.summary import LeavingRows, RuleNumbers, Summary, partition_summary
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
+from ebbtide.runs.plans_table import append_plan
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 
 if TYPE_CHECKING:
@@ -140,6 +144,35 @@ class LakeSandbox:
         )
         create_runs(self.session)
         append_run(self.session, attempt, JobOutcome(**given), error)
+
+    def plan(self, topic: str, job: str, *, records: int = 3, **given: Any) -> Plan:
+        """Keep a plan that removes the first `records` offsets of partition 0; else as given."""
+        made_at = given.pop("made_at", datetime.now(UTC))
+        leaving = LeavingRows(records=records)
+        summary = partition_summary(
+            leaving, {job: RuleNumbers(records=records)}, bytes_removed=10 * records
+        )
+        decisive: dict[str, Any] = {
+            "job": job,
+            "topic": topic,
+            "now": given.pop("now", MIDNIGHT),
+            "parameters": given.pop("parameters", {}),
+            "bounds": {0: {"log_end_offset": 100}},
+            "removes": {0: offset_range(0, records)},
+        }
+        plan = Plan(
+            plan_id=new_plan_id(job, made_at),
+            made_at=made_at,
+            expires_at=given.pop("expires_at", made_at + timedelta(days=1)),
+            snapshots={},
+            summary=Summary(partitions={"0": summary}, seconds=None),
+            text=f"{job} {topic}: a plan",
+            digest=digest_of(**decisive),
+            **{"run_id": "run-1", "dag": None, "requested_by": None, **given},
+            **decisive,
+        )
+        append_plan(self.session, plan)
+        return plan
 
 
 @contextmanager

@@ -60,16 +60,18 @@ def test_every_property_that_the_code_names_is_on_the_page() -> None:
     assert all(name in page() for name in known)
 
 
-# Besides DAGs, the modules that read a variable which a user may set.
-READ_VARIABLES = {"house", "pool", "kept_plans"}
+# Besides DAGs and approvals, the modules that read a variable which a user may set.
+READ_VARIABLES = {"house", "pool", "events"}
 
 
 def test_every_variable_for_users_is_on_the_page() -> None:
     code = "".join(
-        path.read_text() for path in CODE if "dags" in path.parts or path.stem in READ_VARIABLES
+        path.read_text()
+        for path in CODE
+        if {"dags", "approval"} & set(path.parts) or path.stem in READ_VARIABLES
     )
-    endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|PATTERN|SLOTS|EYES"
-    assert set(re.findall(rf"EBBTIDE_[A-Z_]+_(?:{endings})", code)) == set(VARIABLES)
+    endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|PATTERN|SLOTS|APPROVERS|TIMEOUT|EYES"
+    assert set(re.findall(rf"EBBTIDE_(?:[A-Z_]+_)?(?:{endings})", code)) == set(VARIABLES)
 
 
 def subclasses(kind: type[EbbtideError]) -> set[type[EbbtideError]]:

@@ -12,10 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ebbtide.errors import EbbtideError, ExitCode
+from ebbtide.errors import EbbtideError, ExitCode, SafetyError
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
+
+KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", *NIGHT} - {"mark_tombstones"}
 
 
 @dataclass
@@ -39,6 +43,7 @@ class FakeSpark:
     dies_in: dict[str, int] = field(default_factory=dict)
     refuses: set[str] = field(default_factory=set)  # jobs that begin no topic
     low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
+    planned_records: int = 3  # that each plan removes
     submitted: list[Submitted] = field(default_factory=list)
 
     def submit(self, hook: Any, application: str) -> None:
@@ -46,7 +51,7 @@ class FakeSpark:
         command = hook._build_spark_submit_command(application)
         job = hook._name.removeprefix("ebbtide ")
         options = parse(hook._application_args)
-        topics = topics_in(options)
+        topics = self._topics_of_plans(options.plan) or topics_in(options)
         connections = os.environ.get(CONNECTIONS)
         keys = os.environ.get(KEYS)
         self.submitted.append(Submitted(job, topics, options, command, connections, keys))
@@ -55,16 +60,41 @@ class FakeSpark:
             fail(hook, 137, "\nKilled")
         if job in self.refuses:
             fail(hook, ExitCode.REFUSED)
+        if options.rejected_by:
+            return
         if options.plan_only:
             Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
+            for topic in topics if job in KEEP_PLANS else ():
+                self.keep(job, topic, options)
             return
         errors = [self._attempt(job, topic, options) for topic in topics]
         if any(errors):
             fail(hook, ExitCode.FAILED)
 
+    def keep(self, job: str, topic: str, options: argparse.Namespace) -> None:
+        """Keep a plan as the job would."""
+        self.lake.plan(
+            topic,
+            job,
+            records=self.planned_records,
+            run_id=options.run_id,
+            dag=options.dag,
+            requested_by=options.triggered_by,
+            parameters={
+                "connection": options.connection,
+                **({"request": json.loads(options.request)} if options.request else {}),
+            },
+        )
+
+    def _topics_of_plans(self, plan_ids: Sequence[str]) -> list[str]:
+        with open_lake() as lake:
+            return [plan.topic for plan in lake.plans(plan_id=plan_ids)] if plan_ids else []
+
     def _attempt(self, job: str, topic: str, options: argparse.Namespace) -> EbbtideError | None:
         planned = self.failures.get((job, topic), [])
         error = planned.pop(0) if planned else None
+        if isinstance(error, SafetyError):
+            self.keep(job, topic, options)
         low_watermark = self.low_watermarks.get(job, 5)
         result = partition_result(log_start_offset=5, low_watermark=low_watermark)
         self.lake.run(
@@ -73,7 +103,7 @@ class FakeSpark:
             run_id=options.run_id,
             dag=options.dag,
             task=options.task,
-            now=datetime.fromisoformat(options.now),
+            now=datetime.fromisoformat(options.now) if options.now else datetime.now(UTC),
             started=datetime.now(UTC),
             ended=datetime.now(UTC),
             error=error,
@@ -86,7 +116,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of any job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--request-file", dest="request", type=lambda file: Path(file).read_text())
-    repeated = ("--topic", "--set", "--unset", "--partition", "--from-offset")
+    repeated = ("--topic", "--set", "--unset", "--partition", "--plan", "--from-offset")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):
@@ -97,6 +127,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         parser.add_argument(option)
     for option in ("--requested-by", "--reason", "--keys-file", "--encoding", "--timeout-ms"):
+        parser.add_argument(option)
+    for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
     for option in ("--accept-gap", "--plan-only", "--append", "--from-source"):
         parser.add_argument(option, action="store_true")

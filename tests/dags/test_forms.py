@@ -17,6 +17,7 @@ from ebbtide.errors import (
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import note, rendered, run_dag, states, xcoms
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -73,19 +74,35 @@ def test_an_ingest_that_dies_before_any_topic_fails_the_run(spark_submit: FakeSp
 
 def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a")
-    run = run_dag(
+    answered = run_and_answer(
         "configure_topic",
         topic="log.a",
         set=["kafka.retention.ms=5", "ebbtide.enabled=true"],
         unset=["kafka.retention.bytes"],
         plan_only=False,
     )
-    assert run.state == "success"
-    (submitted,) = spark_submit.submitted
-    assert submitted.options.set == ["kafka.retention.ms=5", "ebbtide.enabled=true"]
-    assert submitted.options.unset == ["kafka.retention.bytes"]
-    assert submitted.topics == ["log.a"]
-    assert not submitted.options.plan_only
+    assert states(answered.run) == {
+        "plan": "success",
+        "approve": "success",
+        "configure_topic": "success",
+        "record_rejection": "skipped",
+        "verdict": "success",
+    }
+    planned, executed = spark_submit.submitted
+    assert planned.options.set == ["kafka.retention.ms=5", "ebbtide.enabled=true"]
+    assert planned.options.unset == ["kafka.retention.bytes"]
+    assert planned.topics == executed.topics == ["log.a"]
+    assert (executed.options.set, len(executed.options.plan)) == ([], 1)
+
+
+def test_settings_by_which_nothing_would_go_are_set_at_once(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.a")
+    spark_submit.planned_records = 0
+    run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"], plan_only=False)
+    assert states(run)["configure_topic"] == "success"
+    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True, False]
 
 
 def test_configure_takes_icebergs_setting(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
@@ -158,7 +175,7 @@ def test_what_the_state_shows_to_be_wrong_starts_no_spark(
     of_ours = ("ebbtide: FAILED ", "FAILED ")
     failed = [message for message in caplog.messages if message.startswith(of_ours)]
     assert [cause in line for line in failed] == [True, True]
-    assert failed[1].startswith("FAILED configure_topic failed: ")
+    assert failed[1].startswith("FAILED plan failed: ")
 
 
 def test_a_refused_configuration_is_not_tried_again(
@@ -166,9 +183,9 @@ def test_a_refused_configuration_is_not_tried_again(
 ) -> None:
     lake.topic("log.a")
     spark_submit.failures["configure_topic", "log.a"] = [ConfigurationError("expected x, found y")]
-    run = run_dag("configure_topic", topic="log.a", plan_only=False)
+    run = run_and_answer("configure_topic", topic="log.a", plan_only=False).run
     assert run.state == "failed"
-    assert len(spark_submit.submitted) == 1
+    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +208,7 @@ def test_delete_records_makes_a_request(
     lake: LakeSandbox, spark_submit: FakeSpark, form: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     lake.topic("log.a", config=DELETED)
-    run = run_dag("delete_records", **form)
+    run = run_dag("delete_records", **form, plan_only=True)
     assert run.state == "success"
     (submitted,) = spark_submit.submitted
     assert json.loads(submitted.options.request) == {
@@ -206,7 +223,7 @@ def test_a_request_of_many_partitions_is_no_argument(
     """Linux refuses an argument of more than 128 KiB: Argument list too long."""
     lake.topic("log.a", config=DELETED)
     offsets = {str(partition): 7 for partition in range(3_500)}
-    run = run_dag("delete_records", topic="log.a", offsets=offsets)
+    run = run_dag("delete_records", topic="log.a", offsets=offsets, plan_only=True)
     assert run.state == "success"
     (submitted,) = spark_submit.submitted
     assert len(json.loads(submitted.options.request)["topics"][0]["partitions"]) == 3_500
@@ -253,15 +270,19 @@ def test_a_connections_secret_reaches_the_driver_and_nothing_else(
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(KAFKA))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type":"spark","host":"yarn"}')
     lake.topic("log.a", config={"ebbtide.replicas": "copy.log,kafka:replica"})
-    run = run_dag("delete_records", topic="log.a", groups=["g"], connection="asked")
-    (submitted,) = spark_submit.submitted
-    assert submitted.command[submitted.command.index("--master") + 1] == "yarn"
-    assert json.loads(submitted.connections) == dict.fromkeys(["asked", "replica"], KAFKA["extra"])
+    form = {"topic": "log.a", "groups": ["g"], "connection": "asked"}
+    run = run_and_answer("delete_records", **form).run
+    planned, executed = spark_submit.submitted
+    for submitted in (planned, executed):
+        assert submitted.command[submitted.command.index("--master") + 1] == "yarn"
+        connections = json.loads(submitted.connections or "")
+        assert connections == dict.fromkeys(["asked", "replica"], KAFKA["extra"])
     assert CONNECTIONS not in os.environ
-    seen = [*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
+    commands = [*planned.command, *executed.command]
+    seen = [*commands, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)]
     assert "kafka:9092" not in str(seen)
     assert SECRET not in str(seen)
-    assert "--request-file" in submitted.command
+    assert "--request-file" in planned.command
     assert "log.a" in xcoms(run)
     assert "groups" in rendered(run)
 
@@ -276,7 +297,8 @@ def test_a_connection_that_airflow_does_not_have_is_left_to_the_job(
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_ASKED", json.dumps(connection))
     lake.topic("log.a", config=DELETED)
-    run_dag("delete_records", topic="log.a", groups=["g"], connection="asked")
+    form = {"topic": "log.a", "groups": ["g"], "connection": "asked"}
+    run_dag("delete_records", **form, plan_only=True)
     (submitted,) = spark_submit.submitted
     assert submitted.connections is None
 
@@ -338,19 +360,23 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     config = {"kafka.cleanup.policy": "compact", "ebbtide.source": "kafka:writer"}
     lake.topic("log.a", config=config)
     keys = ["alice@example.org", "b o b"]
-    run = run_dag("erase_keys", **ASKED, keys=keys, connection="asked", timeout_ms=5)
+    form = {**ASKED, "keys": keys, "connection": "asked", "timeout_ms": 5}
+    answered = run_and_answer("erase_keys", **form)
+    run = answered.run
     assert run.state == "success"
-    (submitted,) = spark_submit.submitted
-    assert submitted.keys == "alice@example.org\nb o b"
-    assert submitted.topics == ["log.a"]
-    options = submitted.options
+    planned, executed = spark_submit.submitted
+    assert planned.keys == executed.keys == "alice@example.org\nb o b"
+    assert planned.topics == executed.topics == ["log.a"]
+    options = planned.options
     assert (options.requested_by, options.reason) == ("privacy office", "request 17")
     assert (options.encoding, options.connection, options.timeout_ms) == ("utf-8", "asked", "5")
-    assert (options.append, options.plan_only, options.keys_file) == (False, False, None)
-    assert json.loads(submitted.connections or "").keys() == {"asked", "writer"}
+    assert (options.append, options.keys_file) == (False, None)
+    for submitted in (planned, executed):
+        assert json.loads(submitted.connections or "").keys() == {"asked", "writer"}
     assert KEYS not in os.environ
     assert CONNECTIONS not in os.environ
-    seen = str([*submitted.command, capfd.readouterr(), caplog.text, xcoms(run), rendered(run)])
+    shown = [*planned.command, *executed.command, answered.body, xcoms(run), rendered(run)]
+    seen = str([*shown, capfd.readouterr(), caplog.text])
     assert "alice" not in seen
     assert SECRET not in seen
 
@@ -359,11 +385,13 @@ def test_erase_keys_of_a_file_of_a_closed_archive(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
     lake.topic("log.a")
-    run_dag("erase_keys", **ASKED, keys_file="s3://keys/17", encoding="hex", append=True)
-    (submitted,) = spark_submit.submitted
-    assert (submitted.options.keys_file, submitted.options.encoding) == ("s3://keys/17", "hex")
-    assert submitted.options.append
-    assert (submitted.keys, submitted.connections) == (None, None)
+    run_and_answer("erase_keys", **ASKED, keys_file="s3://keys/17", encoding="hex", append=True)
+    planned, executed = spark_submit.submitted
+    assert (planned.options.keys_file, planned.options.encoding) == ("s3://keys/17", "hex")
+    assert planned.options.append
+    assert (executed.options.keys_file, len(executed.options.plan)) == ("s3://keys/17", 1)
+    for submitted in (planned, executed):
+        assert (submitted.keys, submitted.connections) == (None, None)
 
 
 def test_more_keys_than_an_environment_holds_are_refused(
@@ -380,6 +408,6 @@ def test_an_erasure_that_did_not_arrive_is_asked_for_again(
 ) -> None:
     lake.topic("log.a")
     spark_submit.failures["erase_keys", "log.a"] = [UnavailableError("not in time"), None]
-    run = run_dag("erase_keys", **ASKED, keys=["k"])
+    run = run_and_answer("erase_keys", **ASKED, keys=["k"]).run
     assert run.state == "success"
-    assert [submitted.keys for submitted in spark_submit.submitted] == ["k", "k"]
+    assert [submitted.keys for submitted in spark_submit.submitted] == ["k", "k", "k"]

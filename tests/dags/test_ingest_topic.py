@@ -88,7 +88,7 @@ def test_configure_gets_the_connection_of_the_topics_source(
     lake: LakeSandbox, spark_submit: FakeSpark, connection: None, is_asked: bool
 ) -> None:
     lake.topic("log.a", config={"ebbtide.source": "kafka:main"})
-    run_dag("configure_topic", topic="log.a", from_source=is_asked, plan_only=False)
+    run_dag("configure_topic", topic="log.a", from_source=is_asked, plan_only=True)
     (submitted,) = spark_submit.submitted
     assert submitted.options.from_source is is_asked
     given = json.loads(submitted.connections) if submitted.connections else {}

@@ -10,7 +10,8 @@ import pytest
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.report import render_run
-from tests.dags.runs import asset_events, run_dag
+from tests.dags.answers import run_and_answer
+from tests.dags.runs import asset_events, note, run_dag
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 SAMPLE = ROOT / "sample" / "log"
@@ -50,6 +51,39 @@ def test_a_night_after_an_ingest(real_spark: LakeSandbox) -> None:
     }
     assert f"{state.log_start_offset:,}" in report
     assert max(map(len, report.splitlines())) <= 160
+
+
+@pytest.mark.airflow
+def test_nobody_executes_a_plan_of_their_own_and_another_does(
+    real_spark: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four eyes, which the job itself asks for, by whatever way it was approved."""
+    run_dag("ingest_segments", source=str(SAMPLE), topics=[TOPIC])
+    monkeypatch.setenv("EBBTIDE_FOUR_EYES", "true")
+    form = {"topic": TOPIC, "offsets": {"0": 100}}
+    refused = run_and_answer("delete_records", by="dag_test", **form)
+    assert refused.run.state == "failed"
+    assert "expected another person than dag_test" in (note(refused.run) or "")
+    with open_lake() as opened:
+        (plan,) = opened.plans()
+        assert opened.topic(TOPIC).partitions[0].log_start_offset == 0
+        assert opened.plan_events() == []
+    assert f"digest `{plan.digest[:12]}`" in refused.body
+    assert "| 0 | 100 | " in refused.body
+
+    run = run_and_answer("approve_plan", by="ben", note="7", plans=[plan.plan_id]).run
+    assert run.state == "success"
+    assert note(run) == f"Approved by ben (7).\n{plan.plan_id} of {TOPIC}"
+    with open_lake() as opened:
+        assert opened.topic(TOPIC).partitions[0].log_start_offset == 100
+        events = opened.plan_events(plan_id=plan.plan_id)
+    assert [(str(event.event), event.by) for event in events] == [
+        ("approved", "ben"),
+        ("executed", "ben"),
+    ]
+    assert events[0].note == "7"
+    assert {event.digest for event in events} == {plan.digest}
+    assert asset_events(run) == {"ebbtide://lake/log/audit": {"low_watermarks": {"0": 100}}}
 
 
 def end_of(log: Path) -> datetime:

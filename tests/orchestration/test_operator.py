@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
+from ebbtide.orchestration.approval.answer import Answer, Decision, KeptPlan
+from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.driver.attempt import run_now
 from ebbtide.orchestration.driver.inputs import (
     DriverFiles,
@@ -47,6 +49,8 @@ PARAMS = {
     },
     "delete_records": {},
     "replicate_log": {},
+    "approve_plan": {"plans": ["clean_log-20260102-0123abcd"]},
+    "retention_now": {"topics": ["log.flights"], "stages": ["clean_log"], "now": None},
     "mark_tombstones": {
         "topic": "log.flights",
         "from_offset": ["0:7", "9"],
@@ -84,6 +88,8 @@ HANDED_ON = [
     {"topic": "log.other", "partition": 0, "log_start_offset": 1, "low_watermark": 1},
 ]
 SUBMITTING = [
+    "approve_plan.execute",
+    "approve_plan.record_rejection",
     "nightly_retention.mark_tombstones",
     "nightly_retention.clean_log",
     "nightly_retention.expire_segments",
@@ -91,13 +97,26 @@ SUBMITTING = [
     "nightly_retention.expire_snapshots",
     "ingest_segments.ingest_segments",
     "ingest_topic.ingest_topic",
+    "configure_topic.plan",
     "configure_topic.configure_topic",
+    "configure_topic.record_rejection",
+    "delete_records.plan",
     "delete_records.delete_records",
+    "delete_records.record_rejection",
+    "erase_keys.plan",
     "erase_keys.erase_keys",
+    "erase_keys.record_rejection",
     "export_segments.export_segments",
     "repair_state.repair_state",
     "replicate_log.replicate_log",
     "mark_tombstones.mark_tombstones",
+    "retention_now.mark_tombstones",
+    "retention_now.plan",
+    "retention_now.clean_log",
+    "retention_now.expire_segments",
+    "retention_now.delete_records",
+    "retention_now.expire_snapshots",
+    "retention_now.record_rejection",
 ]
 
 
@@ -129,17 +148,30 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     """The task's operator, unmapped, with its templates filled in."""
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
-        task = task.unmap({"topics": ["log.flights", "eu.a.b"]})
+        is_by_job = dag_id in ("approve_plan", "retention_now")
+        topics = ["log.flights", "eu.a.b"]
+        task = task.unmap({"job": "clean_log"} if is_by_job else {"topics": topics})
     one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
-    if dag_id in (*one_topic, "repair_state"):
+    if dag_id in (*one_topic, "repair_state", "retention_now"):
         task.topics = ["log.flights"]
-    if dag_id == "delete_records":
+    if task_id == "plan" and dag_id == "delete_records":
         task.request = REQUEST
+    if isinstance(task, ExecutionOperator):
+        task.topics = ["log.flights"]
+        task.answer = answer_for(task.job)
     return task
 
 
+def answer_for(job: str) -> Answer:
+    plan_id = f"{job}-20260102-0123abcd"
+    plan = KeptPlan(plan_id=plan_id, job=job, topic="log.flights", digest="0" * 64)
+    return Answer(Decision.APPROVED, [plan], "ben", "-- ticket 7")
+
+
 def context_of(task: Any, **params: Any) -> Any:
-    run = SimpleNamespace(run_id="scheduled__2026-01-02T02:00:00+00:00", run_after=NOW)
+    run = SimpleNamespace(
+        run_id="scheduled__2026-01-02T02:00:00+00:00", run_after=NOW, triggering_user_name="ann"
+    )
     return {"ti": FakeTaskInstance(task), "dag_run": run, "params": params}
 
 
@@ -151,7 +183,8 @@ def command_of(dag_id: str, task_id: str) -> str:
     context = context_of(task, **PARAMS[dag_id])
     topics = None if task.topics is None else [*task.topics]
     request = task._request(context, topics or ())
-    files = DriverFiles(Path("/tmp/ebbtide-x"))
+    folder = Path("/tmp/ebbtide-x")
+    files = DriverFiles(folder, None if request is None else folder / "request.json")
     task._prepare(context, attempt_of(context), topics, request, files)
     command = task._get_hook()._build_spark_submit_command(task.application)
     return " \\\n  ".join(lines_of(command)) + "\n"
@@ -184,7 +217,7 @@ def test_every_submitting_task_has_a_golden_command() -> None:
         f"{dag_id}.{task.task_id}"
         for dag_id, dag in dag_bag().dags.items()
         for task in dag.tasks
-        if getattr(task, "operator_class", type(task)) is EbbtideJobOperator
+        if issubclass(getattr(task, "operator_class", type(task)), EbbtideJobOperator)
     ]
     assert sorted(tasks) == sorted(SUBMITTING)
     assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == sorted(SUBMITTING)
@@ -286,6 +319,7 @@ def test_a_param_as_an_option(value: Any, arguments: list[str]) -> None:
 def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> None:
     with driver_files(REQUEST) as files:
         file = files.request
+        assert file is not None
         assert json.loads(file.read_text()) == REQUEST
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not file.parent.exists()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = {"success", "failed"}
+OVER = {*ENDED, "skipped", "upstream_failed"}  # of a task
 
 
 class AirflowApi:
@@ -60,13 +61,22 @@ class AirflowApi:
         assert state == "success", f"{dag} {run_id}: {self.states(dag, run_id)}"
         return run_id
 
-    def wait_until_running(self, dag: str, run_id: str, task: str, seconds: float) -> None:
-        """Until the task runs, and not longer than that."""
+    def wait_until(self, state: str, dag: str, run_id: str, task: str, seconds: float) -> None:
+        """Until the task is in a state, and not longer than that."""
         deadline = time.monotonic() + seconds
-        while "running" not in (now := self.states(dag, run_id).get(task, [])):
-            assert not ENDED & set(now), f"{task} was over before it was seen to run: {now}"
+        while state not in (now := self.states(dag, run_id).get(task, [])):
+            assert not OVER & set(now), f"{task} was over before it was seen {state}: {now}"
             assert time.monotonic() < deadline, self.states(dag, run_id)
             time.sleep(1)
+
+    def approve(self, dag: str, run_id: str, note: str, seconds: float) -> str:
+        """Answer a run when it asks; the question."""
+        self.wait_until("awaiting_input", dag, run_id, "approve", seconds)
+        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
+        question: str = self._ask("GET", path)["body"]
+        answer = {"chosen_options": ["Approve"], "params_input": {"note": note}}
+        self._ask("PATCH", path, answer)
+        return question
 
     def wait(self, dag: str, run_id: str, seconds: float) -> str:
         """The run's state when it has ended."""

@@ -36,15 +36,20 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     assert all(topic["last_night"] for topic in page["topics"])
 
     night = api.trigger("nightly_retention", _night_at(SECOND_NIGHT))
-    api.wait_until_running("nightly_retention", night, "clean_log", RUN_SECONDS)
+    api.wait_until("running", "nightly_retention", night, "clean_log", RUN_SECONDS)
     disturb()
     state = api.wait("nightly_retention", night, RUN_SECONDS)
     assert state == "success", api.states("nightly_retention", night)
 
     (asked,) = REQUEST["topics"]
     offsets = {str(part["partition"]): part["offset"] for part in asked["partitions"]}
-    conf = {"topic": asked["topic"], "offsets": offsets, "plan_only": False}
-    api.must_succeed("delete_records", conf, RUN_SECONDS)
+    run_id = api.trigger("delete_records", {"topic": asked["topic"], "offsets": offsets})
+    question = api.approve("delete_records", run_id, "tests", RUN_SECONDS)
+    assert f"### {asked['topic']}" in question
+    assert "Asked for by **admin**" in question
+    state = api.wait("delete_records", run_id, RUN_SECONDS)
+    assert state == "success", api.states("delete_records", run_id)
+    assert (api.note("delete_records", run_id) or "").startswith("Approved by admin (tests).")
 
 
 def assert_a_failed_night_says_why(api: AirflowApi) -> None:

@@ -8,26 +8,28 @@ from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, TriggerRule, XComArg, get_current_context, task
 from airflow.sdk.definitions.mappedoperator import MappedOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
+from ebbtide.orchestration.approval.answer import answer_of, plans_of
 from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
+from ebbtide.orchestration.driver.task_states import states_of
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.night import LowWatermark, grouped
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
-from ebbtide.orchestration.run_note import FAILURES
+from ebbtide.orchestration.run_note import DECISION, FAILURES
 
 log = logging.getLogger(__name__)
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"
-FAILED = {"failed"}
+FAILED, SKIPPED = {"failed"}, {"skipped"}
 
 
 def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
@@ -106,13 +108,24 @@ def publish_low_watermarks(
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
-def verdict(stages: Sequence[str], groups: str | None = None) -> None:
-    """Name topic, stage and cause of whatever failed, then log the run's report or its plan."""
+def verdict(
+    stages: Sequence[str],
+    groups: str | None = None,
+    plans: str | None = None,
+    approval: str | None = None,
+) -> None:
+    """Name topic, stage and cause of whatever failed, then log the run's report or its plan.
+
+    `plans` is the task that made plans, `approval` the one that asked for them: what was decided
+    becomes the run's note, and a run whose plans were not approved ends with this task skipped.
+    """
     from ebbtide.orchestration.report import render_run
 
     context = get_current_context()
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
     causes = causes_of(context)
+    if approval is not None:  # a stage whose plan there was not is skipped
+        stages = [stage for stage in stages if set(states_of(context, stage).values()) != SKIPPED]
     with explained(context), open_lake() as lake:
         of_dag = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
         runs = [run for run in of_dag if run.task in stages]
@@ -120,10 +133,26 @@ def verdict(stages: Sequence[str], groups: str | None = None) -> None:
         failures = failures or _failed_tasks(context, causes)
         for failure in failures:
             log.error("FAILED %s", failure)
-        log.info("%s", "\n".join(_plans(context, stages)) or render_run(lake, run_id, runs))
+        report = "" if runs else "\n".join(_plans(context, [plans] if plans else stages))
+        log.info("%s", report or render_run(lake, run_id, runs))
     if failures:
         context["ti"].xcom_push(key=FAILURES, value=failures)
         raise AirflowFailException("; ".join(failures))
+    if plans is not None and approval is not None:
+        _conclude(context, plans, approval)
+
+
+def _conclude(context: Any, plans: str, approval: str) -> None:
+    """Hand on as the run's note what was decided; nothing executed ends this task as skipped."""
+    answer = answer_of(context, approval)
+    kept = plans_of(context, plans) if answer is None else answer.plans
+    names = [f"{plan['plan_id']} of {plan['topic']}" for plan in kept]
+    decision = "Only planned, nothing was changed." if answer is None else answer.in_words()
+    lines = [decision, *names]
+    context["ti"].xcom_push(key=DECISION, value=lines)
+    log.info("%s", "\n".join(lines))
+    if answer is not None and not answer.may_execute:
+        raise AirflowSkipException(decision)
 
 
 def _failed_topics(
@@ -163,12 +192,10 @@ def topic_asset(name: str) -> Asset:
 
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the tasks that failed before they knew of any topic, each with its cause."""
-    ti = context["ti"]
     lines = []
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
-        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
-        of_task = states.get(ti.run_id, {})  # of a mapped task, one by index
-        failed = [name for name, state in sorted(of_task.items()) if state in FAILED]
+        states = states_of(context, task_id)
+        failed = [name for name, state in states.items() if state in FAILED]
         if failed and task_id in causes:
             lines += [f"{task_id} failed: {cause}" for cause in causes[task_id]]
         else:

@@ -24,6 +24,9 @@ HOUSE: dict[str, Any] = {
     "tags": ["ebbtide"],
 }
 
+# The same for a DAG that asks: a run that waits for its answer must not keep the others waiting.
+ASKING: dict[str, Any] = {**HOUSE, "max_active_runs": 100}
+
 
 def schedule(variable: str) -> NextTickTimetable | None:
     """Return the cron schedule of an environment variable, in UTC; None if unset or empty."""
@@ -80,6 +83,16 @@ def topics(empty: str, **schema: Any) -> Param:
         title="Topics",
         description=f"One <cluster>.<topic> a line; empty means {empty}.",
         **schema,
+    )
+
+
+def plan_only(then: str = "which approve_plan executes until it expires") -> Param:
+    """Return the choice to end after the plan; `then` is what becomes of it."""
+    return Param(
+        False,
+        type="boolean",
+        title="Plan only",
+        description=f"End after the plan, {then}.",
     )
 
 

@@ -111,7 +111,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         topics = self._healthy(context, attempt)
         with open_lake() as lake:
             self._check(lake, context, topics)
-            before = attempts(lake, attempt)
+            before = attempts(lake, attempt, self.job)
             left = None if topics is None else unfinished(topics, before, attempt.is_retry)
             answers = self._answer_from_state(lake, left or [], attempt)
         answered = {answer["topic"] for answer in answers}
@@ -119,11 +119,11 @@ class EbbtideJobOperator(SparkSubmitOperator):
         for topic in set(topics or ()) - set(left or ()):
             self.log.info("ebbtide: %s: %s: settled in an earlier try", self.job, topic)
         problem = self._submit(context, attempt, to_run) if to_run != [] else None
-        if context["params"].get("plan_only"):
+        if self._only_plans(context):
             return self._settle_plan(problem)
         with open_lake() as lake:
             message = None if problem is None else problem.message
-            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt), message)
+            outcome = TaskOutcome.of(topics, answers, attempts(lake, attempt, self.job), message)
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
@@ -222,30 +222,48 @@ class EbbtideJobOperator(SparkSubmitOperator):
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
         self.py_files = str(where.package_zip)
+        self.application_args = self._arguments(context, attempt, topics, files)
+        with open_lake() as lake:
+            return self._connections(lake, context, topics or (), request)
+
+    def _arguments(
+        self,
+        context: Context,
+        attempt: TaskAttempt,
+        topics: Sequence[str] | None,
+        files: DriverFiles,
+    ) -> list[str]:
+        """Return the job's arguments."""
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
-        if request is not None:
+        if files.request is not None:
             what = ["--request-file", str(files.request)]
         options = options_of_params(context["params"], self.options or {})
-        if context["params"].get("plan_only"):
+        if self._only_plans(context):
             options += ["--plan-file", str(files.plan)]
-        self.application_args = [*options, *what, *attempt.options()]
-        if self.is_live and context["params"].get("from_source", True):
-            with open_lake() as lake:
-                return connections_of_topics(
-                    lake, topics or (), context["params"].get("connection")
-                )
-        return self._connections(request)
+        return [*options, *what, *attempt.options()]
+
+    def _only_plans(self, context: Context) -> bool:
+        """Whether the job plans, and changes nothing."""
+        return bool(context["params"].get("plan_only"))
 
     def _request(self, context: Context, topics: Sequence[str]) -> Mapping[str, Any] | None:
         if self.request is None and self.request_from is not None:
             return request_of(self._offsets(context, topics), topics)
         return self.request
 
-    def _connections(self, request: Mapping[str, Any] | None) -> set[str]:
+    def _connections(
+        self,
+        lake: Lake,
+        context: Context,
+        topics: Sequence[str],
+        request: Mapping[str, Any] | None,
+    ) -> set[str]:
+        """Return the Kafka connections that the job will ask for."""
+        if self.is_live and context["params"].get("from_source", True):
+            return connections_of_topics(lake, topics, context["params"].get("connection"))
         if request is None:
             return set()
-        with open_lake() as lake:
-            return connections_needed(lake, parse_request(json.dumps(request)))
+        return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
         """Return what the stage `request_from` handed on; the state's offsets if it died before."""
@@ -294,7 +312,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
             context["ti"].xcom_push(key=PLAN, value=plan)
 
 
-def attempts(lake: Lake, attempt: TaskAttempt) -> dict[str, Run]:
-    """Return the newest attempt by topic of this task in this DAG run."""
-    runs = lake.runs(attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=attempt.task)
+def attempts(lake: Lake, attempt: TaskAttempt, job: str) -> dict[str, Run]:
+    """Return the job's newest attempt by topic of this task in this DAG run."""
+    equals = {"run_id": attempt.run_id, "dag": attempt.dag, "task": attempt.task, "job": job}
+    runs = lake.runs(attempt.since, **equals)
     return {run.topic: run for run in runs}

@@ -1,6 +1,6 @@
-"""Write the note of a failed DAG run, which Airflow shows in its list: a line a failure.
+"""Write the note of a DAG run, which Airflow shows in its list: a line a failure, or a decision.
 
-A task cannot set it: Airflow's task API has no call for it. So `verdict` hands the failures on as
+A task cannot set it: Airflow's task API has no call for it. So `verdict` hands the lines on as
 an XCom, and a listener writes the note in the session of whoever ends the run, usually the
 scheduler. The listener commits nothing and opens no session of its own: that would wait for ever
 for the scheduler's lock on the run.
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FAILURES = "ebbtide_failures"  # the key of verdict's XCom
+# Keys of verdict's XComs: lines of the note where a run fails, and where it succeeds.
+FAILURES = "ebbtide_failures"
+DECISION = "ebbtide_decision"
 AUTHOR = "ebbtide"  # as the note's user
 LONGEST_NOTE = 1000  # characters; the width of Airflow's column
 
 
 class NoteListener:
-    """Writes the note when a run fails, and takes it back when the run, cleared, succeeds.
+    """Writes the note when a run ends; one that succeeds loses its note of a failure.
 
     A note of somebody else stays as it is. Whatever goes wrong here is logged only.
     """
@@ -45,13 +47,17 @@ class NoteListener:
 
     @hookimpl
     def on_dag_run_success(self, dag_run: DagRun, msg: str) -> None:
-        """Remove the note: what failed before is done now."""
+        """Write what was decided about the run's plans; remove a note of what failed before."""
         try:
             with _in_session(dag_run) as run:
-                if run.dag_run_note is not None and not _is_of_another(run):
+                if _is_of_another(run):
+                    return
+                if decision := lines_of(run, DECISION):
+                    _write(run, note_of(decision))
+                else:
                     run.dag_run_note = None
         except Exception:
-            log.exception("ebbtide: the note of run %s was not removed", dag_run.run_id)
+            log.exception("ebbtide: the note of run %s was not written", dag_run.run_id)
 
 
 @contextmanager
@@ -70,6 +76,17 @@ def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
 
 def failures_of(dag_run: DagRun) -> list[str]:
     """Return the failures that verdict named, or else the causes that single tasks handed on."""
+    causes = [f"{row.task_id} failed: {row.value}" for row in _handed_on(dag_run, CAUSE)]
+    return lines_of(dag_run, FAILURES) or causes
+
+
+def lines_of(dag_run: DagRun, key: str) -> list[str]:
+    """Return the lines that verdict handed on under this key."""
+    return [line for row in _handed_on(dag_run, key) for line in row.value]
+
+
+def _handed_on(dag_run: DagRun, key: str) -> Sequence[Any]:
+    """Return the run's XComs of a key, oldest first."""
     from airflow.models.xcom import XComModel
     from sqlalchemy import select
     from sqlalchemy.orm import object_session
@@ -77,14 +94,13 @@ def failures_of(dag_run: DagRun) -> list[str]:
     session = object_session(dag_run)
     assert session is not None
     handed_on = (
-        select(XComModel.key, XComModel.task_id, XComModel.value)
-        .where(XComModel.dag_run_id == dag_run.id, XComModel.key.in_((FAILURES, CAUSE)))
+        select(XComModel.task_id, XComModel.value)
+        .where(XComModel.dag_run_id == dag_run.id, XComModel.key == key)
         .order_by(XComModel.timestamp)
     )
     with session.no_autoflush:
         rows: Sequence[Any] = session.execute(handed_on).all()
-    named = [failure for row in rows if row.key == FAILURES for failure in row.value]
-    return named or [f"{row.task_id} failed: {row.value}" for row in rows if row.key == CAUSE]
+    return rows
 
 
 def note_of(failures: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ from ebbtide.errors import PlanError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.plans.events import FOUR_EYES, Event, PlanEvent, Standing, standing_of
+from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.names import TopicName
@@ -33,7 +32,6 @@ from ebbtide.runs.plans_table import (
 from ebbtide.runs.proposals import Order, Proposal
 from ebbtide.runs.runs_table import JobOutcome
 
-FOUR_EYES_OF_ALL = "EBBTIDE_FOUR_EYES"
 # Past runs that tell how long the next one takes.
 PAST_RUNS, PAST = 5, timedelta(days=30)
 
@@ -164,13 +162,6 @@ def check_same_tables(plan: Plan, topic: Topic) -> None:
                 f"expected the {what} table that plan {plan.plan_id} was made on, found another "
                 f"of the same name: somebody dropped it and created it anew; make a new plan"
             )
-
-
-def needs_four_eyes(topic: Topic) -> bool:
-    """Return whether the topic or the environment asks for a second person."""
-    of_all = os.environ.get(FOUR_EYES_OF_ALL, "").strip().lower() == "true"
-    # A topic with a wrong setting must still be one that configure_topic can repair.
-    return of_all or topic.properties.get(FOUR_EYES, "").strip().lower() == "true"
 
 
 def _summary(topic: Topic, job: str, proposal: Proposal, guard: str) -> Summary:

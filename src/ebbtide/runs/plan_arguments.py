@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ebbtide.runs.application import job_parser
 
 # Besides those that name the request, these make no sense for a plan that is executed.
-_NOT_WITH_PLAN = ("plan_only", "requested_by")
+_NOT_WITH_PLAN = ("plan_only", "requested_by", "triggered_by")
 _ONLY_WITH_PLAN = ("approved_by", "rejected_by", "approval_note")
 
 
@@ -25,6 +25,11 @@ def planned_parser(
         help="execute this kept plan; repeat for more. It has topic, request and now",
     )
     parser.add_argument("--requested-by", metavar="USER", help="who asks")
+    parser.add_argument(
+        "--triggered-by",
+        metavar="USER",
+        help="who started the run, whom four eyes are about; else who asks",
+    )
     parser.add_argument("--approved-by", metavar="USER", help="who has approved the plans")
     parser.add_argument("--rejected-by", metavar="USER", help="who has rejected the plans")
     parser.add_argument("--approval-note", metavar="TEXT", help="what that person says")

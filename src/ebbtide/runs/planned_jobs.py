@@ -7,6 +7,7 @@ leave beyond the plan's offsets.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -14,13 +15,15 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode, PlanError, PlanExceededError, SafetyError
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.plans.events import (
     FOUR_EYES,
+    FOUR_EYES_OF_ALL,
     Event,
     approver_of,
     check_four_eyes,
     check_may_execute,
+    needs_four_eyes,
 )
 from ebbtide.log.plans.offsets import NewOffsets, new_offsets
 from ebbtide.log.settings.names import TopicName
@@ -30,7 +33,6 @@ from ebbtide.runs.kept_plans import (
     check_same_tables,
     find_plans,
     keep_plan,
-    needs_four_eyes,
     replace_open_plans,
 )
 from ebbtide.runs.proposals import Order, P, PlannedJob
@@ -77,14 +79,14 @@ class _Request(NamedTuple):
         outcome: JobOutcome = proposal.outcome()
         if outcome.error is not None:
             return outcome
-        requested_by = self.args.requested_by
+        requested_by = self.args.triggered_by or self.args.requested_by
         _, outcome = keep_plan(self.args, proposal, order, requested_by=requested_by)
         return outcome
 
     def done(self, session: SparkSession, name: TopicName) -> JobOutcome:
         """Plan and execute, unless a guard or the rule of four eyes asks for an approval."""
         needs_plan = self.job.is_by_hand and exists(session, name)
-        needs_plan = needs_plan and needs_four_eyes(load(session, name))
+        needs_plan = needs_plan and _needs_four_eyes(load(session, name))
         order = self._order(session, name)._replace(keeps_offsets=needs_plan)
         proposal = self.job.propose(session, name, order)
         if isinstance(proposal, JobOutcome):
@@ -107,7 +109,7 @@ class _Request(NamedTuple):
         proposal = self.job.propose(session, name, order)
         if isinstance(proposal, JobOutcome):
             return proposal
-        requested_by = args.requested_by or args.dag or args.job
+        requested_by = args.triggered_by or args.requested_by or args.dag or args.job
         plan, _ = keep_plan(args, proposal, order, requested_by=requested_by, guard=why)
         replace_open_plans(session, plan)
         error = SafetyError(
@@ -150,7 +152,7 @@ def _execute(
     if exists(session, name):  # else the job says so
         topic = load(session, name)
         check_same_tables(plan, topic)
-        if needs_four_eyes(topic):
+        if _needs_four_eyes(topic):
             check_four_eyes(plan, args.approved_by or approver_of(plan, kept.events))
     if args.approved_by and args.approved_by != approver_of(plan, kept.events):
         kept.add(session, args, Event.APPROVED, by=args.approved_by, note=args.approval_note)
@@ -168,6 +170,10 @@ def _execute(
     outcome: JobOutcome = job.execute(proposal)
     outcome.topic["plan"] = plan.plan_id
     return outcome
+
+
+def _needs_four_eyes(topic: Topic) -> bool:
+    return needs_four_eyes(topic.properties, os.environ.get(FOUR_EYES_OF_ALL))
 
 
 def _exceeded(kept: KeptPlan, beyond: list[NewOffsets]) -> PlanExceededError:

@@ -30,8 +30,8 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def plan(jobs: Jobs, name: TopicName) -> Plan:
-    return jobs.plan(erase_keys, ERASED_MS, "--topic", str(name), *REASON)
+def plan(jobs: Jobs, name: TopicName, *more: str) -> Plan:
+    return jobs.plan(erase_keys, ERASED_MS, "--topic", str(name), *REASON, *more)
 
 
 def execute(jobs: Jobs, kept: Plan, approver: str = "bob") -> int:
@@ -101,4 +101,14 @@ def test_an_erasure_under_four_eyes_needs_a_plan(
     kept = plan(jobs, name)
     assert execute(jobs, kept, "ann") == ExitCode.FAILED
     assert records(spark, name) == before
+
+
+def test_four_eyes_are_about_who_started_the_run_and_not_for_whom(
+    spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
+) -> None:
+    configure(spark, name, {"ebbtide.plan.four.eyes": "true"})
+    kept = plan(jobs, name, "--triggered-by", "eve")
+    assert (kept.requested_by, kept.parameters["requested_by"]) == ("eve", "ann")
+    assert execute(jobs, kept, "eve") == ExitCode.FAILED
+    assert jobs.last_run().error_class == "PlanError"
     assert execute(jobs, kept) == ExitCode.DONE

@@ -13,6 +13,7 @@ from ebbtide.errors import PlanError
 from ebbtide.log.plans.plan import Plan
 
 FOUR_EYES = "ebbtide.plan.four.eyes"
+FOUR_EYES_OF_ALL = "EBBTIDE_FOUR_EYES"  # in the environment
 
 
 class Event(StrEnum):
@@ -116,6 +117,15 @@ def _described(standing: Standing, plan: Plan, events: Sequence[PlanEvent]) -> s
     last = max((e for e in events if e.event == str(standing)), key=lambda event: event.at)
     by = f" by {last.by}" if last.by else ""
     return f"{standing}{by} at {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def needs_four_eyes(properties: Mapping[str, str], of_all: str | None) -> bool:
+    """Return whether the topic's properties, or the variable for all topics, ask for two people.
+
+    A topic with a wrong setting must still be one that configure_topic can repair.
+    """
+    texts = (of_all, properties.get(FOUR_EYES))
+    return any((text or "").strip().lower() == "true" for text in texts)
 
 
 def check_four_eyes(plan: Plan, approver: str | None) -> None:

@@ -34,8 +34,11 @@ class TaskAttempt:
 
     def options(self) -> list[str]:
         """Return the arguments every job takes."""
-        now = self.now.isoformat(timespec="milliseconds")
-        return ["--now", now, "--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
+        return ["--now", self.now.isoformat(timespec="milliseconds"), *self.identity()]
+
+    def identity(self) -> list[str]:
+        """Return those that say who runs a job; a job that executes a plan has its clock."""
+        return ["--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
 
 
 def attempt_of(context: Context) -> TaskAttempt:

@@ -55,11 +55,7 @@ class DriverFiles:
     """Files that this user's driver alone can read and write, as long as the job runs."""
 
     directory: Path
-
-    @property
-    def request(self) -> Path:
-        """The DeleteRecords request, where there is one."""
-        return self.directory / "request.json"
+    request: Path | None = None  # a DeleteRecords request
 
     @property
     def plan(self) -> Path:
@@ -75,11 +71,11 @@ class DriverFiles:
 def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
     """Yield a directory of this user's own, with the request in it, removed afterwards."""
     with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
-        files = DriverFiles(Path(directory))
+        file = Path(directory) / "request.json"
         if request is not None:
-            files.request.touch(mode=0o600)
-            files.request.write_text(json.dumps(request))
-        yield files
+            file.touch(mode=0o600)
+            file.write_text(json.dumps(request))
+        yield DriverFiles(Path(directory), None if request is None else file)
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

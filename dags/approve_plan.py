@@ -1,0 +1,51 @@
+"""Ask for plans that wait for an approval, and execute them once somebody has given it.
+
+A night never waits. A topic that trips one of its guards is left as it is, its plan is kept, and a
+run of this DAG asks whether it may be executed after all; the next night replaces a plan that
+nobody has answered. Or name plans yourself: those that a run with `plan_only` has kept.
+"""
+
+from airflow.sdk import Param, chain, dag
+
+from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
+from ebbtide.orchestration.approval.job_operators import ExecutionOperator
+from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
+from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import ASKING
+from ebbtide.orchestration.pool import SPARK_POOL
+
+EXECUTE = "execute"
+
+
+@dag(
+    schedule=None,
+    doc_md=__doc__,
+    is_paused_upon_creation=False,  # the night triggers it
+    **ASKING,
+    params={
+        "plans": Param(
+            [],
+            type="array",
+            items={"type": "string", "pattern": "^[a-z_]+-[0-9]{8}-[0-9a-f]{8}$"},
+            minItems=1,
+            title="Plans",
+            description="One plan id a line; they are approved or rejected together.",
+        ),
+    },
+)
+def approve_plan() -> None:
+    jobs = named_plans()
+    execute = ExecutionOperator.partial(
+        task_id=EXECUTE,
+        approval=APPROVE,
+        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        max_active_tis_per_dagrun=1,
+        map_index_template="{{ task.job }}",
+    ).expand(job=jobs)
+    judged = verdict([EXECUTE], plans=NAMED_PLANS, approval=APPROVE)
+    ask = approval(NAMED_PLANS, execution=EXECUTE)
+    chain(jobs, ask, [execute, rejections(jobs)], judged)
+    chain(execute, publish_low_watermarks(EXECUTE), judged)
+
+
+approve_plan()

@@ -1,0 +1,73 @@
+"""Apply the retention of chosen topics now, in chosen stages, once somebody has approved it.
+
+Each stage plans with the same clock. `approve` shows what would go by which rule and asks; after an
+approval the stages are executed in the order of a night, each within its plan. Tombstones are
+marked before, which removes nothing; replicas are asked for the new log start offsets behind
+`expire_segments`.
+"""
+
+from airflow.sdk import Param, TriggerRule, chain, dag
+
+from ebbtide.orchestration.approval.chains import APPROVE, PLAN, approval, rejections
+from ebbtide.orchestration.approval.choices import STAGES, choose_stages, choose_topics
+from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
+from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.house import ASKING, now, plan_only, topics
+from ebbtide.orchestration.night import NIGHT
+from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.pool import SPARK_POOL
+
+
+def execution(stage: str) -> ExecutionOperator:
+    """Return the task that executes the plans of a stage, also behind one that had none."""
+    is_first = stage == STAGES[0]
+    rule = TriggerRule.ALL_SUCCESS if is_first else TriggerRule.ALL_DONE
+    return ExecutionOperator(task_id=stage, job=stage, approval=APPROVE, trigger_rule=rule)
+
+
+@dag(
+    schedule=None,
+    doc_md=__doc__,
+    **ASKING,
+    params={
+        "topics": topics("all that are enabled"),
+        "stages": Param(
+            list(STAGES[:2]),
+            type="array",
+            items={"type": "string", "enum": list(STAGES)},
+            examples=list(STAGES),
+            minItems=1,
+            title="Stages",
+            description="clean_log, expire_segments or expire_snapshots; in this order.",
+        ),
+        "now": now("The clock of all stages"),
+        "plan_only": plan_only(),
+    },
+)
+def retention_now() -> None:
+    chosen, stages = choose_topics(), choose_stages()
+    mark = EbbtideJobOperator(task_id="mark_tombstones", job="mark_tombstones", topics=chosen)
+    plan = PlanOperator.partial(
+        task_id=PLAN,
+        topics=chosen,
+        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        map_index_template="{{ task.job }}",
+    ).expand(job=stages)
+    clean_log, expire_segments, expire_snapshots = map(execution, STAGES)
+    delete_records = EbbtideJobOperator(
+        task_id="delete_records",
+        job="delete_records",
+        topics=chosen,
+        after="expire_segments",
+        request_from="expire_segments",
+        trigger_rule=TriggerRule.ALL_DONE,
+    )
+    publish = publish_low_watermarks("expire_segments", said_by="delete_records")
+    judged = verdict(NIGHT, plans=PLAN, approval=APPROVE)
+    reject = rejections(stages)
+    chain(mark, plan, approval(PLAN, execution=STAGES[0]), [clean_log, reject])
+    chain(clean_log, expire_segments, delete_records, expire_snapshots, publish, judged)
+    chain(reject, judged)
+
+
+retention_now()

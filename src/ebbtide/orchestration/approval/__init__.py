@@ -1,0 +1,1 @@
+"""Plans that people approve before a job executes them."""

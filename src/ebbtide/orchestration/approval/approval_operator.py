@@ -1,0 +1,122 @@
+"""Ask people whether plans may be executed: an Airflow operator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk.bases.branch import BranchMixIn
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import AirflowSkipException
+
+from ebbtide.errors import RequestError
+from ebbtide.lake.reader import Lake, open_lake
+from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
+from ebbtide.log.plans.plan import Plan
+from ebbtide.orchestration.approval.answer import (
+    ANSWER,
+    APPROVE,
+    NOTE,
+    PLANS,
+    REJECT,
+    Answer,
+    Decision,
+    KeptPlan,
+    plans_of,
+)
+from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
+from ebbtide.orchestration.approval.settings import answer_by, approvers
+from ebbtide.orchestration.driver.causes import explained
+from ebbtide.orchestration.house import optional
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PlanApprovalOperator(HITLOperator, BranchMixIn):
+    """Ask whether the plans of the task `plans_from` may be executed, and follow the answer.
+
+    `execution` and `rejection` are the tasks behind it, of which one is skipped; both are where
+    nobody answers in time. Nobody is asked in a run that only plans, nor where nothing would be
+    removed, unless the topic has four eyes. The answer is handed on together with the plans it is
+    for: a plan that is made after it was asked for is never executed by it.
+    """
+
+    inherits_from_skipmixin = True
+
+    def __init__(self, *, plans_from: str, execution: str, rejection: str, **kwargs: Any) -> None:
+        super().__init__(
+            subject="May these plans be executed?",
+            options=[APPROVE, REJECT],
+            defaults=REJECT,
+            **kwargs,
+        )
+        note = optional("string", "Note", "Kept with the plans, such as the number of a request.")
+        self.params = ParamsDict({NOTE: note})  # of the answer's form alone
+        self.plans_from = plans_from
+        self.execution = execution
+        self.rejection = rejection
+
+    def execute(self, context: Context) -> None:
+        """Ask, and wait without a slot until somebody answers."""
+        if context["params"].get("plan_only"):
+            raise AirflowSkipException("the run only plans; approve_plan executes what it planned")
+        with explained(context):
+            kept = plans_of(context, self.plans_from)
+            is_asked = self._prepare(_to_ask_for(kept))
+        if not is_asked:
+            self._follow(context, Answer(Decision.NOT_ASKED, kept))
+            return
+        context["ti"].xcom_push(key=PLANS, value=kept)
+        super().execute(context)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
+        """Take the answer, or that there was none in time."""
+        super().execute_complete(context, dict(event))
+        with explained(context):
+            answer = Answer.of_response(event, plans_of(context, self.task_id))
+        self._follow(context, answer)
+
+    def _prepare(self, plans: Sequence[Plan]) -> bool:
+        """Put the plans into the question; False where there are none to ask for."""
+        if not plans:
+            return False
+        clock = datetime.now(UTC)
+        until = answer_by(plans, clock)
+        self.subject = question(plans)
+        self.body = in_markdown(plans, f"{until:%Y-%m-%d %H:%M}")
+        self.response_timeout = until - clock
+        self.assigned_users = approvers()
+        return True
+
+    def _follow(self, context: Context, answer: Answer) -> None:
+        self.log.info("ebbtide: %s", answer.in_words())
+        context["ti"].xcom_push(key=ANSWER, value=answer.to_xcom())
+        branches = {Decision.REJECTED: [self.rejection], Decision.UNANSWERED: None}
+        self.do_branch(context, branches.get(answer.decision, [self.execution]))
+
+
+def _to_ask_for(kept: Sequence[KeptPlan]) -> list[Plan]:
+    """Return the plans by which something leaves, and those of topics with four eyes."""
+    with open_lake() as lake:
+        plans = _read(lake, kept)
+        return [p for p in plans if removes_something(p) or _has_four_eyes(lake, p.topic)]
+
+
+def _has_four_eyes(lake: Lake, topic: str) -> bool:
+    return needs_four_eyes(lake.records(topic).properties, os.environ.get(FOUR_EYES_OF_ALL))
+
+
+def _read(lake: Lake, kept: Sequence[KeptPlan]) -> list[Plan]:
+    """Return the plans in the order given, without their offsets."""
+    ids = [plan["plan_id"] for plan in kept]
+    by_id = {plan.plan_id: plan for plan in lake.plans(plan_id=ids)} if ids else {}
+    if missing := [plan_id for plan_id in ids if plan_id not in by_id]:
+        raise RequestError(
+            f"expected kept plans, found none of {', '.join(missing)} in lake.ebbtide.plans; "
+            "make a new plan"
+        )
+    return [by_id[plan_id] for plan_id in ids]

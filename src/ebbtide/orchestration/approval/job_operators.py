@@ -1,0 +1,159 @@
+"""Make plans, execute them once they are approved, and record that they were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from ebbtide.lake.reader import Lake, open_lake
+from ebbtide.log.plans.plan import Plan
+from ebbtide.log.requests.delete_request import parse_request_object
+from ebbtide.orchestration.approval.answer import PLANS, Answer, Decision, KeptPlan, answer_of, kept
+from ebbtide.orchestration.driver.attempt import TaskAttempt
+from ebbtide.orchestration.driver.inputs import DriverFiles, options_of_params
+from ebbtide.orchestration.driver.kafka_connections import (
+    connections_needed,
+    connections_of_topics,
+)
+from ebbtide.orchestration.driver.task_states import states_of
+from ebbtide.orchestration.night import LowWatermark
+from ebbtide.orchestration.operator import EbbtideJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PlanOperator(EbbtideJobOperator):
+    """Plan what `jobs/<job>.py` would do, and keep the plans; the XCom `plans` names them.
+
+    They say that the user who triggered the run has asked for them.
+    """
+
+    def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
+        topics = self._healthy(context, attempt)
+        with open_lake() as lake:
+            self._check(lake, context, topics)
+        if topics != []:
+            self._settle_plan(self._submit(context, attempt, topics))
+        with open_lake() as lake:
+            plans = kept_plans(lake, attempt, self.job)
+        context["ti"].xcom_push(key=PLANS, value=plans)
+        return []
+
+    def _only_plans(self, context: Context) -> bool:
+        return True
+
+    def _arguments(
+        self,
+        context: Context,
+        attempt: TaskAttempt,
+        topics: Sequence[str] | None,
+        files: DriverFiles,
+    ) -> list[str]:
+        user = context["dag_run"].triggering_user_name
+        requester = [f"--triggered-by={user}"] if user else []
+        return ["--plan-only", *requester, *super()._arguments(context, attempt, topics, files)]
+
+
+class ExecutionOperator(EbbtideJobOperator):
+    """Execute the plans of `job` that the task `approval` handed on with its answer.
+
+    Where it handed on none of this job, the task is skipped. `options` and `hidden` are what no
+    plan keeps.
+    """
+
+    by: ClassVar[str] = "--approved-by"
+
+    def __init__(self, *, approval: str, **kwargs: Any) -> None:
+        super().__init__(needs_spark=True, **kwargs)
+        self.approval = approval
+        self.answer: Answer | None = None
+
+    def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
+        self._take_answer(context)
+        return super()._execute(context, attempt)
+
+    def _take_answer(self, context: Context) -> None:
+        """Set topics and plans by the answer; AirflowSkipException where there is no work."""
+        self.answer = self._answer(context)
+        self.topics = sorted({plan["topic"] for plan in self._plans()})
+        if not self.topics:
+            raise AirflowSkipException(f"{self.job}: there is no plan of it")
+
+    def _answer(self, context: Context) -> Answer:
+        answer = answer_of(context, self.approval)
+        if answer is None and "success" in states_of(context, self.approval).values():
+            raise AirflowFailException(
+                f"expected an answer from {self.approval}, found none: it was marked as "
+                "successful by hand, which approves nothing; clear it, so that it asks"
+            )
+        if answer is None:
+            raise AirflowSkipException(f"{self.approval} has not asked")
+        if not answer.may_execute:
+            raise AirflowSkipException(answer.in_words())
+        return answer
+
+    def _plans(self) -> list[KeptPlan]:
+        answered = self.answer.plans if self.answer else ()
+        return [plan for plan in answered if plan["job"] == self.job]
+
+    def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
+        """Leave all checks to the job: the form was checked when the plan was made."""
+
+    def _arguments(
+        self,
+        context: Context,
+        attempt: TaskAttempt,
+        topics: Sequence[str] | None,
+        files: DriverFiles,
+    ) -> list[str]:
+        arguments = options_of_params(context["params"], self.options or {})
+        for plan in self._plans():
+            if plan["topic"] in (topics or ()):
+                arguments.append(f"--plan={plan['plan_id']}")
+        if self.answer and self.answer.by:  # a value may begin with a hyphen
+            arguments += [f"{self.by}={self.answer.by}", f"--approval-note={self.answer.note}"]
+        return [*arguments, *attempt.identity()]
+
+    def _connections(
+        self,
+        lake: Lake,
+        context: Context,
+        topics: Sequence[str],
+        request: Mapping[str, Any] | None,
+    ) -> set[str]:
+        plans = lake.plans(plan_id=[plan["plan_id"] for plan in self._plans()])
+        return {name for plan in plans for name in connections_of_plan(lake, plan)}
+
+
+class RejectionOperator(ExecutionOperator):
+    """Record with the plans of `job` who rejected them and why; nothing else is done."""
+
+    by: ClassVar[str] = "--rejected-by"
+
+    def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
+        self._take_answer(context)
+        return self._settle_plan(self._submit(context, attempt, list(self.topics or ())))
+
+    def _answer(self, context: Context) -> Answer:
+        answer = answer_of(context, self.approval)
+        if answer is None or answer.decision is not Decision.REJECTED:
+            raise AirflowSkipException("nobody has rejected a plan")
+        return answer
+
+
+def connections_of_plan(lake: Lake, plan: Plan) -> set[str]:
+    """Return the Kafka connections of what the plan was asked, and of its topic."""
+    needed = connections_of_topics(lake, [plan.topic], plan.parameters.get("connection"))
+    if request := plan.parameters.get("request"):
+        needed |= connections_needed(lake, parse_request_object(request))
+    return needed
+
+
+def kept_plans(lake: Lake, attempt: TaskAttempt, job: str) -> list[KeptPlan]:
+    """Return the newest plan of each topic that this DAG run has made for `job`."""
+    plans = lake.plans(attempt.since, run_id=attempt.run_id, dag=attempt.dag, job=job)
+    newest = {plan.topic: plan for plan in sorted(plans, key=lambda plan: plan.made_at)}
+    return [kept(plan) for _, plan in sorted(newest.items())]

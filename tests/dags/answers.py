@@ -1,0 +1,120 @@
+"""Answering an approval while `dag.test` waits for it: by the API's own code, in another thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+from tests.dags.runs import run_dag
+
+APPROVE, REJECT = "Approve", "Reject"
+PATIENCE_SECONDS = 180.0
+
+
+@dataclass
+class Answered:
+    """A finished run, and what its approval had asked; empty where it asked nobody."""
+
+    run: Any
+    subject: str = ""
+    body: str = ""
+    assignees: list[str] = field(default_factory=list)
+
+
+def run_and_answer(
+    dag_id: str,
+    chosen: str = APPROVE,
+    *,
+    by: str = "ben",
+    note: str = "",
+    before: Callable[[], None] = lambda: None,
+    **conf: Any,
+) -> Answered:
+    """Run a DAG whose approval `by` answers; `before` is called when it asks."""
+
+    def answer(asked: Any) -> None:
+        before()
+        respond(asked, chosen, by, note)
+
+    return _run(dag_id, answer, conf)
+
+
+def run_and_wait(dag_id: str, **conf: Any) -> Answered:
+    """Run a DAG whose approval nobody answers, with the scheduler's look for timeouts."""
+
+    def look(_: Any) -> None:
+        from airflow.jobs.job import Job
+        from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+
+        time.sleep(1.1)
+        SchedulerJobRunner(job=Job()).check_awaiting_input_timeouts()
+
+    return _run(dag_id, look, conf)
+
+
+def _run(dag_id: str, react: Callable[[Any], None], conf: dict[str, Any]) -> Answered:
+    has_ended = Event()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_react_when_asked, dag_id, react, has_ended)
+        try:
+            run = run_dag(dag_id, **conf)
+        finally:
+            has_ended.set()
+        detail = asked.result()
+    if detail is None:
+        return Answered(run)
+    assignees = [user["id"] for user in detail.assignees or ()]
+    return Answered(run, detail.subject, detail.body, assignees)
+
+
+def _react_when_asked(dag_id: str, react: Callable[[Any], None], has_ended: Event) -> Any:
+    """The question, once there is one and it was reacted to."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not has_ended.wait(0.1):
+        assert time.monotonic() < deadline, f"{dag_id} has not asked"
+        if asked := waiting(dag_id):
+            try:
+                react(asked)
+            except BaseException:
+                respond(asked, REJECT, "tests")  # else the run would wait for ever
+                raise
+            return asked.hitl_detail
+    return None
+
+
+def waiting(dag_id: str) -> Any:
+    """The task instance that waits for an answer, with its question."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.orm import joinedload
+
+    is_asking = (TaskInstance.dag_id == dag_id) & (TaskInstance.state == "awaiting_input")
+    query = select(TaskInstance).where(is_asking).options(joinedload(TaskInstance.hitl_detail))
+    with create_session() as session:
+        return session.scalars(query).first()
+
+
+def respond(asked: Any, chosen: str, by: str, note: str = "") -> None:
+    """What PATCH .../hitlDetails does for a login."""
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.api_fastapi.core_api.datamodels.hitl import UpdateHITLDetailPayload
+    from airflow.api_fastapi.core_api.routes.public.hitl import update_hitl_detail
+    from airflow.utils.session import create_session
+
+    create_auth_manager()
+    payload = UpdateHITLDetailPayload(chosen_options=[chosen], params_input={"note": note})
+    with create_session() as session:
+        update_hitl_detail(
+            dag_id=asked.dag_id,
+            dag_run_id=asked.run_id,
+            task_id=asked.task_id,
+            update_hitl_detail_payload=payload,
+            user=SimpleAuthManagerUser(username=by, role="op"),
+            session=session,
+        )

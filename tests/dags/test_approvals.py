@@ -1,0 +1,314 @@
+"""Plan, approval, execution: who is asked, for what, and what follows each answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import ConfigurationError, SafetyError, UnavailableError
+from ebbtide.lake.reader import open_lake
+from ebbtide.orchestration.approval.answer import PLANS
+from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
+from tests.dags.fake_spark import FakeSpark
+from tests.dags.runs import asset_events, dag_bag, note, run_dag, states
+from tests.lake_sandbox import LakeSandbox, state_of
+
+DELETED = {"kafka.cleanup.policy": "delete"}
+FORM: dict[str, Any] = {"topic": "log.a", "offsets": {"0": 5}}
+
+
+@pytest.fixture(autouse=True)
+def topic(lake: LakeSandbox) -> None:
+    lake.topic("log.a", config=DELETED)
+
+
+def plan_ids(spark_submit: FakeSpark) -> list[str]:
+    """The plans that jobs were told to execute or to reject."""
+    return [plan_id for s in spark_submit.submitted for plan_id in s.options.plan]
+
+
+def test_an_approved_plan_is_executed_and_the_note_says_who_approved(
+    spark_submit: FakeSpark,
+) -> None:
+    answered = run_and_answer("delete_records", by="ben", note="ticket 7", **FORM)
+    assert answered.run.state == "success"
+    assert states(answered.run) == {
+        "build_request": "success",
+        "plan": "success",
+        "approve": "success",
+        "delete_records": "success",
+        "record_rejection": "skipped",
+        "publish_low_watermarks": "success",
+        "verdict": "success",
+    }
+    planned, executed = (submitted.options for submitted in spark_submit.submitted)
+    assert (planned.plan_only, planned.triggered_by, planned.plan) == (True, "dag_test", [])
+    (plan_id,) = executed.plan
+    assert (executed.approved_by, executed.approval_note) == ("ben", "ticket 7")
+    assert (executed.plan_only, executed.request, executed.now) == (False, None, None)
+    assert note(answered.run) == f"Approved by ben (ticket 7).\n{plan_id} of log.a"
+    assert asset_events(answered.run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 5}}}
+
+
+def test_the_question_shows_the_plan(spark_submit: FakeSpark) -> None:
+    answered = run_and_answer("delete_records", **FORM)
+    (plan_id,) = plan_ids(spark_submit)
+    assert answered.subject == "delete_records: remove 3 records from log.a?"
+    row = "| 0 | 3 | 0 | 30 B | delete records: 3 records | - | - |"
+    assert row in answered.body.splitlines()
+    assert "Asked for by **dag\\_test**" in answered.body
+    assert f"](/ebbtide/plans/{plan_id})" in answered.body
+    assert answered.assignees == []
+
+
+def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
+    spark_submit: FakeSpark,
+) -> None:
+    answered = run_and_answer("delete_records", REJECT, by="ben", note="too early", **FORM)
+    assert answered.run.state == "success"
+    assert states(answered.run) == {
+        "build_request": "success",
+        "plan": "success",
+        "approve": "success",
+        "delete_records": "skipped",
+        "record_rejection": "success",
+        "publish_low_watermarks": "success",
+        "verdict": "skipped",
+    }
+    _, rejected = (submitted.options for submitted in spark_submit.submitted)
+    assert (rejected.rejected_by, rejected.approval_note) == ("ben", "too early")
+    assert rejected.approved_by is None
+    (plan_id,) = rejected.plan
+    words = "Rejected by ben (too early). Nothing was changed."
+    assert note(answered.run) == f"{words}\n{plan_id} of log.a"
+    assert asset_events(answered.run) == {}
+
+
+def test_no_answer_in_time_changes_nothing(
+    spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", "PT1S")
+    run = run_and_wait("delete_records", **FORM).run
+    assert run.state == "success"
+    assert states(run)["delete_records"] == states(run)["record_rejection"] == "skipped"
+    assert states(run)["verdict"] == "skipped"
+    assert (note(run) or "").startswith("Nobody answered in time, which rejects. Nothing was")
+    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True]
+
+
+def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
+    run = run_dag("delete_records", **FORM, plan_only=True)
+    assert run.state == "success"
+    assert states(run)["approve"] == states(run)["delete_records"] == "skipped"
+    assert states(run)["verdict"] == "success"
+    assert (note(run) or "").startswith("Only planned, nothing was changed.\ndelete_records-")
+
+
+def test_nobody_is_asked_for_a_plan_that_removes_nothing(spark_submit: FakeSpark) -> None:
+    spark_submit.planned_records = 0
+    run = run_dag("delete_records", **FORM)
+    assert states(run)["delete_records"] == "success"
+    _, executed = (submitted.options for submitted in spark_submit.submitted)
+    assert executed.approved_by is None
+    assert len(executed.plan) == 1
+    assert (note(run) or "").startswith("No approval was needed: nothing would be removed.")
+
+
+def test_a_plan_that_cannot_be_made_is_not_asked_for(spark_submit: FakeSpark) -> None:
+    spark_submit.dies_in["delete_records"] = 1
+    run = run_dag("delete_records", **FORM)
+    assert run.state == "failed"
+    assert states(run)["approve"] == states(run)["delete_records"] == "upstream_failed"
+
+
+def test_an_approval_that_is_marked_as_successful_approves_nothing(
+    spark_submit: FakeSpark,
+) -> None:
+    dag = dag_bag().dags["delete_records"]
+    run = dag.test(run_conf=FORM, mark_success_pattern="approve")
+    assert run.state == "failed"
+    assert plan_ids(spark_submit) == []
+    assert "delete_records failed: expected an answer from approve, found none" in (note(run) or "")
+
+
+def test_what_is_planned_after_the_question_is_not_executed(spark_submit: FakeSpark) -> None:
+    """As where somebody clears `plan` while `approve` waits."""
+
+    def plan_again() -> None:
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+
+        other = [{"plan_id": "other", "job": "delete_records", "topic": "log.a", "digest": ""}]
+        with create_session() as session:
+            handed_on = session.query(XComModel).filter(
+                XComModel.key == PLANS, XComModel.task_id == "plan"
+            )
+            handed_on.update({"value": other})
+
+    run_and_answer("delete_records", before=plan_again, **FORM)
+    (plan_id,) = plan_ids(spark_submit)
+    assert plan_id.startswith("delete_records-")
+
+
+def test_only_the_approvers_may_answer(
+    spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastapi import HTTPException
+
+    monkeypatch.setenv("EBBTIDE_APPROVERS", "ann, eve")
+
+    def answer_as_another() -> None:
+        with pytest.raises(HTTPException, match=r"ben.* is not a respondent"):
+            respond(waiting("delete_records"), "Approve", "ben")
+
+    answered = run_and_answer("delete_records", by="ann", before=answer_as_another, **FORM)
+    assert answered.assignees == ["ann", "eve"]
+    assert spark_submit.submitted[-1].options.approved_by == "ann"
+
+
+def test_a_plan_is_not_asked_for_twice_where_its_execution_is_tried_again(
+    spark_submit: FakeSpark,
+) -> None:
+    spark_submit.failures["delete_records", "log.a"] = [UnavailableError("a replica"), None]
+    answered = run_and_answer("delete_records", **FORM)
+    assert answered.run.state == "success"
+    assert len(set(plan_ids(spark_submit))) == 1
+    assert len(plan_ids(spark_submit)) == 2
+
+
+def test_approve_plan_executes_plans_of_several_jobs(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.b")
+    plans = [lake.plan("log.a", "expire_segments"), lake.plan("log.b", "clean_log")]
+    answered = run_and_answer("approve_plan", plans=[plan.plan_id for plan in plans])
+    assert answered.subject == "expire_segments, clean_log: remove 6 records from 2 topics?"
+    assert states(answered.run) == {
+        "named_plans": "success",
+        "approve": "success",
+        "execute[0]": "success",
+        "execute[1]": "success",
+        "record_rejection": "skipped",
+        "publish_low_watermarks": "success",
+        "verdict": "success",
+    }
+    executed = {(s.job, *s.options.plan) for s in spark_submit.submitted}
+    assert executed == {(plan.job, plan.plan_id) for plan in plans}
+
+
+def test_approve_plan_records_a_rejection(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+    plan = lake.plan("log.a", "expire_segments")
+    run = run_and_answer("approve_plan", REJECT, plans=[plan.plan_id]).run
+    assert states(run)["execute"] == states(run)["verdict"] == "skipped"
+    (submitted,) = spark_submit.submitted
+    assert (submitted.job, submitted.options.rejected_by) == ("expire_segments", "ben")
+
+
+def test_retention_now_plans_each_stage_and_executes_them_in_order(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    work = {0: state_of(first_unmarked_offset=0)}
+    lake.topic("log.b", work, {**DELETED, "ebbtide.replicas": "lake.copy"})
+    stages = ["expire_segments", "clean_log"]
+    answered = run_and_answer("retention_now", topics=["log.b"], stages=stages)
+    assert answered.subject == "clean_log, expire_segments: remove 6 records from log.b?"
+    assert states(answered.run) == {
+        "choose_topics": "success",
+        "choose_stages": "success",
+        "mark_tombstones": "success",
+        "plan[0]": "success",
+        "plan[1]": "success",
+        "approve": "success",
+        "record_rejection": "skipped",
+        "clean_log": "success",
+        "expire_segments": "success",
+        "delete_records": "success",
+        "expire_snapshots": "skipped",
+        "publish_low_watermarks": "success",
+        "verdict": "success",
+    }
+    marked, *planned = [submitted.job for submitted in spark_submit.submitted[:3]]
+    assert (marked, sorted(planned)) == ("mark_tombstones", ["clean_log", "expire_segments"])
+    assert [(s.job, len(s.options.plan)) for s in spark_submit.submitted[3:]] == [
+        ("clean_log", 1),
+        ("expire_segments", 1),
+        ("delete_records", 0),
+    ]
+    assert asset_events(answered.run) == {"ebbtide://lake/log/b": {"low_watermarks": {"0": 5}}}
+
+
+def test_retention_now_rejected_executes_no_stage(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    run = run_and_answer("retention_now", REJECT, topics=["log.a"], stages=["expire_segments"]).run
+    stages = ("clean_log", "expire_segments", "delete_records", "expire_snapshots", "verdict")
+    assert {states(run)[stage] for stage in stages} == {"skipped"}
+    assert states(run)["record_rejection[0]"] == "success"
+    assert [s.options.rejected_by for s in spark_submit.submitted] == [None, "ben"]
+
+
+def test_a_stage_that_fails_is_named_and_the_next_one_goes_on(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    spark_submit.failures["clean_log", "log.a"] = [ConfigurationError("expected x, found y")]
+    stages = ["clean_log", "expire_segments"]
+    run = run_and_answer("retention_now", topics=["log.a"], stages=stages).run
+    assert run.state == "failed"
+    assert states(run)["expire_segments"] == "success"
+    cause = "log.a failed in clean_log: ConfigurationError: expected x, found y"
+    assert note(run) == cause
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_approve_plan_refuses_what_cannot_be_executed(
+    lake: LakeSandbox, spark_submit: FakeSpark, is_known: bool
+) -> None:
+    plan_id, standing = "clean_log-20260101-0123abcd", "unknown"
+    if is_known:
+        past = datetime.now(UTC) - timedelta(days=2)
+        plan_id, standing = lake.plan("log.a", "clean_log", made_at=past).plan_id, "expired"
+    run = run_dag("approve_plan", plans=[plan_id])
+    assert run.state == "failed"
+    assert f"found {plan_id}, which is {standing}; make new plans" in (note(run) or "")
+    assert spark_submit.submitted == []
+
+
+def test_a_plan_without_its_keys_is_left_to_the_dag_that_has_them(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    run = run_dag("approve_plan", plans=[lake.plan("log.a", "erase_keys").plan_id])
+    assert run.state == "failed"
+    assert "trigger erase_keys with them, which asks for a plan of its own" in (note(run) or "")
+
+
+def test_with_four_eyes_another_person_is_asked_whatever_would_go(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    """Else nobody but who asks would see that four eyes are switched off."""
+    lake.topic("log.b", config={"ebbtide.plan.four.eyes": "true"})
+    spark_submit.planned_records = 0
+    off = ["ebbtide.plan.four.eyes"]
+    answered = run_and_answer("configure_topic", topic="log.b", unset=off, plan_only=False)
+    assert answered.subject == "configure_topic: remove 0 records from log.b?"
+    assert spark_submit.submitted[-1].options.approved_by == "ben"
+
+
+def test_a_night_asks_for_what_a_guard_has_stopped_and_does_not_wait(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+
+    work = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0)}
+    lake.topic("log.b", work, {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1"})
+    spark_submit.failures["expire_segments", "log.b"] = [SafetyError("more than half")]
+    run = run_dag("nightly_retention", topics=["log.b"])
+    assert run.state == "failed"
+    with create_session() as session:
+        asked = session.query(DagRun).filter(DagRun.dag_id == "approve_plan").all()
+        runs = [(of.run_id, of.conf, str(of.state)) for of in asked if of.run_type != "manual"]
+    with open_lake() as opened:
+        (plan,) = opened.plans(run_id=run.run_id)
+    assert runs[-1] == (f"plan__{plan.plan_id}", {"plans": [plan.plan_id]}, "queued")

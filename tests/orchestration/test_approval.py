@@ -1,0 +1,181 @@
+"""The question for plans in Markdown, how long it stands, and the answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.log.plans.plan import Plan
+from ebbtide.log.plans.summary import (
+    LeavingRows,
+    RuleNumbers,
+    Staying,
+    Summary,
+    partition_summary,
+)
+from ebbtide.orchestration.approval.answer import Answer, Decision, KeptPlan
+from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
+from ebbtide.orchestration.approval.settings import answer_by, page_of
+
+MADE = datetime(2026, 1, 2, 2, tzinfo=UTC)
+PLAN_ID = "delete_records-20260102-0123abcd"
+KEPT = [KeptPlan(plan_id=PLAN_ID, job="delete_records", topic="log.a_b", digest="0" * 64)]
+
+
+def plan_of(partitions: int = 1, **given: Any) -> Plan:
+    """A plan that removes 1,200 records of each partition."""
+    leaving = LeavingRows(records=1_200, files=2, event_times_ms=[0, 86_400_000], keys=[b"k"])
+    rules = {"delete_records": RuleNumbers(records=1_200, segments=8)}
+    stays = [Staying(reason="a segment is kept | whole", records=12)]
+    summary = partition_summary(leaving, rules, stays, bytes_removed=96_000)
+    return Plan(
+        **{
+            "plan_id": PLAN_ID,
+            "job": "delete_records",
+            "topic": "log.a_b",
+            "run_id": "run-1",
+            "dag": "delete_records",
+            "requested_by": "ann",
+            "made_at": MADE,
+            "expires_at": MADE + timedelta(days=1),
+            "now": MADE,
+            "parameters": {},
+            "bounds": {},
+            "snapshots": {},
+            "removes": None,
+            "summary": Summary(partitions={str(p): summary for p in range(partitions)}, seconds=35),
+            "text": "",
+            "digest": "abcdef012345" + "0" * 52,
+            **given,
+        }
+    )
+
+
+def test_a_plan_in_markdown() -> None:
+    key = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a"
+    assert in_markdown([plan_of()], "2026-01-03 02:00").splitlines() == [
+        "### log.a\\_b",
+        "",
+        "**delete\\_records** would remove **1,200** records (96.0 kB)."
+        " Asked for by **ann** at 2026-01-02 02:00 UTC.",
+        "",
+        "| Partition | Records | Whole files | Bytes | By rule | Oldest event | Newest event |",
+        "| --- | ---: | ---: | ---: | --- | --- | --- |",
+        "| 0 | 1,200 | 2 | 96.0 kB | delete records: 1,200 records in 8 segments "
+        "| 1970-01-01 00:00 | 1970-01-02 00:00 |",
+        "",
+        "* Partition 0: 12 records stay, a segment is kept \\| whole.",
+        f"* Examples of keys, as the plan may show them: {key}.",
+        "* The job took 35.0 s for this topic before.",
+        "* Plan [delete\\_records-20260102-0123abcd](/ebbtide/plans/delete_records-20260102-"
+        "0123abcd), digest `abcdef012345`, may be executed until 2026-01-03 02:00 UTC.",
+        "",
+        "No answer until 2026-01-03 02:00 UTC counts as **Reject**: nothing is changed then.",
+    ]
+
+
+def test_a_plan_of_many_partitions_stays_a_page() -> None:
+    text = in_markdown([plan_of(partitions=500)] * 12, "2026-01-03 02:00")
+    assert "**600,000** records" in text
+    assert text.count("| and 480 partitions more on the plan's page |") == 10
+    assert len(text) < 60_000
+
+
+def test_what_a_guard_says_comes_first() -> None:
+    summary = {**plan_of().summary, "guard": "expected at most 0.5 of the bytes, found 0.7"}
+    plan = plan_of(summary=summary, requested_by=None, dag="nightly_retention")
+    lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
+    assert "Planned by nightly\\_retention at 2026-01-02 02:00 UTC." in lines[2]
+    assert lines[8] == "* A guard stopped the night: expected at most 0.5 of the bytes, found 0.7."
+
+
+def test_a_plan_of_snapshots_has_no_table() -> None:
+    due = {"snapshots": {"records": [1, 2], "batches": [3]}, "files": ["a.parquet"]}
+    plan = plan_of(partitions=0, job="expire_snapshots", parameters=due)
+    assert removes_something(plan)
+    assert not removes_something(plan_of(partitions=0))
+    lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
+    assert lines[4] == "* 3 snapshots expire, 1 files are written anew."
+
+
+@pytest.mark.parametrize(
+    ("plans", "subject"),
+    [
+        ([plan_of()], "delete_records: remove 1,200 records from log.a_b?"),
+        (
+            [plan_of(job="expire_segments"), plan_of(topic="log.c")],
+            "expire_segments, delete_records: remove 2,400 records from 2 topics?",
+        ),
+    ],
+)
+def test_the_question(plans: list[Plan], subject: str) -> None:
+    assert question(plans) == subject
+
+
+def test_a_plans_page_is_below_airflows_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page_of("x") == "/ebbtide/plans/x"
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.org/airflow/")
+    assert page_of("x") == "/airflow/ebbtide/plans/x"
+
+
+@pytest.mark.parametrize(
+    ("setting", "until"),
+    [
+        pytest.param("", MADE + timedelta(days=1), id="until the plan expires"),
+        pytest.param("PT8H", MADE + timedelta(hours=9), id="as set"),
+        pytest.param("P2D", MADE + timedelta(days=1), id="no longer than the plan"),
+    ],
+)
+def test_how_long_an_answer_counts(
+    setting: str, until: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", setting)
+    later = plan_of(expires_at=MADE + timedelta(days=7))
+    assert answer_by([later, plan_of()], MADE + timedelta(hours=1)) == until
+
+
+@pytest.mark.parametrize("setting", ["8 hours", "PT0S", "2026-01-02", "-PT1H"])
+def test_a_timeout_that_is_none_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", setting)
+    message = f"^expected an ISO 8601 duration above zero, such as PT8H, in .*, found '{setting}'$"
+    with pytest.raises(ConfigurationError, match=message):
+        answer_by([plan_of()], MADE)
+
+
+def test_an_expired_plan_is_not_asked_for() -> None:
+    message = f"found {PLAN_ID}, which expired at 2026-01-03 02:00 UTC; make a new plan$"
+    with pytest.raises(RequestError, match=message):
+        answer_by([plan_of()], MADE + timedelta(days=1))
+
+
+def event(chosen: str, user: dict[str, str] | None, **params: Any) -> dict[str, Any]:
+    """What Airflow resumes an approval with."""
+    return {"chosen_options": [chosen], "responded_by_user": user, "params_input": params}
+
+
+BEN = {"id": "7", "name": "ben"}
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (event("Approve", BEN, note=" ticket 7 "), (Decision.APPROVED, "ben", "ticket 7")),
+        (event("Approve", BEN, note=None), (Decision.APPROVED, "ben", "")),
+        (event("Reject", BEN), (Decision.REJECTED, "ben", "")),
+        ({**event("Reject", None), "timedout": True}, (Decision.UNANSWERED, None, "")),
+    ],
+)
+def test_an_answer(response: dict[str, Any], answer: tuple[Any, ...]) -> None:
+    given = Answer.of_response(response, KEPT)
+    assert (given.decision, given.by, given.note) == answer
+    assert Answer.of_xcom(given.to_xcom()) == given
+    assert given.may_execute is (given.decision is Decision.APPROVED)
+
+
+def test_an_approval_by_nobody_is_none() -> None:
+    with pytest.raises(AirflowFailException, match="found one by nobody"):
+        Answer.of_response(event("Approve", None), KEPT)
