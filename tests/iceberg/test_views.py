@@ -12,6 +12,7 @@ import duckdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from ebbtide.lake.key_records import Fate, find_key
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import (
     COMMITTED_SUFFIX,
@@ -222,6 +223,31 @@ def test_the_table_is_the_fold_of_the_log_whatever_was_cleaned(
         removed += before - spark.table(name.records_table).where("is_tombstone").count()
     assert removed > 0
     assert expected
+
+
+def test_the_current_record_of_a_key_is_the_tables(
+    sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
+) -> None:
+    """`ebbtide key` tells the same of transactions as the views."""
+    grow(T0)
+    grow(T0 + DAY_MS)
+    mark(spark, str(name))
+    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+        records = {key: find_key(lake, str(name), key) for key in KEYS if key is not None}
+    current = {
+        (record.partition, key): record.offset
+        for key, of_key in records.items()
+        for record in of_key
+        if record.fate is Fate.CURRENT
+    }
+    assert current == {at: offset for at, (offset, _) in table_of(spark, name).items()}
+    assert {record.fate for of_key in records.values() for record in of_key} >= {
+        Fate.CURRENT,
+        Fate.SUPERSEDED,
+        Fate.ABORTED,
+        Fate.UNDECIDED,
+        Fate.UNSTAMPED,
+    }
 
 
 def test_v1_is_the_committed_view_with_null_for_each_tombstone(

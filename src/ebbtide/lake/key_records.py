@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.lake.reader import Lake
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.records.attributes import DELETE_HORIZON, TRANSACTIONAL
+from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -35,7 +35,7 @@ class Fate(StrEnum):
     UNSTAMPED = "the key's tombstone, whose delete horizon the next round sets"
     SUPERSEDED = "superseded: the next cleaner round of its partition removes it"
     ABORTED = "of an aborted transaction: the next cleaner round of its partition removes it"
-    UNDECIDED = "of a transaction that is not decided yet"
+    UNDECIDED = "not before the first record of an open transaction, where committed readers stop"
     ACTIVE = "not the latest, in a segment that still grows: a round after it is closed removes it"
     NOT_COMPACTED = "cleanup.policy has no compact: it stays until its segment is expired"
 
@@ -93,22 +93,38 @@ class _Batches:
             if row["control_type"] in ("COMMIT", "ABORT"):
                 of_producer = (row["partition"], row["producer_id"])
                 self.markers.setdefault(of_producer, []).append(row)
+        self.first_undecided: dict[int, int] = {}
+        for (partition, base), header in sorted(self.by_offset.items()):
+            if _is_transactional_data(header) and not self._later_markers(header):
+                self.first_undecided.setdefault(partition, base)
 
     def of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the header of the record's batch; empty where no row has it."""
         return self.by_offset.get((record["partition"], record["batch"]), {})
 
     def outcome(self, record: Mapping[str, Any]) -> str | None:
-        """Return COMMIT or ABORT as its transaction ended, COMMIT outside of one; None if open."""
+        """Return COMMIT or ABORT as its transaction ended, COMMIT outside of one.
+
+        None for what readers of committed records do not get yet.
+        """
         header = self.of(record)
-        if not (header.get("attributes") or 0) & TRANSACTIONAL:
-            return "COMMIT"
-        base = header["base_offset"]
-        of_producer = self.markers.get((record["partition"], header["producer_id"]), ())
-        later = [marker for marker in of_producer if marker["base_offset"] > base]
-        if any(_is_aborting(marker, base) for marker in later):
-            return "ABORT"
-        return "COMMIT" if later else None
+        first_undecided = self.first_undecided.get(record["partition"])
+        if first_undecided is not None and record["offset"] >= first_undecided:
+            return None
+        is_aborted = _is_transactional_data(header) and any(
+            _is_aborting(marker, header["base_offset"]) for marker in self._later_markers(header)
+        )
+        return "ABORT" if is_aborted else "COMMIT"
+
+    def _later_markers(self, header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the markers of the batch's producer after it."""
+        of_producer = self.markers.get((header["partition"], header["producer_id"]), ())
+        return [marker for marker in of_producer if marker["base_offset"] > header["base_offset"]]
+
+
+def _is_transactional_data(header: Mapping[str, Any]) -> bool:
+    attributes = header.get("attributes") or 0
+    return bool(attributes & TRANSACTIONAL and not attributes & CONTROL)
 
 
 def _is_aborting(marker: Mapping[str, Any], base_offset: int) -> bool:
