@@ -187,7 +187,7 @@ def _finished_run(
         dag=context["ti"].dag_id,
         now=attempt_of(context).now,
         topics=topics,
-        healthy={answer["topic"] for answer in _answers(context, stages[-1])},
+        healthy={answer["topic"] for last in stages[-1:] for answer in _answers(context, last)},
         answers=newest_answers(_answers(context, name) for name in stages),
         rows=[run for run in runs if start is None or run.ended >= start],
     )
