@@ -9,6 +9,7 @@ from typing import Any
 
 from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, open_lake
 from ebbtide.text import aligned, moment, number, size, without_empty
 
@@ -50,14 +51,15 @@ def described(lake: Lake, name: str) -> dict[str, Any]:
 def _described(lake: Lake, topic: LakeTopic) -> dict[str, Any]:
     config, states = topic.config, topic.partitions.values()
     horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
+    contents = read_contents(lake, topic.name).values()
     return {
         "topic": topic.name,
         "problem": None,
         "cleanup_policy": sorted(config.cleanup_policy or ()),
         "is_enabled": config.is_enabled,
         "partitions": len(states),
-        "records": sum(lake.live_rows(topic.name).values()),
-        "bytes_on_disk": sum(lake.file_bytes(topic.name).values()),
+        "records": sum(partition.records for partition in contents),
+        "bytes_on_disk": sum(partition.file_bytes for partition in contents),
         "next_horizon": iso_ms(min(horizons, default=None)),
         "next_horizon_ms": min(horizons, default=None),
         "replicas": len(config.replicas),
