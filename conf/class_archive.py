@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 HERE = Path(__file__).resolve().parent
 NAME = "classes.jsa"  # conf/spark-env.sh looks for it
 # The lines of spark-defaults.conf that decide about the driver's JVM.
@@ -43,7 +45,8 @@ def make_archive(home: Path) -> bool:
         return False
     stamp.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=home, prefix="training-") as temporary:
-        fresh = train(home, Path(temporary))
+        with Console(stderr=True).status("archiving Spark's classes by a night of its own"):
+            fresh = train(home, Path(temporary))
         line = f"{fresh.stat().st_size} {wanted}\n"
         fresh.replace(archive)
     fresh_stamp = stamp.with_suffix(".new")

@@ -34,6 +34,8 @@ VARIABLES = {
     "EBBTIDE_INGEST_TOPIC_PATTERN": "The pattern of names that the form of `ingest_topic` shows.",
     "EBBTIDE_REPLICATE_SCHEDULE": "A cron expression for `replicate_log`. Not set: by hand.",
     "EBBTIDE_FOUR_EYES": "`true`: `ebbtide.plan.four.eyes` of all topics.",
+    "EBBTIDE_NOTIFIER": "The dotted name of an Airflow notifier that is told of tripped guards and "
+    "overdue horizons: [notices](operations.md#notices). Not set: none.",
     "EBBTIDE_SPARK_SLOTS": "How many Spark applications may run at a time, when set-up makes the "
     "pool `ebbtide_spark`. Not set: 1.",
     "EBBTIDE_APPROVERS": "Ids of the users of Airflow who may approve plans, with commas between. "

@@ -61,7 +61,7 @@ def test_every_property_that_the_code_names_is_on_the_page() -> None:
 
 
 # Besides DAGs and approvals, the modules that read a variable which a user may set.
-READ_VARIABLES = {"house", "pool", "events"}
+READ_VARIABLES = {"house", "pool", "events", "notices"}
 
 
 def test_every_variable_for_users_is_on_the_page() -> None:
@@ -70,7 +70,7 @@ def test_every_variable_for_users_is_on_the_page() -> None:
         for path in CODE
         if {"dags", "approval"} & set(path.parts) or path.stem in READ_VARIABLES
     )
-    endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|PATTERN|SLOTS|APPROVERS|TIMEOUT|EYES"
+    endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|NOTIFIER|PATTERN|SLOTS|APPROVERS|TIMEOUT|EYES"
     assert set(re.findall(rf"EBBTIDE_(?:[A-Z_]+_)?(?:{endings})", code)) == set(VARIABLES)
 
 

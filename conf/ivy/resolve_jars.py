@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
 HERE = Path(__file__).resolve().parent
 SETTINGS = HERE / "ivysettings.xml"
 MODULES = HERE / "ivy.xml"
@@ -60,7 +62,8 @@ def resolve_jars(conf: str, target: Path) -> str:
         print(f"fetching the {conf} jars from Maven Central ...", flush=True)
         fresh = work / f"{conf}-retrieved"
         shutil.rmtree(fresh, ignore_errors=True)
-        retrieve(java, conf, fresh)
+        with Console(stderr=True).status("fetching"):  # on a terminal alone
+            retrieve(java, conf, fresh)
         jars = write_stamp(fresh, digest)
         shutil.rmtree(target, ignore_errors=True)
         fresh.replace(target)

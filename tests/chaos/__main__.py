@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
+from ebbtide.local.progress import working
 from ebbtide.log.settings.names import CATALOG
 from tests.chaos.disturbance import TOOLS
 from tests.chaos.schedules import KILL_9, SCHEDULES_A_LOG, disturbed, log_of, undisturbed
@@ -62,9 +63,11 @@ def run_side_by_side(seed: int, schedules: int, kept: Path) -> None:
         told = json.loads(line)
         with lock, kept.open("a") as file:
             file.write(line)
+            done[told["schedule"]] = told
         ended = told["problems"] or "ends as undisturbed"
         seconds = time.monotonic() - started
         print(f"chaos: schedule {told['schedule']}, {seconds:.0f} s, {ended}", file=sys.stderr)
+        show(f"{len(done)} of {schedules} schedules")
 
     def run_some(first: int) -> None:
         end = min(first + A_PROCESS, schedules)
@@ -80,7 +83,7 @@ def run_side_by_side(seed: int, schedules: int, kept: Path) -> None:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
 
-    with ThreadPoolExecutor(PROCESSES) as pool:
+    with working("schedules") as show, ThreadPoolExecutor(PROCESSES) as pool:
         list(pool.map(run_some, range(0, schedules, A_PROCESS)))
 
 

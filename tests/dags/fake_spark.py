@@ -44,6 +44,8 @@ class FakeSpark:
     refuses: set[str] = field(default_factory=set)  # jobs that begin no topic
     low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
     planned_records: int = 3  # that each plan removes
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # by job, of each partition
+    totals: dict[str, dict[str, Any]] = field(default_factory=dict)  # by job, of its row
     submitted: list[Submitted] = field(default_factory=list)
 
     def submit(self, hook: Any, application: str) -> None:
@@ -96,7 +98,8 @@ class FakeSpark:
         if isinstance(error, SafetyError):
             self.keep(job, topic, options)
         low_watermark = self.low_watermarks.get(job, 5)
-        result = partition_result(log_start_offset=5, low_watermark=low_watermark)
+        more = self.numbers.get(job, {})
+        result = partition_result(log_start_offset=5, low_watermark=low_watermark, **more)
         self.lake.run(
             topic,
             job,
@@ -108,6 +111,7 @@ class FakeSpark:
             ended=datetime.now(UTC),
             error=error,
             partitions={} if error else {0: result},
+            **({} if error else self.totals.get(job, {})),
         )
         return error
 

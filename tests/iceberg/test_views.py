@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from ebbtide.lake.key_records import Fate, find_key
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
+from ebbtide.log.settings.names import (
+    COMMITTED_SUFFIX,
+    TABLE_SUFFIX,
+    V1_SUFFIX,
+    TopicName,
+    quoted,
+)
 from ebbtide.records.attributes import TRANSACTIONAL
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from tests.fresh_seed import FRESH_SEED
+from tests.iceberg.other_engines import DuckDB, PyIceberg, statements
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 from tests.tables.partition_log import T0, write_segments
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "reading.md"
+VIEWS = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
 FLAG = 0x20
 PARTITIONS = 8
 KEYS = (None, b"", b"a", b"b", b"c", b"d")
@@ -142,6 +150,26 @@ def rows_of(spark: SparkSession, view: str) -> dict[tuple[int, int], dict[str, A
     return {(row["partition"], row["offset"]): row for row in rows}
 
 
+def view_of(name: TopicName, suffix: str) -> str:
+    """The SQL identifier of one of the topic's views."""
+    return quoted(name.catalog, name.cluster, name.topic + suffix)
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(
+        rows, key=lambda row: (row["partition"], row.get("offset", row.get("base_offset")))
+    )
+
+
+def by_spark(frame: DataFrame) -> list[dict[str, Any]]:
+    return in_order(frame.toArrow().to_pylist())
+
+
+def read_by(engine: DuckDB, table: str) -> list[dict[str, Any]]:
+    """Another engine's rows of a table or view, named as Spark names it."""
+    return in_order(engine.rows(f"SELECT * FROM {table.replace('`', chr(34))}").to_pylist())
+
+
 @pytest.fixture
 def spark(sandbox: LakeSandbox) -> SparkSession:
     return sandbox.session
@@ -197,6 +225,31 @@ def test_the_table_is_the_fold_of_the_log_whatever_was_cleaned(
     assert expected
 
 
+def test_the_current_record_of_a_key_is_the_tables(
+    sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
+) -> None:
+    """`ebbtide key` tells the same of transactions as the views."""
+    grow(T0)
+    grow(T0 + DAY_MS)
+    mark(spark, str(name))
+    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+        records = {key: find_key(lake, str(name), key) for key in KEYS if key is not None}
+    current = {
+        (record.partition, key): record.offset
+        for key, of_key in records.items()
+        for record in of_key
+        if record.fate is Fate.CURRENT
+    }
+    assert current == {at: offset for at, (offset, _) in table_of(spark, name).items()}
+    assert {record.fate for of_key in records.values() for record in of_key} >= {
+        Fate.CURRENT,
+        Fate.SUPERSEDED,
+        Fate.ABORTED,
+        Fate.UNDECIDED,
+        Fate.UNSTAMPED,
+    }
+
+
 def test_v1_is_the_committed_view_with_null_for_each_tombstone(
     spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -239,17 +292,51 @@ def test_the_documented_sql_gives_what_the_views_do(
 ) -> None:
     grow(T0)
     grow(T0 + DAY_MS)
-    text = DOCS.read_text().replace('"', "`").replace("flights", name.topic)
-    text = text.replace("lake.log_batches.", f"lake.{name.cluster}_batches.")
-    committed, table = re.findall(
-        r"```sql\n(.*?)```", text.replace(".log.", f".{name.cluster}."), re.S
-    )
-    for sql, view in ((committed, name.committed_view), (table, name.table_view)):
-        selected = spark.sql(sql)
-        expected = spark.table(view).select(selected.columns)
+    documented = statements(name)
+    assert len(documented) == len(VIEWS)
+    for suffix, sql in documented.items():
+        selected = spark.sql(sql.replace('"', "`"))
+        expected = spark.table(view_of(name, suffix)).select(selected.columns)
         by = ("partition", "offset")
         assert selected.orderBy(*by).collect() == expected.orderBy(*by).collect()
         assert 0 < selected.count() < spark.table(name.records_table).count()
+
+
+def test_other_engines_read_what_spark_reads(
+    sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
+) -> None:
+    """Both tables, with deletion vectors, and each view by its documented statement."""
+    grow(T0)
+    grow(T0 + DAY_MS)
+    mark(spark, str(name))
+    clean(spark, str(name), T0 + DAY_MS + 2 * HOUR_MS)
+    assert spark.table(f"{name.records_table}.delete_files").count() > 0
+    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+        for engine in (DuckDB(), PyIceberg()):
+            engine.add(lake, name)
+            for table in (name.records_table, name.batches_table):
+                assert read_by(engine, table) == by_spark(spark.table(table))
+            for suffix, sql in statements(name).items():
+                view = view_of(name, suffix)
+                engine.add_view(view.replace("`", '"'), sql)
+                columns = engine.rows(sql).column_names
+                assert read_by(engine, view) == by_spark(spark.table(view).select(columns))
+
+
+def test_other_engines_know_no_view(
+    sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
+) -> None:
+    """As docs/reading.md says of them: their own views take the statements."""
+    grow(T0)
+    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+        assert lake.catalog is not None
+        with pytest.raises(NotImplementedError):
+            lake.catalog.load_view((name.cluster, f"{name.topic}__committed"))
+        location = Path(lake.records(str(name)).metadata_location.removeprefix("file:"))
+    folder = location.parents[1].with_name(f"{name.topic}__committed") / "metadata"
+    (view,) = folder.glob("*.metadata.json")
+    with pytest.raises(duckdb.Error):
+        DuckDB().rows(f"SELECT * FROM iceberg_scan('{view}')")
 
 
 def test_built_records_are_read_ingested_and_marked(

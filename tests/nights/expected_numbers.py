@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ebbtide.iceberg.planned.planned_round import PartitionRound
@@ -109,6 +110,7 @@ def of_clean(change: Change, partition: int, part: PartitionRound | None) -> Num
     return numbers | {
         **_headers(change.before, "before", change.before.retained(partition)),
         **_headers(change.after, "after", change.after.retained(partition)),
+        "dirty_ratio": _dirty_ratio(change.before, partition, part),
         "superseded": rules["superseded"],
         "aborted": rules["aborted"],
         "keyless": rules["keyless"],
@@ -118,6 +120,20 @@ def of_clean(change: Change, partition: int, part: PartitionRound | None) -> Num
         "markers_kept": kept,
         "next_horizon_ms": min(_horizons(change.after, partition, part), default=None),
     }
+
+
+def _dirty_ratio(before: Truth, partition: int, part: PartitionRound) -> float:
+    """Kafka's cleanable ratio by the bytes of whole segments, to four digits."""
+    bases = [segment.base_offset for segment in before.states[partition].segments]
+    bounds = pairwise([*bases, before.states[partition].log_end_offset])
+    sizes = {base: size_bytes(before.headers(partition, base, end)) for base, end in bounds}
+    first_dirty, bound = part.first_dirty_offset, part.first_uncleanable_offset
+    holding = max((base for base in bases if base <= first_dirty), default=bases[0])
+    clean = sum(sizes[base] for base in bases if base < first_dirty)
+    dirty = sum(sizes[base] for base in bases if holding <= base < bound)
+    if bound <= first_dirty:
+        dirty = 0
+    return round(dirty / (clean + dirty), 4) if clean + dirty else 0.0
 
 
 def of_expire(change: Change, partition: int, config: TopicConfig, now_ms: int) -> Numbers:

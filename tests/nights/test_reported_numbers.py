@@ -123,6 +123,10 @@ def check_clean(nights: Nights, now_ms: int) -> None:
     outcome, change = nights.run("clean_log", lambda: execute_clean(plan))
     parts = plan.round.partitions if plan.round is not None else {}
     wanted = {p: expected.of_clean(change, p, parts.get(p)) for p in change.after.states}
+    for partition, ratio in plan.dirty_ratios.items():
+        if partition not in parts:
+            wanted[partition]["dirty_ratio"] = round(ratio, 4)
+            assert plan.reasons[partition] == f"dirty ratio {ratio:.2f} is too low"
     went = (n["bytes_before"] - n["bytes_after"] for n in wanted.values() if n["picked"])
     check(outcome, change, wanted, bytes_removed=sum(went))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.orchestration.approval.answer import Answer, Decision, KeptPlan
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.driver.attempt import run_now
@@ -20,6 +20,7 @@ from ebbtide.orchestration.driver.inputs import (
     driver_files,
     options_of_params,
 )
+from ebbtide.orchestration.driver.spark_connection import check_spark_connection
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from tests.dags.runs import dag_bag
 
@@ -248,20 +249,17 @@ def test_a_mapped_task_is_named_after_its_topics(topics: list[str] | None, label
 def test_a_connection_that_would_become_yarn_is_refused(
     connection: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
-
     if connection is None:
         monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
     else:
         monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
-    operator = EbbtideJobOperator(task_id="t", job="clean_log", topics=["log.a"])
     message = "^expected connection spark_default of type spark with a host, found .*local.2"
-    with pytest.raises(AirflowFailException, match=message):
-        operator._require_spark_connection()
+    with pytest.raises(ConfigurationError, match=message):
+        check_spark_connection()
 
 
 def test_the_connection_as_it_should_be_is_taken() -> None:
-    EbbtideJobOperator(task_id="t", job="clean_log", topics=["log.a"])._require_spark_connection()
+    assert check_spark_connection() == "local[2]"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.state.left_on_disk import LeftOnDisk
-from ebbtide.orchestration import report
 from ebbtide.orchestration.report import render_run
 from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
@@ -170,18 +169,6 @@ def test_an_old_run_shows_nothing_of_today(lake: LakeSandbox) -> None:
     assert "3 records left the table" in rendered()
     lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
     assert "left the table" not in rendered()
-
-
-def test_the_newest_run_is_the_default(
-    lake: LakeSandbox, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lake.topic("log.a")
-    lake.run("log.a", "clean_log", partitions={0: CLEANED})
-    lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
-    report.main([])
-    assert capsys.readouterr().out.startswith("run run-2 ")
-    report.main(["--run-id", "run-1"])
-    assert capsys.readouterr().out.startswith("run run-1 ")
 
 
 def test_a_table_fits_its_width() -> None:

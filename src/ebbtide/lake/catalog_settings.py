@@ -25,7 +25,7 @@ _IMPLEMENTATIONS = {
     "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
     "org.apache.iceberg.hive.HiveCatalog": "hive",
 }
-_FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
+FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
 _OF_FILES = ("s3.", "client.", "http-client.", "gcs.", "adls.")
 # Parameters of a JDBC URI by their names in libpq.
 _LIBPQ = {
@@ -52,7 +52,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 
-        opened = load_catalog(name, **settings, **_FILE_IO)
+        opened = load_catalog(name, **settings, **FILE_IO)
         try:
             yield opened
         finally:
@@ -65,7 +65,7 @@ def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | N
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy import inspect
 
-    of_database = SqlCatalog(name, **settings, **_FILE_IO, init_catalog_tables="false")
+    of_database = SqlCatalog(name, **settings, **FILE_IO, init_catalog_tables="false")
     try:
         yield of_database if inspect(of_database.engine).has_table("iceberg_tables") else None
     finally:

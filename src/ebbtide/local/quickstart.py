@@ -22,6 +22,7 @@ from typing import Any
 from ebbtide.lake.reader import open_lake
 from ebbtide.local.commands import StepError, lines_of
 from ebbtide.local.dag_runs import DagRuns
+from ebbtide.local.progress import working
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.log.results import BY_JOB
 from ebbtide.orchestration.driver.installation import Paths, paths
@@ -159,8 +160,10 @@ def ingest(
         *(argument for setting in GUARDS_OFF for argument in ("--set", setting)),
         *("--run-id", run_id, "--task", "ingest_segments"),
     ]
-    for _ in lines_of(command, where.logs / "ingest.log", on_failure=partial(failures_of, run_id)):
-        pass
+    log = where.logs / "ingest.log"
+    with working("ingest_segments"):
+        for _ in lines_of(command, log, on_failure=partial(failures_of, run_id)):
+            pass
     progress.ended("ingest_segments", started)
 
 
@@ -176,9 +179,12 @@ def conf_of(topics: Sequence[str], now: datetime) -> dict[str, Any]:
 def run_night(runs: DagRuns, conf: Mapping[str, Any], log: Path, watch: Watch) -> None:
     """Run the DAG once; `watch` sees all that it prints."""
     task_logs = TaskLogs(DAG, log_folder())
-    for line in runs.run(conf, log, lambda: failures_of(watch.run_id)):
-        watch.see(line)
-        task_logs.see(line, watch.run_id)
+    with working(f"{watch.night}  Airflow starts") as show:
+        for line in runs.run(conf, log, lambda: failures_of(watch.run_id)):
+            watch.see(line)
+            task_logs.see(line, watch.run_id)
+            if begun := STARTING.search(line):
+                show(f"{watch.night}  {begun[1]}")
     watch.finish()
 
 

@@ -110,6 +110,9 @@ class CleanedPartition(BeforeAndAfter):
 
     picked: Annotated[bool, "whether a cleaner round covered it"]
     reason: Annotated[str, "why, or why not"]
+    dirty_ratio: NotRequired[
+        Annotated[float, "the share of bytes that could be cleaned and was dirty, in [0, 1]"]
+    ]
     superseded: NotRequired[Annotated[int, "records removed since a newer one has their key"]]
     aborted: NotRequired[Annotated[int, "records removed with their aborted transaction"]]
     keyless: NotRequired[Annotated[int, "records removed since they have no key"]]

@@ -19,7 +19,8 @@ from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
 from ebbtide.orchestration.driver.task_states import states_of
 from ebbtide.orchestration.house import INGESTED
-from ebbtide.orchestration.night import LowWatermark, grouped
+from ebbtide.orchestration.monitoring.observation import FinishedRun, observe
+from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
@@ -107,7 +108,7 @@ def publish_low_watermarks(
         log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE, retries=0)
+@task(trigger_rule=TriggerRule.ALL_DONE, retries=0, inlets=[TOPICS])
 def verdict(
     stages: Sequence[str],
     groups: str | None = None,
@@ -118,6 +119,7 @@ def verdict(
 
     `plans` is the task that made plans, `approval` the one that asked for them: what was decided
     becomes the run's note, and a run whose plans were not approved ends with this task skipped.
+    Its inlet gives it the earlier events of the topics' assets, which metrics are made of.
     """
     from ebbtide.orchestration.report import render_run
 
@@ -135,6 +137,7 @@ def verdict(
             log.error("FAILED %s", failure)
         report = "" if runs else "\n".join(_plans(context, [plans] if plans else stages))
         log.info("%s", report or render_run(lake, run_id, runs))
+        observe(context, lake, _finished_run(context, stages, groups, runs), TOPICS)
     if failures:
         context["ti"].xcom_push(key=FAILURES, value=failures)
         raise AirflowFailException("; ".join(failures))
@@ -172,6 +175,22 @@ def _failed_topics(
         + (f.cause if (f.topic, f.stage) in written else _joined(causes, f.stage) or f.cause)
         for f in failures
     ]
+
+
+def _finished_run(
+    context: Any, stages: Sequence[str], groups: str | None, runs: Sequence[Run]
+) -> FinishedRun:
+    """Return the run as monitoring sees it, with the rows of this pass alone."""
+    topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
+    start = context["dag_run"].start_date
+    return FinishedRun(
+        dag=context["ti"].dag_id,
+        now=attempt_of(context).now,
+        topics=topics,
+        healthy={answer["topic"] for last in stages[-1:] for answer in _answers(context, last)},
+        answers=newest_answers(_answers(context, name) for name in stages),
+        rows=[run for run in runs if start is None or run.ended >= start],
+    )
 
 
 def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:

@@ -8,7 +8,8 @@ only slow.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
@@ -81,6 +82,18 @@ def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
         )
         for partition, numbers in sorted(run.partitions.items())
     ]
+
+
+def newest_answers(by_stage: Iterable[Iterable[LowWatermark]]) -> list[LowWatermark]:
+    """Return the last answer of each partition; most stages do not ask replicas for a watermark."""
+    newest: dict[tuple[str, int], LowWatermark] = {}
+    for answer in chain.from_iterable(by_stage):
+        place = (answer["topic"], answer["partition"])
+        before = newest.get(place)
+        if before is not None and answer["low_watermark"] == INVALID_LOW_WATERMARK:
+            answer = LowWatermark(**{**answer, "low_watermark": before["low_watermark"]})
+        newest[place] = answer
+    return list(newest.values())
 
 
 def grouped(names: Sequence[str], size: int) -> list[list[str]]:

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
-    AirflowNotFoundException,
     AirflowSkipException,
 )
 
@@ -36,6 +34,7 @@ from ebbtide.orchestration.driver.kafka_connections import (
     set_in_environment,
 )
 from ebbtide.orchestration.driver.preflight import check_form, check_request
+from ebbtide.orchestration.driver.spark_connection import check_spark_connection
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.orchestration.outcome import TaskOutcome, request_of, unfinished
 from ebbtide.orchestration.pool import SPARK_POOL
@@ -180,7 +179,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self, context: Context, attempt: TaskAttempt, topics: list[str] | None
     ) -> Problem | None:
         """Run the job; how spark-submit failed, else None."""
-        self._require_spark_connection()
+        check_spark_connection(self._conn_id)
         request = self._request(context, topics or ())
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
@@ -276,20 +275,6 @@ class EbbtideJobOperator(SparkSubmitOperator):
             for name in sorted(missing):
                 answers += low_watermarks_of_state(lake.topic(name))
         return answers
-
-    def _require_spark_connection(self) -> None:
-        """Refuse a connection that Airflow would silently turn into YARN."""
-        try:
-            connection = BaseHook.get_connection(self._conn_id)
-        except AirflowNotFoundException:
-            connection = None
-        if connection is None or connection.conn_type != "spark" or not connection.host:
-            raise AirflowFailException(
-                f"expected connection {self._conn_id} of type spark with a host, found "
-                f"{'none' if connection is None else repr(connection.conn_type or '')}; set "
-                f"AIRFLOW_CONN_{self._conn_id.upper()}='"
-                '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
-            )
 
     def _settle(self, context: Context, outcome: TaskOutcome) -> list[LowWatermark]:
         """Hand on the healthy topics; raise for others, terminally only if no retry can help."""

@@ -40,6 +40,16 @@ def make_pool() -> int:
         return int(pool.slots)
 
 
+def pool_slots() -> int | None:
+    """Return the slots that the pool has; None where it is missing."""
+    from airflow.models.pool import Pool
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        pool = Pool.get_pool(SPARK_POOL, session=session)
+        return None if pool is None else int(pool.slots)
+
+
 def slots() -> int:
     """Return EBBTIDE_SPARK_SLOTS, a number of at least 1."""
     text = os.environ.get(SLOTS) or str(DEFAULT_SLOTS)

@@ -1,11 +1,7 @@
-"""The report of a run: what each partition lost and kept, and where the seconds went.
-
-`python -m ebbtide.orchestration.report [--run-id ID]`; without an id, the newest run.
-"""
+"""The report of a run: what each partition lost and kept, and where the seconds went."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +9,7 @@ from textwrap import fill
 from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.reader import Lake, Run, open_lake
+from ebbtide.lake.reader import Lake, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
@@ -64,16 +60,6 @@ class TopicNow:
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: DeletionDates | None = None
     cleans_idle: bool = False
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the report of one run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-id", help="as Airflow names it; default: the newest")
-    args = parser.parse_args(argv)
-    with open_lake() as lake:
-        runs = find_run(lake, args.run_id)
-        print(render_run(lake, runs[-1].run_id if runs else args.run_id or "", runs))
 
 
 def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
@@ -269,7 +255,3 @@ def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int |
 
 def _seconds(run: Run | None) -> float | None:
     return None if run is None else (run.ended - run.started).total_seconds()
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ TITLES = {
     "low_watermark": "low\nwatermark",
 }
 # Numbers that are not shown here: in a sentence elsewhere, or for programs only.
-LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back"}
+LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back", "dirty_ratio"}
 
 
 def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:

@@ -14,10 +14,13 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class
 from ebbtide.stages.expire_snapshots import rewriting
 from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
+from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
+from tests.log.log_files import data_batch
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import rewrite_files as rewrite_by_iceberg
+from tests.tables.partition_log import T0, write_segments
 
 KEYS = [Message(f"k{i}", "1") for i in range(40)]
 LOG = [KEYS, KEYS[:30], [Message("k1", None), *KEYS[:12]], KEYS[:3]]
@@ -51,6 +54,11 @@ def delete(sandbox: LakeSandbox, name: TopicName, where: str) -> None:
     """As another tool does, in deletion vectors."""
     by_rows = "bit_count(segment) >= 0"  # or Spark would drop whole files
     sandbox.session.sql(f"DELETE FROM {name.records_table} WHERE {where} AND {by_rows}")
+
+
+def vectors(sandbox: LakeSandbox, table: str) -> int:
+    """How many deletion vectors a table's current snapshot has."""
+    return sandbox.session.table(f"{table}.delete_files").count()
 
 
 def test_rows_stay_with_their_ids_and_no_deletion_is_left(
@@ -94,8 +102,33 @@ def test_a_file_without_a_live_row_leaves(sandbox: LakeSandbox, name: TopicName)
 def test_the_active_segment_is_left_alone(sandbox: LakeSandbox, name: TopicName) -> None:
     active = load(sandbox.session, name).partitions[0].active_segment
     rewrite(sandbox, name)
+    set_properties(sandbox.session, str(name), {"ebbtide.rewrite.deleted.share": "0.01"})
     delete(sandbox, name, f"offset = {active}")
     assert find_deletions(load(sandbox.session, name)) == (0, 1, 0, [], [])
+
+
+def test_no_table_keeps_a_vector_where_none_may_stay(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For engines that fail on one: of the batches too, and in active segments."""
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    of_ten = [data_batch(offset, (f"k{offset}", "1"), at_ms=T0) for offset in range(10)]
+    newer = [data_batch(10, ("k3", "2"), at_ms=T0)]
+    active = [data_batch(11, ("a", "1"), ("b", "1"), at_ms=T0)]
+    write_segments(tmp_path, {0: of_ten, 10: newer, 11: active})
+    ingest(spark, str(name), tmp_path, T0 + DAY_MS)
+    compacts = {"kafka.cleanup.policy": "compact", "kafka.min.cleanable.dirty.ratio": "0"}
+    set_properties(spark, str(name), compacts | ANY)
+    mark(spark, str(name))
+    clean(spark, str(name), T0 + DAY_MS)
+    delete(sandbox, name, "offset = 11")
+    assert (vectors(sandbox, name.records_table), vectors(sandbox, name.batches_table)) == (2, 1)
+    records, headers = rows_of(sandbox, name), spark.table(name.batches_table).collect()
+    monkeypatch.setattr(rewriting, "FILES_A_RUN", 1)
+    execute_expire_snapshots(load(spark, name))
+    assert (vectors(sandbox, name.records_table), vectors(sandbox, name.batches_table)) == (0, 0)
+    assert rows_of(sandbox, name) == records
+    assert sorted(spark.table(name.batches_table).collect()) == sorted(headers)
 
 
 def test_what_another_deletes_meanwhile_is_not_undone(
@@ -121,6 +154,7 @@ def test_only_so_many_files_a_run_the_worst_first(
         f"SELECT referenced_data_file FROM {name.records_table}.delete_files "
         "ORDER BY record_count DESC"
     )
+    set_properties(sandbox.session, str(name), {"ebbtide.rewrite.deleted.share": "0.01"})
     due = find_deletions(load(sandbox.session, name)).due
     assert [file.path for file in due] == [
         row["referenced_data_file"] for row in sandbox.session.sql(by_count).collect()

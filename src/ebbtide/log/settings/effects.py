@@ -41,7 +41,8 @@ EFFECTS = {
     "ebbtide.clean.idle": "`true`: a round also begins when a delete horizon is reached and no new "
     "data has come. `false`: only when Kafka's cleaner would begin one.",
     "ebbtide.rewrite.deleted.share": "`expire_snapshots` rewrites a file of a closed segment from "
-    "this share of deleted rows on. 0: at the first deleted row.",
+    "this share of deleted rows on. 0: at the first deleted row, of active segments and of the "
+    "batches table too, so that no table keeps a deletion vector.",
     "ebbtide.merge.target.bytes": "`expire_snapshots` joins files of small segments that a round "
     "has merged, up to this size. 0: never.",
     MAX_DECOMPRESSED: "A record batch that decompresses to more is refused, and its partition "

@@ -14,8 +14,8 @@ from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.properties import max_snapshot_age_ms, parse_property
 from ebbtide.log.state.topic_state import MERGE, ROUND, TIDIED
 
-# Rises when expire_snapshots reports more, so that each topic is looked at once more.
-_REPORTED = 2
+# Rises when expire_snapshots reports or rewrites more, so that each topic is looked at once more.
+_REPORTED = 3
 
 
 class TableSnapshots(NamedTuple):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pyroaring import BitMap64
 
@@ -85,7 +86,9 @@ class CleanPlan:
         outcome = JobOutcome()
         for partition in self.topic.partitions:
             reason = self.reasons.get(partition, "finishing the round in flight")
-            numbers = {"picked": False, "reason": reason}
+            numbers: dict[str, Any] = {"picked": False, "reason": reason}
+            if partition in self.dirty_ratios:
+                numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():

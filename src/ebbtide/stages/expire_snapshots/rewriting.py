@@ -28,7 +28,7 @@ FILES_A_RUN = 1000
 
 
 class Deletions(NamedTuple):
-    """Rows that are deleted and lie in files of the records table's current snapshot still."""
+    """Rows that are deleted and lie in files of a table's current snapshot still."""
 
     rows_below_share: int
     rows_in_active_segments: int
@@ -48,14 +48,29 @@ class Deletions(NamedTuple):
 
 
 def find_deletions(topic: Topic) -> Deletions:
-    """Find the deleted rows and which files of closed segments are due, from manifests alone."""
-    files = current_files(topic.spark, java_table(topic.spark, topic.name.records_table))
+    """Find the deleted rows of the records table and which files are due, from manifests alone."""
+    return _deletions(topic, topic.name.records_table)
+
+
+def rewrite_batches(topic: Topic) -> int:
+    """Rewrite the files of the batches table that have deleted rows, where none may stay.
+
+    Else they are written anew by the rounds that change them. Return how many.
+    """
+    if not _keeps_no_vector(topic):
+        return 0
+    table = topic.name.batches_table
+    return rewrite_files(topic, _deletions(topic, table), table)
+
+
+def _deletions(topic: Topic, table: str) -> Deletions:
+    files = current_files(topic.spark, java_table(topic.spark, table))
     data = {file.path: file for file in files if file.is_data}
     vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
     dangling = [path for path in vectors if path not in data]
     deleted = {path: rows for path, rows in vectors.items() if path in data}
-    closed = [path for path in deleted if _is_closed(topic, data[path])]
-    share = _rewritten_share(topic)
+    takes_active, share = _keeps_no_vector(topic), _rewritten_share(topic)
+    closed = [path for path in deleted if takes_active or _is_closed(topic, data[path])]
     due = [path for path in closed if deleted[path] >= share * data[path].rows]
     due.sort(key=lambda path: -deleted[path])
     rows, rows_closed, rows_due = (
@@ -63,6 +78,11 @@ def find_deletions(topic: Topic) -> Deletions:
     )
     worst_first = [data[path] for path in due]
     return Deletions(rows_closed - rows_due, rows - rows_closed, rows_due, worst_first, dangling)
+
+
+def _keeps_no_vector(topic: Topic) -> bool:
+    """Return whether no deletion vector may stay, for engines that cannot read one."""
+    return topic.config.rewrite_deleted_share == 0
 
 
 def _rewritten_share(topic: Topic) -> float:
@@ -80,14 +100,18 @@ def _place(file: ListedFile) -> tuple[int, int]:
     return file.partition["partition"], file.partition["segment"]
 
 
-def rewrite_files(topic: Topic, deletions: Deletions) -> int:
-    """Rewrite the files that are due without their deleted rows; return how many."""
+def rewrite_files(topic: Topic, deletions: Deletions, table: str | None = None) -> int:
+    """Rewrite the files that are due without their deleted rows; return how many.
+
+    The table is that of the records if none is named.
+    """
     if not deletions.are_due:
         return 0
-    spark, table = topic.spark, topic.name.records_table
-    due = {file.path: _place(file) for file in deletions.due[:FILES_A_RUN]}
+    spark, table = topic.spark, table or topic.name.records_table
+    most = len(deletions.due) if _keeps_no_vector(topic) else FILES_A_RUN
+    due = {file.path: _place(file) for file in deletions.due[:most]}
     segments = set(due.values())
-    log.info("rewrites files of which %g or more is deleted", _rewritten_share(topic))
+    log.info("rewrites files of %s of which %g or more is deleted", table, _rewritten_share(topic))
     units = [
         unit._replace(files=(file,))
         for unit in plan_with_lineage(spark, table, segments)

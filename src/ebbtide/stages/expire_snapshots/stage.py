@@ -29,7 +29,11 @@ from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk, snapshots_and_refs
-from ebbtide.stages.expire_snapshots.rewriting import find_deletions, rewrite_files
+from ebbtide.stages.expire_snapshots.rewriting import (
+    find_deletions,
+    rewrite_batches,
+    rewrite_files,
+)
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
@@ -125,7 +129,9 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
         deletions = deletions._replace(due=[of for of in deletions.due if of.path in files])
     line = "%d files of %s, with %s deleted rows still in them"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
-    rewritten, rewrite_error = _tried(lambda: rewrite_files(topic, deletions))
+    rewritten, rewrite_error = _tried(
+        lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
+    )
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
     expired = sum(

@@ -1,0 +1,1 @@
+"""What `ebbtide doctor` checks, by the part of an installation that it looks at."""

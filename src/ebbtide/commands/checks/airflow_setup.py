@@ -1,0 +1,34 @@
+"""Checks of Airflow: its database, the pool of Spark applications, the connection to Spark."""
+
+from __future__ import annotations
+
+from ebbtide.commands.checks.check import Probe, ProblemError
+from ebbtide.orchestration.driver.spark_connection import DEFAULT, check_spark_connection
+from ebbtide.orchestration.pool import SPARK_POOL, pool_slots
+
+
+def probes() -> list[Probe]:
+    """Return the checks; they ask Airflow as this environment configures it."""
+    return [
+        Probe(
+            "connection",
+            f"the connection {DEFAULT} of type spark with a host",
+            "see docs/operations.md, Catalog and Spark",
+            check_spark_connection,
+        ),
+        Probe(
+            "pool",
+            f"the pool {SPARK_POOL} with at least one slot",
+            "run `make setup`, or `python -m ebbtide.orchestration.pool`",
+            _pool,
+        ),
+    ]
+
+
+def _pool() -> str:
+    slots = pool_slots()
+    if slots is None:
+        raise ProblemError("no such pool")
+    if slots == 0:
+        raise ProblemError("no slot: every task of Spark waits")
+    return f"{slots} slots"

@@ -1,0 +1,47 @@
+"""Check this installation: what was expected, what is so, and what to do.
+
+It looks at Java, jars, the class archive, catalog, storage (where it writes and deletes a small
+file), clocks, the connection to Spark and the pool. The exit code is 1 where a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ebbtide.commands.answer import Answer
+from ebbtide.commands.checks import installation, lake
+from ebbtide.commands.checks.check import Check, Status, checked
+from ebbtide.errors import ExitCode
+from ebbtide.local.progress import working
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: every check is made."""
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return a line for each check, and below those that did not pass what to do."""
+    with working("checks the installation"):
+        from ebbtide.commands.checks import airflow_setup  # Airflow takes seconds to import
+
+        checks = checked([*installation.probes(), *lake.probes(), *airflow_setup.probes()])
+    has_failed = any(check.status is Status.FAILED for check in checks)
+    document = {"is_healthy": not has_failed, "checks": [asdict(check) for check in checks]}
+    return Answer(_text(checks), document, ExitCode.FAILED if has_failed else ExitCode.DONE)
+
+
+def _text(checks: Sequence[Check]) -> str:
+    width = max(len(check.name) for check in checks)
+    return "\n".join(line for check in checks for line in _lines(check, width))
+
+
+def _lines(check: Check, width: int) -> list[str]:
+    start = f"{check.status:<8}{check.name:<{width + 2}}"
+    if check.status is Status.OK:
+        return [f"{start}{check.found}"]
+    return [
+        f"{start}expected {check.expected}, found {check.found}",
+        f"{'':<{len(start)}}to do: {check.remedy}",
+    ]

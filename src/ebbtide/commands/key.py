@@ -1,0 +1,109 @@
+"""Find a key: where its records lie, its tombstone and delete horizon, why each is still there.
+
+The key itself is never printed, only its SHA-256. The key column of the topic's files is read, of
+one partition with --partition.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from ebbtide.commands.answer import Answer, iso, iso_ms
+from ebbtide.errors import RequestError
+from ebbtide.lake.key_records import KeyRecord, find_key
+from ebbtide.lake.reader import open_lake
+from ebbtide.local.progress import working
+from ebbtide.log.requests.erase_request import Encoding, decode_keys
+from ebbtide.text import aligned, moment, number, without_empty
+
+HEADER = (
+    "part",
+    "offset",
+    "time (UTC)",
+    "bytes",
+    "tombstone\nby",
+    "delete horizon\n(UTC)",
+    "why it is here",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the topic and the key."""
+    parser.add_argument("topic", metavar="CLUSTER.TOPIC")
+    parser.add_argument("key")
+    parser.add_argument(
+        "--encoding",
+        type=Encoding,
+        choices=list(Encoding),
+        default=Encoding.UTF_8,
+        help="how the key is written here; default: utf-8",
+    )
+    parser.add_argument("--partition", type=int, help="look into this one only")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return the key's records, oldest first in each partition."""
+    key = _decoded(args.key, args.encoding)
+    with open_lake() as lake, working(f"reads the keys of {args.topic}"):
+        records = find_key(lake, args.topic, key, args.partition)
+    digest = sha256(key).hexdigest()
+    document = {
+        "topic": args.topic,
+        "key_sha256": digest,
+        "records": [_document(record) for record in records],
+    }
+    return Answer(_text(args.topic, digest, records), document)
+
+
+def _decoded(text: str, encoding: Encoding) -> bytes:
+    keys = decode_keys([text], encoding)
+    if not keys:
+        raise RequestError("expected a key, found an empty text; give its bytes with --encoding")
+    return keys[0]
+
+
+def _document(record: KeyRecord) -> dict[str, Any]:
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "segment": record.segment,
+        "timestamp": iso(record.timestamp),
+        "event_time": iso(record.event_time),
+        "is_tombstone": record.is_tombstone,
+        "tombstone_by": record.tombstone_by,
+        "size_bytes": record.size_bytes,
+        "delete_horizon": iso_ms(record.delete_horizon_ms),
+        "fate": record.fate.name,
+        "why": record.fate.value,
+    }
+
+
+def _text(topic: str, digest: str, records: Sequence[KeyRecord]) -> str:
+    title = f"{topic}, key {digest}"
+    if not records:
+        return f"{title}: no record of it is in the tables"
+    return "\n".join(
+        [
+            title,
+            "",
+            aligned(*without_empty(HEADER, [_row(record) for record in records])),
+            "",
+            "Old snapshots may hold removed records: see docs/when_is_it_gone.md.",
+        ]
+    )
+
+
+def _row(record: KeyRecord) -> list[str]:
+    time_ms = None if record.timestamp is None else int(record.timestamp.timestamp() * 1000)
+    return [
+        str(record.partition),
+        number(record.offset),
+        moment(time_ms),
+        number(record.size_bytes),
+        (record.tombstone_by or "not marked yet") if record.is_tombstone else "-",
+        moment(record.delete_horizon_ms) if record.is_tombstone else "-",
+        record.fate.value,
+    ]

@@ -1,0 +1,97 @@
+"""Plan a job: what it would do, and nothing is changed.
+
+`ebbtide plan JOB ARGUMENTS` runs the job with --plan-only; ARGUMENTS are the job's own, as in
+`ebbtide plan delete_records --request '{"topics": [...]}'`. --json stands before JOB. Without --now
+the clock is this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ebbtide.commands.answer import Answer
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.local.progress import working
+from ebbtide.orchestration.driver.inputs import check_arguments
+from ebbtide.orchestration.driver.installation import Paths, paths
+
+LAST_LINES = 20  # of a job that failed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the job and all that follows it."""
+    parser.add_argument("job", metavar="JOB", help="as its file in jobs/ is called")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the job's own")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return the plan and the job's exit code; ConfigurationError where Spark cannot start."""
+    where = paths()
+    check_job(where, args.job)
+    with TemporaryDirectory(prefix="ebbtide-") as folder:
+        plan_file = Path(folder) / "plan.txt"
+        command = command_of(where, args.job, args.arguments, plan_file)
+        check_arguments(command)
+        code, last_lines = _run(command, f"plans {args.job}")
+        plan = plan_file.read_text().rstrip() if plan_file.exists() else ""
+    if code:
+        print("\n".join(last_lines), file=sys.stderr)
+    return Answer(plan, {"job": args.job, "plan": plan, "exit_code": code}, code)
+
+
+def check_job(where: Paths, job: str) -> None:
+    """Raise RequestError for a job that there is not."""
+    jobs = sorted(file.stem for file in where.jobs.glob("*.py"))
+    if job not in jobs:
+        raise RequestError(f"expected one of the jobs {', '.join(jobs)}, found {job!r}")
+
+
+def command_of(where: Paths, job: str, arguments: Sequence[str], plan_file: Path) -> list[str]:
+    """Return the command of a job that only plans."""
+    now = datetime.now(UTC)
+    clock = () if "--now" in arguments else ("--now", now.isoformat(timespec="milliseconds"))
+    return [
+        *("spark-submit", "--name", f"ebbtide {job}", "--py-files", str(where.package_zip)),
+        *(str(where.jobs / f"{job}.py"), *arguments, *clock),
+        *("--run-id", f"command_line__{now.isoformat()}"),
+        *("--plan-only", "--plan-file", str(plan_file)),
+    ]
+
+
+def _run(command: Sequence[str], label: str) -> tuple[int, list[str]]:
+    """Run the job; its exit code and last lines. The newest line is shown while it runs."""
+    lines: deque[str] = deque(maxlen=LAST_LINES)
+    with working(label) as show, _started(command) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if " INFO " in line:
+                show(line.partition(" INFO ")[2].strip())
+    return process.returncode, list(lines)
+
+
+@contextmanager
+def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"expected {command[0]} on the path, found none; run `make setup`, then "
+            "`ebbtide doctor`"
+        ) from None
+    with process:
+        yield process

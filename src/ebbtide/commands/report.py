@@ -1,0 +1,45 @@
+"""Show the report of a run: what each partition lost and kept, by which rule."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ebbtide.commands.answer import Answer, iso
+from ebbtide.lake.reader import Run, open_lake
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.report import find_run, render_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run."""
+    parser.add_argument("run", nargs="?", help="its id as Airflow has it; default: the newest")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return the report; the document has a row for each attempt of a job on a topic."""
+    with open_lake() as lake:
+        rows = find_run(lake, args.run)
+        run_id = rows[-1].run_id if rows else args.run
+        text = render_run(lake, run_id or "", rows)
+    return Answer(text, {"run_id": run_id, "attempts": [attempt(row) for row in rows]})
+
+
+def attempt(row: Run) -> dict[str, Any]:
+    """Return a row of `runs` as JSON has it; snapshot ids are text, as they pass 2^53."""
+    return {
+        "topic": row.topic,
+        "job": row.job,
+        "dag": row.dag,
+        "task": row.task,
+        "status": row.status,
+        "cause": None if row.succeeded else cause_of(row),
+        "started": iso(row.started),
+        "ended": iso(row.ended),
+        "now": iso(row.now),
+        "rows_removed": row.rows_removed,
+        "files_removed": row.files_removed,
+        "bytes_removed": row.bytes_removed,
+        "snapshot_ids": [str(snapshot) for snapshot in row.snapshot_ids],
+        "result": row.result,
+    }

@@ -1,0 +1,72 @@
+"""List runs, newest first: when, of what, and what they removed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ebbtide.commands.answer import Answer, iso
+from ebbtide.lake.reader import Run, open_lake
+from ebbtide.orchestration.report import failed
+from ebbtide.text import aligned, number, size, without_empty
+
+HEADER = ("run", "dag", "started (UTC)", "topics", "failed", "records\nremoved", "bytes\nremoved")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what to choose by."""
+    parser.add_argument("--topic", action="append", metavar="CLUSTER.TOPIC", help="any of these")
+    parser.add_argument("--dag", help="only runs of this DAG")
+    parser.add_argument("--failed", action="store_true", help="only runs in which a topic failed")
+    parser.add_argument("--days", type=int, default=30, help="how far back; default: 30")
+    parser.add_argument("--limit", type=int, default=20, help="how many; default: 20")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return one line a run."""
+    chosen: dict[str, Any] = {"topic": args.topic, "dag": args.dag}
+    given = {column: value for column, value in chosen.items() if value}
+    with open_lake() as lake:
+        rows = lake.runs(datetime.now(UTC) - timedelta(days=args.days), **given)
+    by_run: dict[str, list[Run]] = {}
+    for row in rows:
+        by_run.setdefault(row.run_id, []).append(row)
+    runs = [described(run_id, of_run) for run_id, of_run in by_run.items()]
+    runs.sort(key=lambda run: run["started"], reverse=True)
+    shown = [run for run in runs if run["failed"] or not args.failed][: args.limit]
+    return Answer(_text(shown, args.days), {"runs": shown})
+
+
+def described(run_id: str, rows: Sequence[Run]) -> dict[str, Any]:
+    """Return a run from its rows: one that succeeded in the end has not failed."""
+    return {
+        "run_id": run_id,
+        "dag": rows[-1].dag,
+        "started": iso(min(row.started for row in rows)),
+        "ended": iso(max(row.ended for row in rows)),
+        "now": iso(rows[-1].now),
+        "topics": sorted({row.topic for row in rows}),
+        "failed": sorted({row.topic for row in failed(rows)}),
+        "rows_removed": sum(row.rows_removed for row in rows),
+        "bytes_removed": sum(row.bytes_removed for row in rows),
+    }
+
+
+def _text(runs: Sequence[Mapping[str, Any]], days: int) -> str:
+    if not runs:
+        return f"no such run in the last {days} days"
+    return aligned(*without_empty(HEADER, [_row(run) for run in runs]))
+
+
+def _row(run: Mapping[str, Any]) -> list[str]:
+    return [
+        run["run_id"],
+        run["dag"] or "-",
+        str(run["started"])[:16].replace("T", " "),
+        number(len(run["topics"])),
+        number(len(run["failed"]) or None),
+        number(run["rows_removed"]),
+        size(run["bytes_removed"]),
+    ]

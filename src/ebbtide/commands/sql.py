@@ -1,0 +1,76 @@
+"""Open Spark SQL on the lake, or run one statement.
+
+Names need no catalog: `SELECT * FROM log.flights__table`. With --json the statement must be a
+query; each row is an object, and one statement has to be given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from ebbtide.commands.answer import Answer
+from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.local.progress import working
+from ebbtide.log.settings.names import CATALOG
+
+COMMAND = ("spark-sql", "--conf", f"spark.sql.defaultCatalog={CATALOG}")
+HEADER = ("--conf", "spark.sql.cli.print.header=true")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the statement."""
+    parser.add_argument("statement", nargs="?", help="default: a prompt, until `quit;`")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return a statement's rows; without one, the prompt takes this process over."""
+    if args.json:
+        return _rows(args.statement)
+    if args.statement is None:
+        _take_over([*COMMAND, *HEADER])
+    return _printed([*COMMAND, *HEADER, "-e", args.statement])
+
+
+def _rows(statement: str | None) -> Answer:
+    if not statement:
+        raise RequestError("expected a query with --json, found none; give it in quotes")
+    query = f"SELECT to_json(struct(*)) FROM ({statement.rstrip().rstrip(';')})"
+    code, output = _run([*COMMAND, "-e", query])
+    rows = [json.loads(line) for line in output.splitlines() if line] if code == 0 else []
+    return Answer("", {"rows": rows, "exit_code": code}, code)
+
+
+def _printed(command: Sequence[str]) -> Answer:
+    code, output = _run(command)
+    return Answer(output.rstrip("\n"), {}, code)
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Run Spark's shell; its exit code and stdout. What it logs goes to stderr where it fails."""
+    try:
+        with working("starts Spark"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise _missing() from None
+    if done.returncode:
+        print(done.stderr.rstrip(), file=sys.stderr)
+    return done.returncode, done.stdout
+
+
+def _take_over(command: list[str]) -> None:
+    """Become Spark's shell."""
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        raise _missing() from None
+
+
+def _missing() -> ConfigurationError:
+    return ConfigurationError(
+        f"expected {COMMAND[0]} on the path, found none; run `make setup`, then `ebbtide doctor`"
+    )

@@ -1,0 +1,86 @@
+"""List the topics: rules, partitions, records, bytes, next delete horizon."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ebbtide.commands.answer import Answer, iso_ms
+from ebbtide.errors import EbbtideError
+from ebbtide.lake.contents import read_contents
+from ebbtide.lake.reader import Lake, LakeTopic, open_lake
+from ebbtide.text import aligned, moment, number, size, without_empty
+
+HEADER = (
+    "topic",
+    "cleanup\npolicy",
+    "parti-\ntions",
+    "records",
+    "bytes\non disk",
+    "next horizon\ndue (UTC)",
+    "replicas",
+    "enabled",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a pattern of names."""
+    parser.add_argument(
+        "pattern", nargs="?", default="*", help="names of topics, * for any part; default: all"
+    )
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    """Return one line a topic; one that cannot be read shows why."""
+    with open_lake() as lake:
+        names = [name for name in lake.topic_names() if fnmatchcase(name, args.pattern)]
+        topics = [described(lake, name) for name in names]
+    return Answer(_text(topics), {"topics": topics})
+
+
+def described(lake: Lake, name: str) -> dict[str, Any]:
+    """Return a topic's settings and sizes from its state and its manifests."""
+    try:
+        return _described(lake, lake.topic(name))
+    except EbbtideError as error:
+        return {"topic": name, "problem": str(error)}
+
+
+def _described(lake: Lake, topic: LakeTopic) -> dict[str, Any]:
+    config, states = topic.config, topic.partitions.values()
+    horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
+    contents = read_contents(lake, topic.name).values()
+    return {
+        "topic": topic.name,
+        "problem": None,
+        "cleanup_policy": sorted(config.cleanup_policy or ()),
+        "is_enabled": config.is_enabled,
+        "partitions": len(states),
+        "records": sum(partition.records for partition in contents),
+        "bytes_on_disk": sum(partition.file_bytes for partition in contents),
+        "next_horizon": iso_ms(min(horizons, default=None)),
+        "next_horizon_ms": min(horizons, default=None),
+        "replicas": len(config.replicas),
+    }
+
+
+def _text(topics: list[dict[str, Any]]) -> str:
+    readable = [topic for topic in topics if topic["problem"] is None]
+    lines = [aligned(*without_empty(HEADER, [_row(topic) for topic in readable]))]
+    lines += [f"{topic['topic']}: {topic['problem']}" for topic in topics if topic["problem"]]
+    return "\n".join(lines) if topics else "no topic: nothing was ingested yet, or none matches"
+
+
+def _row(topic: Mapping[str, Any]) -> list[str]:
+    return [
+        topic["topic"],
+        ",".join(topic["cleanup_policy"]) or "not set",
+        number(topic["partitions"]),
+        number(topic["records"]),
+        size(topic["bytes_on_disk"]),
+        moment(topic["next_horizon_ms"]),
+        number(topic["replicas"] or None),
+        "-" if topic["is_enabled"] else "no",
+    ]

@@ -1,0 +1,200 @@
+"""The records of one key as the tables hold them, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, cast
+
+from ebbtide.lake.reader import Lake
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Table
+
+_RECORD = (
+    *("partition", "offset", "segment", "batch", "timestamp", "event_time"),
+    *("is_tombstone", "tombstone_by", "size_bytes"),
+)
+_BATCH = (
+    *("partition", "base_offset", "attributes", "base_timestamp_ms", "producer_id"),
+    *("control_type", "txn_first_offset"),
+)
+
+
+class Fate(StrEnum):
+    """Why a record of a key is still there, or when a cleaner round removes it."""
+
+    CURRENT = "the latest value of its key"
+    UNMARKED = "the latest of its key, which mark_tombstones has not judged yet"
+    TOMBSTONE = "the key's tombstone, which a round removes from its delete horizon on"
+    UNSTAMPED = "the key's tombstone, whose delete horizon the next round sets"
+    SUPERSEDED = "superseded: the next cleaner round of its partition removes it"
+    ABORTED = "of an aborted transaction: the next cleaner round of its partition removes it"
+    UNDECIDED = "not before the first record of an open transaction, where committed readers stop"
+    ACTIVE = "not the latest, in a segment that still grows: a round after it is closed removes it"
+    NOT_COMPACTED = "cleanup.policy has no compact: it stays until its segment is expired"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A record of the key; times are UTC, `delete_horizon_ms` is None where none is set."""
+
+    partition: int
+    offset: int
+    segment: int
+    timestamp: datetime | None
+    event_time: datetime | None
+    is_tombstone: bool
+    tombstone_by: str | None
+    size_bytes: int | None
+    delete_horizon_ms: int | None
+    fate: Fate
+
+
+def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -> list[KeyRecord]:
+    """Return the records of a key by partition and offset; reads the key column of all files."""
+    from pyiceberg import expressions
+
+    described = lake.topic(topic)
+    equals = cast(Any, expressions.EqualTo)
+    is_key: BooleanExpression = equals("key", key)
+    if partition is not None:
+        is_key = expressions.And(equals("partition", partition), is_key)
+    records = _rows(lake.records(topic), is_key, _RECORD)
+    batches = _batches(lake.batches(topic), {record["partition"] for record in records})
+    records.sort(key=lambda record: (record["partition"], record["offset"]))
+    newest = _newest_committed(records, batches)
+    is_compacted, states = described.config.is_compacted, described.partitions
+    return [
+        _key_record(
+            record,
+            batches,
+            Fate.NOT_COMPACTED
+            if not is_compacted
+            else _fate(record, batches, newest, states.get(record["partition"])),
+        )
+        for record in records
+    ]
+
+
+class _Batches:
+    """Header rows of some partitions: each batch by its offset, markers by their producer."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self.by_offset: dict[tuple[int, int], Mapping[str, Any]] = {}
+        self.markers: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+        for row in rows:
+            self.by_offset[row["partition"], row["base_offset"]] = row
+            if row["control_type"] in ("COMMIT", "ABORT"):
+                of_producer = (row["partition"], row["producer_id"])
+                self.markers.setdefault(of_producer, []).append(row)
+        self.first_undecided: dict[int, int] = {}
+        for (partition, base), header in sorted(self.by_offset.items()):
+            if _is_transactional_data(header) and not self._later_markers(header):
+                self.first_undecided.setdefault(partition, base)
+
+    def of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the header of the record's batch; empty where no row has it."""
+        return self.by_offset.get((record["partition"], record["batch"]), {})
+
+    def outcome(self, record: Mapping[str, Any]) -> str | None:
+        """Return COMMIT or ABORT as its transaction ended, COMMIT outside of one.
+
+        None for what readers of committed records do not get yet.
+        """
+        header = self.of(record)
+        first_undecided = self.first_undecided.get(record["partition"])
+        if first_undecided is not None and record["offset"] >= first_undecided:
+            return None
+        is_aborted = _is_transactional_data(header) and any(
+            _is_aborting(marker, header["base_offset"]) for marker in self._later_markers(header)
+        )
+        return "ABORT" if is_aborted else "COMMIT"
+
+    def _later_markers(self, header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the markers of the batch's producer after it."""
+        of_producer = self.markers.get((header["partition"], header["producer_id"]), ())
+        return [marker for marker in of_producer if marker["base_offset"] > header["base_offset"]]
+
+
+def _is_transactional_data(header: Mapping[str, Any]) -> bool:
+    attributes = header.get("attributes") or 0
+    return bool(attributes & TRANSACTIONAL and not attributes & CONTROL)
+
+
+def _is_aborting(marker: Mapping[str, Any], base_offset: int) -> bool:
+    """Return whether a marker after the batch aborts the batch's transaction."""
+    first = marker["txn_first_offset"]
+    return marker["control_type"] == "ABORT" and first is not None and first <= base_offset
+
+
+def _newest_committed(
+    records: Iterable[Mapping[str, Any]], batches: _Batches
+) -> dict[int, Mapping[str, Any]]:
+    """Return each partition's latest record of the key, aborted and open transactions apart."""
+    committed = (record for record in records if batches.outcome(record) == "COMMIT")
+    return {record["partition"]: record for record in committed}
+
+
+def _fate(
+    record: Mapping[str, Any],
+    batches: _Batches,
+    newest: Mapping[int, Mapping[str, Any]],
+    state: PartitionState | None,
+) -> Fate:
+    outcome = batches.outcome(record)
+    if outcome is None:
+        return Fate.UNDECIDED
+    if outcome == "ABORT":
+        return Fate.ABORTED
+    if newest[record["partition"]] is record:
+        if state is not None and record["offset"] >= state.first_unmarked_offset:
+            return Fate.UNMARKED
+        if not record["is_tombstone"]:
+            return Fate.CURRENT
+        return Fate.UNSTAMPED if _horizon_ms(batches.of(record)) is None else Fate.TOMBSTONE
+    is_active = state is not None and record["segment"] >= state.active_segment
+    return Fate.ACTIVE if is_active else Fate.SUPERSEDED
+
+
+def _key_record(record: Mapping[str, Any], batches: _Batches, fate: Fate) -> KeyRecord:
+    return KeyRecord(
+        partition=record["partition"],
+        offset=record["offset"],
+        segment=record["segment"],
+        timestamp=record["timestamp"],
+        event_time=record["event_time"],
+        is_tombstone=record["is_tombstone"],
+        tombstone_by=record["tombstone_by"],
+        size_bytes=record["size_bytes"],
+        delete_horizon_ms=_horizon_ms(batches.of(record)),
+        fate=fate,
+    )
+
+
+def _horizon_ms(header: Mapping[str, Any]) -> int | None:
+    """Return a batch's delete horizon, which KIP-534 keeps in its base timestamp."""
+    if not (header.get("attributes") or 0) & DELETE_HORIZON:
+        return None
+    return int(header["base_timestamp_ms"])
+
+
+def _batches(table: Table, partitions: set[int]) -> _Batches:
+    from pyiceberg import expressions
+
+    if not partitions:
+        return _Batches(())
+    return _Batches(_rows(table, cast(Any, expressions.In)("partition", partitions), _BATCH))
+
+
+def _rows(
+    table: Table, condition: BooleanExpression, columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the rows that match, a file at a time."""
+    batches = table.scan(row_filter=condition, selected_fields=tuple(columns))
+    return [row for batch in batches.to_arrow_batch_reader() for row in batch.to_pylist()]

@@ -1,0 +1,26 @@
+"""The Airflow connection that names Spark's master."""
+
+from __future__ import annotations
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from ebbtide.errors import ConfigurationError
+
+DEFAULT = "spark_default"
+
+
+def check_spark_connection(name: str = DEFAULT) -> str:
+    """Return the connection's master; ConfigurationError where Airflow would turn it into YARN."""
+    try:
+        connection = BaseHook.get_connection(name)
+    except AirflowNotFoundException:
+        connection = None
+    if connection is None or connection.conn_type != "spark" or not connection.host:
+        raise ConfigurationError(
+            f"expected connection {name} of type spark with a host, found "
+            f"{'none' if connection is None else repr(connection.conn_type or '')}; set "
+            f"AIRFLOW_CONN_{name.upper()}='"
+            '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
+        )
+    return str(connection.host)

@@ -1,0 +1,114 @@
+"""Look at a finished run once more, to send its metrics and call the notifier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ebbtide.errors import EbbtideError
+from ebbtide.lake.reader import Lake, Run
+from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
+from ebbtide.orchestration.monitoring import metrics, notices
+from ebbtide.orchestration.monitoring.measurements import Measurement, TopicRun, since_success
+from ebbtide.orchestration.monitoring.notices import Notice, guards_tripped, horizon_overdue
+from ebbtide.orchestration.night import LowWatermark
+
+log = logging.getLogger(__name__)
+
+# A night that failed once is found in the first, one that fails for long in the second.
+LOOK_BACK = (timedelta(days=2), HISTORY)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A DAG run when all its stages are over; `healthy` are the topics that passed the last."""
+
+    dag: str
+    now: datetime
+    topics: Sequence[str]
+    healthy: Collection[str]
+    answers: Sequence[LowWatermark]
+    rows: Sequence[Run]  # of this pass of the run: a cleared one has older ones too
+
+    @property
+    def is_night(self) -> bool:
+        """Whether the run did all that a night does."""
+        return self.dag == NIGHTLY
+
+
+def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
+    """Send metrics and notices; whatever goes wrong here is logged only.
+
+    `alias` is that of the topics' assets, whose events tell of earlier successes.
+    """
+    try:
+        has_metrics, has_notifier = metrics.is_on(), notices.is_asked_for()
+        if not has_metrics and not has_notifier:
+            return
+        topics = list(_topic_runs(lake, run))
+        if has_metrics:
+            metrics.send(_measured(run, topics))
+            if run.is_night:
+                metrics.send(_successes(context, run, alias))
+        if has_notifier and (of_run := _notices(run, topics)):
+            notices.notify(context, of_run)
+    except Exception:
+        log.exception("ebbtide: metrics or notices of this run were not sent")
+
+
+def _topic_runs(lake: Lake, run: FinishedRun) -> Iterator[TopicRun]:
+    """Yield the topics whose state can be read."""
+    for name in run.topics:
+        with suppress(EbbtideError):  # the run has failed by it, and says so
+            topic = lake.topic(name)
+            _ = topic.config, topic.partitions
+            rows = [row for row in run.rows if row.topic == name]
+            answers = [answer for answer in run.answers if answer["topic"] == name]
+            yield TopicRun(topic, rows, answers, int(run.now.timestamp() * 1000))
+
+
+def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurement]:
+    for topic in topics:
+        yield from topic.measured()
+        if run.is_night:
+            yield from topic.measured_at_night()
+
+
+def _notices(run: FinishedRun, topics: Iterable[TopicRun]) -> list[Notice]:
+    overdue = [
+        horizon_overdue(topic.topic.name, topic.horizon_overdue_seconds)
+        for topic in topics
+        if run.is_night and topic.horizon_overdue_seconds
+    ]
+    return [*guards_tripped(run.rows), *overdue]
+
+
+def _successes(context: Any, run: FinishedRun, alias: Any) -> Iterator[Measurement]:
+    """Yield how long ago each topic's last night succeeded; of one that never did, nothing."""
+    clock = datetime.now(UTC)
+    failing = [name for name in run.topics if name not in run.healthy]
+    last = dict.fromkeys(run.healthy, clock)
+    if failing:
+        last |= _last_successes(context, failing, clock, alias)
+    for name, when in last.items():
+        yield from since_success(name, when, clock)
+
+
+def _last_successes(
+    context: Any, names: Sequence[str], clock: datetime, alias: Any
+) -> Mapping[str, datetime]:
+    """Return the time of each topic's newest event of a night, as far back as HISTORY."""
+    last: dict[str, datetime] = {}
+    for days in LOOK_BACK:
+        events = context["inlet_events"][alias].after((clock - days).isoformat())
+        for event in events:
+            if event.source_dag_id == NIGHTLY and event.asset.name in names:
+                name = event.asset.name
+                last[name] = max(event.timestamp, last.get(name, event.timestamp))
+        if len(last) == len(names):
+            break
+    return last

@@ -1,0 +1,73 @@
+"""`ebbtide sql` and `ebbtide plan`, each by a real Spark."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ebbtide.commands.plan import command_of
+from ebbtide.errors import ExitCode
+from ebbtide.orchestration.driver.installation import Paths
+from tests.commands.conftest import Ebbtide
+from tests.jobs.submit import BIN
+from tests.lake_sandbox import LakeSandbox, state_of
+
+
+@pytest.fixture
+def with_spark(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> LakeSandbox:
+    """A topic of three records, and Spark's commands on the path."""
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    lake.package()
+    lake.topic("log.a", {0: state_of(log_end_offset=3)}, {"kafka.cleanup.policy": "delete"})
+    lake.records("log.a", [(0, 0), (0, 1), (0, 2)])
+    return lake
+
+
+def test_sql_gives_rows_as_json(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
+    query = "SELECT offset, `partition` FROM log.a WHERE offset > 0 ORDER BY offset;"
+    answer = ebbtide("sql", "--json", query)
+    assert answer.document["rows"] == [
+        {"offset": 1, "partition": 0},
+        {"offset": 2, "partition": 0},
+    ]
+    assert answer.code == 0
+
+
+def test_a_bad_statement_fails_with_its_cause(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
+    answer = ebbtide("sql", "SELECT * FROM log.nope")
+    assert answer.code == 1
+    assert "log`.`nope" in answer.err
+
+
+def test_a_plan_changes_nothing(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
+    request = {"topics": [{"topic": "log.a", "partitions": [{"partition": 0, "offset": 2}]}]}
+    answer = ebbtide("plan", "--json", "delete_records", "--request", json.dumps(request))
+    assert answer.code == 0
+    assert answer.document["exit_code"] == 0
+    assert answer.document["plan"].startswith("delete_records log.a: plan only")
+    assert with_spark.session.table("lake.log.a").count() == 3
+    assert not with_spark.session.catalog.tableExists("lake.ebbtide.runs")
+
+
+def test_a_job_that_there_is_not_is_refused(lake: LakeSandbox, ebbtide: Ebbtide) -> None:
+    answer = ebbtide("plan", "delete_everything")
+    assert answer.code == ExitCode.FAILED
+    assert "expected one of the jobs clean_log, " in answer.err
+
+
+def test_a_missing_spark_is_a_line(
+    lake: LakeSandbox, ebbtide: Ebbtide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(lake.home))
+    for arguments in (("plan", "clean_log", "--topic", "log.a"), ("sql", "SELECT 1"), ("sql",)):
+        answer = ebbtide(*arguments)
+        assert answer.code == ExitCode.FAILED
+        assert "`make setup`, then `ebbtide doctor`" in answer.err
+
+
+def test_the_clock_of_a_plan_is_the_jobs_own_where_given() -> None:
+    where = Paths(root=Path("/r"), home=Path("/h"))
+    given = command_of(where, "clean_log", ["--now", "2026-01-01T00:00:00Z"], Path("/p"))
+    assert given.count("--now") == 1
+    assert "--now" in command_of(where, "clean_log", [], Path("/p"))
