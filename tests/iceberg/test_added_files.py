@@ -9,6 +9,7 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.files import added_files
 from ebbtide.log.settings.names import TopicName
+from ebbtide.records.files.record_reader import read_records
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ingest, set_properties
@@ -78,11 +79,12 @@ def test_a_large_file_has_several_row_groups(
     import pyarrow.parquet as pq
 
     monkeypatch.setattr(added_files, "GROUP_BYTES", 1)
-    monkeypatch.setattr("ebbtide.records.files.segment_reader.ROWS_PER_CHUNK", 1)
+    monkeypatch.setitem(read_records.__kwdefaults__, "rows_per_chunk", 1)
     name = ingested(sandbox, cluster, tmp_path / "log")
     first, _ = files_of(sandbox, name.records_table)
     footer = pq.ParquetFile(str(first["file_path"]).removeprefix("file:")).metadata
-    assert (footer.num_rows, first["first"], first["last"]) == (2, 0, 1)
+    assert (footer.num_rows, footer.num_row_groups) == (2, 2)
+    assert (first["first"], first["last"]) == (0, 1)
     assert sandbox.session.table(name.records_table).count() == 3
 
 
