@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 from tests.dags.runs import run_dag
 
 APPROVE, REJECT = "Approve", "Reject"
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 10.0
 
 
 @dataclass
@@ -57,13 +58,16 @@ def run_and_wait(dag_id: str, **conf: Any) -> Answered:
 
 
 def _run(dag_id: str, react: Callable[[Any], None], conf: dict[str, Any]) -> Answered:
-    has_ended = Event()
+    has_ended, waits = Event(), Waits()
+    logger = logging.getLogger("airflow.sdk.definitions.dag")
+    logger.addHandler(waits)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_react_when_asked, dag_id, react, has_ended)
+        asked = pool.submit(_react_when_asked, dag_id, react, waits, has_ended)
         try:
             run = run_dag(dag_id, **conf)
         finally:
             has_ended.set()
+            logger.removeHandler(waits)
         detail = asked.result()
     if detail is None:
         return Answered(run)
@@ -71,12 +75,28 @@ def _run(dag_id: str, react: Callable[[Any], None], conf: dict[str, Any]) -> Ans
     return Answered(run, detail.subject, detail.body, assignees)
 
 
-def _react_when_asked(dag_id: str, react: Callable[[Any], None], has_ended: Event) -> Any:
+class Waits(logging.Handler):
+    """Knows when `dag.test` waits for an answer.
+
+    It sets the state of a task once more behind it: an answer given before is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("Waiting for Human-in-the-loop input"):
+            self.has_begun.set()
+
+
+def _react_when_asked(
+    dag_id: str, react: Callable[[Any], None], waits: Waits, has_ended: Event
+) -> Any:
     """The question, once there is one and it was reacted to."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
     while not has_ended.wait(0.1):
-        assert time.monotonic() < deadline, f"{dag_id} has not asked"
         if asked := waiting(dag_id):
+            waits.has_begun.wait(PATIENCE_SECONDS)
             try:
                 react(asked)
             except BaseException:
