@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
+from ebbtide.log.plans.events import FOUR_EYES
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob, removes_records
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
 from ebbtide.stages.configure_topic.stage import (
     ConfigurePlan,
@@ -40,7 +41,17 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> ConfigurePl
     )
 
 
-CONFIGURE_TOPIC = PlannedJob(propose, execute_configure, is_by_hand=True, resolve=resolve)
+def needs_approval(plan: ConfigurePlan) -> bool:
+    return removes_records(plan) or FOUR_EYES in plan.changes
+
+
+CONFIGURE_TOPIC = PlannedJob(
+    propose,
+    execute_configure,
+    is_by_hand=True,
+    needs_approval=needs_approval,
+    resolve=resolve,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

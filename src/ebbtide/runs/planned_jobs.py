@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode, PlanError, PlanExceededError, SafetyError
-from ebbtide.iceberg.topics import Topic, exists, load
+from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.plans.events import (
     FOUR_EYES,
     FOUR_EYES_OF_ALL,
@@ -85,16 +85,16 @@ class _Request(NamedTuple):
 
     def done(self, session: SparkSession, name: TopicName) -> JobOutcome:
         """Plan and execute, unless a guard or the rule of four eyes asks for an approval."""
-        needs_plan = self.job.is_by_hand and exists(session, name)
-        needs_plan = needs_plan and _needs_four_eyes(load(session, name))
+        topic = find(session, name) if self.job.is_by_hand else None
+        needs_plan = topic is not None and _needs_four_eyes(topic)
         order = self._order(session, name)._replace(keeps_offsets=needs_plan)
         proposal = self.job.propose(session, name, order)
         if isinstance(proposal, JobOutcome):
             return proposal
-        if needs_plan and any(proposal.removes().values()):
+        if needs_plan and self.job.needs_approval(proposal):
             raise PlanError(
                 f"expected a plan that another person has approved, since {FOUR_EYES} is set for "
-                f"{name}, found a request to remove records at once; make a plan with --plan-only"
+                f"{name}, found a request to do it at once; make a plan with --plan-only"
             )
         if why := self.job.guard(proposal):
             return self._stopped(session, name, order._replace(keeps_offsets=True), why)
@@ -149,8 +149,8 @@ def _execute(
     """Execute a kept plan within its offsets."""
     plan, name = kept.plan, kept.name
     check_may_execute(plan, kept.events, args.job, datetime.now(UTC))
-    if exists(session, name):  # else the job says so
-        topic = load(session, name)
+    topic = find(session, name)
+    if topic is not None:  # else the job says so
         check_same_tables(plan, topic)
         if _needs_four_eyes(topic):
             check_four_eyes(plan, args.approved_by or approver_of(plan, kept.events))

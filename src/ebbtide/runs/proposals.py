@@ -64,18 +64,25 @@ def never(_: Proposal) -> str:
     return ""
 
 
+def removes_records(proposal: Proposal) -> bool:
+    """Return whether any record would leave."""
+    return any(proposal.removes().values())
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedJob(Generic[P]):
     """A job's two halves: from an order to a plan, and from a plan to what was done.
 
     `propose` returns an outcome where the order is refused as a whole. `guard` says why a night may
     not execute a plan unasked, or is empty. `is_by_hand` tells a job that a person asks for from
-    one that follows the topic's settings. `resolve` looks up what a request leaves open, once, so
-    that a kept plan says it.
+    one that follows the topic's settings; `needs_approval` tells which of its plans another person
+    has to approve where the rule of four eyes holds. `resolve` looks up what a request leaves open,
+    once, so that a kept plan says it.
     """
 
     propose: Callable[[SparkSession, TopicName, Order], P | JobOutcome]
     execute: Callable[[P], JobOutcome]
     guard: Callable[[P], str] = never
     is_by_hand: bool = False
+    needs_approval: Callable[[P], bool] = removes_records
     resolve: Callable[[SparkSession, TopicName, Parameters], Parameters] = as_asked

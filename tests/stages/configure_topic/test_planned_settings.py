@@ -93,7 +93,7 @@ def test_settings_that_came_between_stop_the_plan(
 def test_four_eyes_hold_for_settings_that_would_remove(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
-    """A setting by which nothing goes needs nobody else."""
+    """A setting by which nothing goes needs nobody else, but for the rule itself."""
     set_properties(sandbox.session, str(name), {"ebbtide.plan.four.eyes": "true"})
     now = ("--now", at(NIGHT_MS).isoformat(), "--requested-by", "ann")
     asked = ("--set", "kafka.cleanup.policy=compact", "--set", "ebbtide.plan.four.eyes=false")
@@ -102,3 +102,9 @@ def test_four_eyes_hold_for_settings_that_would_remove(
     assert load(sandbox.session, name).config.plans_need_four_eyes
     harmless = ("--set", "kafka.cleanup.policy=", "--set", "kafka.segment.ms=7")
     assert jobs.run(configure_topic, "--topic", str(name), *harmless, *now) == ExitCode.DONE
+    for change in (
+        ("--set", "ebbtide.plan.four.eyes=false"),
+        ("--unset", "ebbtide.plan.four.eyes"),
+    ):
+        assert jobs.run(configure_topic, "--topic", str(name), *change, *now) == ExitCode.FAILED
+        assert load(sandbox.session, name).config.plans_need_four_eyes
