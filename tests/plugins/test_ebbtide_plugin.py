@@ -174,6 +174,18 @@ def test_a_run_that_no_job_told_of(viewer: Any, lake: LakeSandbox) -> None:
     assert "No job has written a row" in viewer.get("/ebbtide/runs/none").text
 
 
+def test_a_kept_plan(viewer: Any, lake: LakeSandbox) -> None:
+    plan = lake.plan("log.a", "delete_records", requested_by="ann")
+    text = text_of(viewer.get(f"/ebbtide/plans/{plan.plan_id}").text)
+    assert f"delete_records {plan.plan_id}" in text
+    assert "Stands open Asked for by ann" in text
+    assert "delete_records log.a: a plan" in text
+    assert "Nobody has answered it yet." in text
+    assert plan.digest in text
+    missing = viewer.get("/ebbtide/plans/none")
+    assert (missing.status_code, "No such plan" in missing.text) == (404, True)
+
+
 def test_the_tab_of_a_dag(viewer: Any, lake: LakeSandbox) -> None:
     a_night_with_failures(lake)
     text = text_of(viewer.get("/ebbtide/dags/nightly_retention").text)

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, Response
 from ebbtide.errors import (
     AccessDeniedError,
     EbbtideError,
+    PlanError,
     RequestError,
     UnavailableError,
     UnknownTopicError,
@@ -27,6 +28,7 @@ from ebbtide.orchestration.pages.views.dag import dag_page
 from ebbtide.orchestration.pages.views.history import Histories
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.plan import plan_page
 from ebbtide.orchestration.pages.views.run import run_page
 from ebbtide.orchestration.pages.views.topic import topic_page
 
@@ -34,6 +36,7 @@ MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml
 # The title and status of an error's page; of all others it is 500.
 PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     UnknownTopicError: ("No such topic", 404),
+    PlanError: ("No such plan", 404),
     RequestError: ("No such page", 400),
     AccessDeniedError: ("The lake cannot be read", 503),
     UnavailableError: ("The lake cannot be read", 503),
@@ -55,14 +58,15 @@ def build_app() -> FastAPI:
         openapi_url=None,
     )
     app.exception_handler(EbbtideError)(_problem)
-    _add_pages(app)
+    _add_topics(app)
+    _add_runs(app)
     _add_keys(app)
     app.get("/static/{name:path}")(_static)
     app.api_route("/{path:path}", methods=["GET", "POST"])(_missing)
     return app
 
 
-def _add_pages(app: FastAPI) -> None:
+def _add_topics(app: FastAPI) -> None:
     histories = Histories()
 
     @app.get("/")
@@ -99,6 +103,8 @@ def _add_pages(app: FastAPI) -> None:
             page_link=lambda number: f"{query({'page': number})}#partitions",
         )
 
+
+def _add_runs(app: FastAPI) -> None:
     @app.get("/runs/{run_id}")
     def run(
         request: Request, run_id: str, dag: str = "", topic: str = "", page: int = 1
@@ -111,6 +117,11 @@ def _add_pages(app: FastAPI) -> None:
             page=shown,
             page_link=lambda number: query({"dag": dag, "page": number}),
         )
+
+    @app.get("/plans/{plan_id}")
+    def plan(request: Request, plan_id: str) -> Response:
+        with open_lake() as lake:
+            return _page(request, "plan.html", page=plan_page(lake, plan_id, datetime.now(UTC)))
 
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:
