@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median
@@ -17,7 +17,14 @@ from ebbtide.errors import PlanError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
+from ebbtide.log.plans.events import (
+    UNANSWERED,
+    Event,
+    PlanEvent,
+    Standing,
+    approver_of,
+    standing_of,
+)
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.names import TopicName
@@ -137,6 +144,18 @@ def replace_open_plans(spark: SparkSession, by: Plan) -> None:
         if standing is Standing.OPEN and plan.dag == by.dag:
             note = f"replaced by {by.plan_id}"
             append_event(spark, event_of(plan, Event.REPLACED, by.run_id, note=note))
+
+
+def note_unanswered(
+    spark: SparkSession, args: argparse.Namespace, plans: Iterable[KeptPlan]
+) -> None:
+    """Reject the plans that nobody has answered in time; an answer that came elsewhere stands."""
+    at = datetime.now(UTC)
+    for kept in plans:
+        is_approved = approver_of(kept.plan, kept.events) is not None
+        standing = standing_of(kept.plan, kept.events, at)
+        if standing in (Standing.OPEN, Standing.EXPIRED) and not is_approved:
+            kept.add(spark, args, Event.REJECTED, note=UNANSWERED)
 
 
 def snapshots_of(topic: Topic) -> dict[str, dict[str, Any]]:
