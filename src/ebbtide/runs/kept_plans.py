@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import PlanError
+from ebbtide.errors import ConfigurationError, PlanError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic
@@ -27,6 +27,7 @@ from ebbtide.log.plans.events import (
 )
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
+from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.plans_table import (
@@ -107,7 +108,7 @@ def keep_plan(
     """Keep the proposal as a plan; return it, and its numbers, which name it."""
     topic, made_at = proposal.topic, datetime.now(UTC)
     plan_id = new_plan_id(args.job, made_at)
-    expires_at = made_at + timedelta(milliseconds=topic.config.plan_expire_ms)
+    expires_at = made_at + _expires_after(topic)
     outcome = proposal.outcome()
     outcome.topic["plan"] = plan_id
     decisive: dict[str, Any] = {
@@ -133,6 +134,15 @@ def keep_plan(
     )
     append_plan(topic.spark, plan)
     return plan, outcome
+
+
+def _expires_after(topic: Topic) -> timedelta:
+    """Return the topic's setting, or the default where a setting is wrong that a plan repairs."""
+    try:
+        config = topic.config
+    except ConfigurationError:
+        config = TopicConfig()
+    return timedelta(milliseconds=config.plan_expire_ms)
 
 
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:
