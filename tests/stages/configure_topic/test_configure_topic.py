@@ -12,8 +12,9 @@ from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
+from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, ingest, mark
+from tests.tables.nights import DAY_MS, clean, ingest, mark
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
@@ -41,6 +42,34 @@ def test_configuring_shows_what_the_next_run_removes(sandbox: LakeSandbox, name:
     assert load(sandbox.session, name).properties["kafka.cleanup.policy"] == "compact"
     execute_configure(plan)
     assert load(sandbox.session, name).config.retention_ms == 1
+
+
+def test_what_is_not_marked_yet_is_foreseen_as_the_next_night_marks_it(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    """The round that a plan foresees is the round that then runs."""
+    plan = plan_configure(load(sandbox.session, name), {}, NIGHT_MS, keeps_offsets=True)
+    assert plan.outcome().partitions[0]["next_run"]["clean_log"]["superseded"] == 3
+    before = set(offsets(view_of_table(sandbox.session, name, 0)))
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)
+    left = set(offsets(view_of_table(sandbox.session, name, 0)))
+    assert set(plan.removes()[0]) == before - left == {0, 1, 2}
+
+
+def test_a_changed_tombstone_rule_is_foreseen_with_what_the_quarantine_takes(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    changes = {"ebbtide.tombstone.explicit": "true", "ebbtide.tombstone.predicate": "value = '2'"}
+    plan = plan_configure(load(sandbox.session, name), changes, NIGHT_MS, keeps_offsets=True)
+    outcome = plan.outcome()
+    marks = outcome.partitions[0]["next_run"]["mark_tombstones"]
+    assert (marks["marked"], marks["quarantined"]) == (1, 1)
+    assert 4 in plan.removes()[0]  # the null value
+    assert plan.summary()[0]["rules"]["quarantined"] == {"records": 1}
+    note = outcome.topic["note"]
+    assert "the next night marks 1 records as tombstones and 0 as none" in note
+    assert "1 records have a null value that nothing marks as a tombstone" in note
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,15 @@ from pyroaring import BitMap64
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.plans.offsets import offset_range, union
 from ebbtide.log.plans.plan import Bounds
-from ebbtide.log.plans.summary import PartitionSummary, together
+from ebbtide.log.plans.summary import (
+    LeavingRows,
+    PartitionSummary,
+    RuleNumbers,
+    partition_summary,
+    together,
+)
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
@@ -20,21 +27,25 @@ from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.mark_tombstones.stage import MarkPlan, plan_mark
-from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
+from ebbtide.text import number
 
 EVENT_TIME = "ebbtide.event.time"
 TOMBSTONE = "ebbtide.tombstone."
+QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurePlan:
-    """The settings to change, and what the next run would remove with them."""
+    """The settings to change, and what the next run would remove with them.
+
+    Cleaning and expiry are planned as if all were marked, as a night marks before them.
+    """
 
     topic: Topic
     changes: SettingChanges
+    marking: MarkPlan
     cleaning: CleanPlan
     expiry: ExpirePlan
-    marking: MarkPlan | None = None  # where what makes a tombstone changes
     removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
 
     def outcome(self) -> JobOutcome:
@@ -45,7 +56,7 @@ class ConfigurePlan:
         outcome = JobOutcome(topic={"changes": changes, "next_run": expired.topic})
         if notes := self._notes():
             outcome.topic["note"] = "; ".join(notes)
-        counts = {} if self.marking is None else self.marking.counts
+        counts = self.marking.counts if self._changes_marks else {}
         for partition in self.topic.partitions:
             effect = {"clean_log": cleaned.partitions[partition]}
             if partition in expired.partitions:
@@ -58,9 +69,14 @@ class ConfigurePlan:
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets that the next run would remove with the new settings."""
-        cleaned, expired = self.cleaning.removes(), self.expiry.removes()
-        nothing = BitMap64()
-        return {p: cleaned.get(p, nothing) | expired.get(p, nothing) for p in self.topic.partitions}
+        stages = (self.cleaning.removes(), self.expiry.removes(), self._quarantined())
+        return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
+
+    def _quarantined(self) -> dict[int, BitMap64]:
+        """Return what goes to the quarantine of what the log held when it was planned."""
+        ends = {p: bounds.log_end_offset for p, bounds in self.expiry.bounds.items()}
+        marking = self.marking.removes()
+        return {p: marking[p] & offset_range(0, end) for p, end in ends.items()}
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""
@@ -69,8 +85,23 @@ class ConfigurePlan:
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the next run would remove, both of its stages together."""
-        cleaned, expired = self.cleaning.summary(), self.expiry.summary()
-        return {p: together(of, expired[p]) if p in expired else of for p, of in cleaned.items()}
+        summaries: dict[int, PartitionSummary] = {}
+        for of_stage in (self.cleaning.summary(), self.expiry.summary(), self._to_quarantine()):
+            for p, of in of_stage.items():
+                summaries[p] = together(summaries[p], of) if p in summaries else of
+        return summaries
+
+    def _to_quarantine(self) -> dict[int, PartitionSummary]:
+        counts = {p: len(offsets) for p, offsets in self._quarantined().items() if offsets}
+        return {
+            p: partition_summary(LeavingRows(count), {QUARANTINED: RuleNumbers(records=count)})
+            for p, count in counts.items()
+        }
+
+    @property
+    def _changes_marks(self) -> bool:
+        is_told = any(name.startswith(TOMBSTONE) for name in self.changes)
+        return is_told or bool(self.marking.changes)
 
     def _notes(self) -> list[str]:
         notes = []
@@ -81,9 +112,22 @@ class ConfigurePlan:
                 f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
                 "the event time they have"
             )
-        if self.marking is not None and "note" in (numbers := self.marking.outcome().topic):
+        if self._changes_marks:
+            notes.append(_marks_in_words(self.marking))
+        if "note" in (numbers := self.marking.outcome().topic):
             notes.append(numbers["note"])
         return notes
+
+
+def _marks_in_words(marking: MarkPlan) -> str:
+    counts = marking.counts.values()
+    marked, unmarked = sum(of.marked for of in counts), sum(of.unmarked for of in counts)
+    return (
+        f"the next night marks {number(marked)} records as tombstones and {number(unmarked)} as "
+        "none, among those that are not marked yet; a round after that may remove other records "
+        "than are shown here. What is marked already keeps its mark until mark_tombstones marks "
+        "it again"
+    )
 
 
 def plan_configure(
@@ -102,12 +146,12 @@ def plan_configure(
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.spark, topic.name, properties)
-    tombstone_rule(topic.spark, after.config)
-    marking = plan_mark(after) if any(name.startswith(TOMBSTONE) for name in changes) else None
-    cleaning = plan_clean(after, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
-    expiry = plan_expire(after, now_ms, bounds, keeps_offsets=keeps_offsets)
+    marking = plan_mark(after)
+    marked = marking.marked()
+    cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
+    expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)
     more = removing_more(topic.properties, changes)
-    return ConfigurePlan(topic, changes, cleaning, expiry, marking, more)
+    return ConfigurePlan(topic, changes, marking, cleaning, expiry, more)
 
 
 def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:

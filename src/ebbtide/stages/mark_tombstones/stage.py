@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError
@@ -20,6 +21,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
+from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
@@ -59,6 +61,18 @@ class MarkPlan:
     def counts(self) -> dict[int, Counts]:
         """The number of records that change, by partition."""
         return count_changes(self.changes, self.topic.partitions)
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets that go to the quarantine."""
+        removes = {partition: BitMap64() for partition in self.topic.partitions}
+        for (partition, _), by_code in self.changes.items():
+            removes[partition] |= by_code.get(TO_QUARANTINE, BitMap64())
+        return removes
+
+    def marked(self) -> Topic:
+        """Return the topic with the state that it has once all is marked."""
+        changes = _marked(self.topic, self)
+        return Topic(self.topic.spark, self.topic.name, changed(self.topic.properties, changes))
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
