@@ -2,36 +2,22 @@
 
 `ebbtide.tombstone.*` say what makes one. A changed rule is for what is not marked yet; with
 `from_offset`, records from there on are marked again, and those that are none by the new rule are
-unmarked. What is cleaned already stays as it is: lower offsets are refused. With `plan_only`, the
-task's log shows how many records would change, and how many would go to the quarantine.
+unmarked. What is cleaned already stays as it is: lower offsets are refused. `plan` shows how many
+records would change; where some would go to the quarantine, `approve` asks first.
 """
 
-from datetime import datetime, timedelta
+from airflow.sdk import Param, dag
 
-from airflow.sdk import Param, chain, dag
-
-from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.operator import EbbtideJobOperator
-
-JOB = "mark_tombstones"
+from ebbtide.orchestration.approval.chains import plan_and_approve
+from ebbtide.orchestration.house import ASKING, topic
 
 
 @dag(
     schedule=None,
-    start_date=datetime(2025, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
-    tags=["ebbtide"],
     doc_md=__doc__,
+    **ASKING,
     params={
-        "topic": Param(
-            "demo.flights",
-            type="string",
-            pattern=r"^[^.]+\..+$",
-            title="Topic",
-            description="<cluster>.<topic>, as the lake names it.",
-        ),
+        "topic": topic(),
         "from_offset": Param(
             None,
             type=["null", "array"],
@@ -50,16 +36,8 @@ JOB = "mark_tombstones"
     },
 )
 def mark_tombstones() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            topics=["{{ params.topic }}"],
-            options={"from_offset": "--from-offset", "plan_only": "--plan-only"},
-            needs_spark=True,
-        ),
-        verdict([JOB]),
-    )
+    asked = {"topics": ["{{ params.topic }}"], "options": {"from_offset": "--from-offset"}}
+    plan_and_approve("mark_tombstones", asked=asked)
 
 
 mark_tombstones()

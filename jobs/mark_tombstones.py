@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.from_offset import parse_from_offset
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, run_job, run_topics
+from ebbtide.runs.application import argument, run_job
+from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.planned_jobs import run_planned
+from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
-from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.stages.mark_tombstones.stage import MarkPlan, execute_mark, plan_mark
 from ebbtide.stages.unfinished import settle
 
 
+def propose(session: SparkSession, name: TopicName, order: Order) -> MarkPlan:
+    topic = settle(load(session, name), "mark_tombstones", is_plan_only=order.is_plan_only)
+    again = [parse_from_offset(text) for text in order.parameters["from_offset"]]
+    return replace(plan_mark(topic, again, order.bounds), now_ms=order.now_ms)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("mark_tombstones", __doc__ or "")
+    parser = planned_parser("mark_tombstones", __doc__ or "")
     parser.add_argument(
         "--from-offset",
         action="append",
@@ -27,18 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="[PARTITION:]OFFSET",
         help="mark again from there what is not cleaned, by the rules of now; repeat for more",
     )
-    args = parser.parse_args(argv)
+    args = parse_planned(parser, argv, ("topic", "now"), ("from_offset",))
     if args.from_offset and len(args.topic) > 1:
         parser.error(f"expected one --topic with --from-offset, found {len(args.topic)}")
     spark = SparkSession.builder.appName("mark_tombstones").getOrCreate()
 
-    def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        topic = settle(load(session, name), "mark_tombstones", is_plan_only=args.plan_only)
-        plan = plan_mark(topic, args.from_offset)
-        run = RunOf(args.run_id, args.now)
-        return plan.outcome() if args.plan_only else execute_mark(plan, run)
+    def execute(plan: MarkPlan) -> JobOutcome:
+        now = datetime.fromtimestamp(plan.now_ms / 1000, UTC)
+        return execute_mark(plan, RunOf(args.run_id, now))
 
-    return run_topics(spark, args, args.topic, work)
+    # A night follows the settings, and only who marks again asks for something by hand.
+    job = PlannedJob(propose, execute, is_by_hand=bool(args.from_offset))
+    asked = {"from_offset": [str(of) for of in args.from_offset]}
+    return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
 
 
 if __name__ == "__main__":

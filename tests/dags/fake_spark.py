@@ -19,7 +19,7 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
 
-KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", *NIGHT} - {"mark_tombstones"}
+KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", *NIGHT}
 
 
 @dataclass

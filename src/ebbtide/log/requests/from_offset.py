@@ -16,6 +16,9 @@ class FromOffset(NamedTuple):
     partition: int | None
     offset: int
 
+    def __str__(self) -> str:
+        return str(self.offset) if self.partition is None else f"{self.partition}:{self.offset}"
+
 
 def parse_from_offset(text: str) -> FromOffset:
     """Parse OFFSET or PARTITION:OFFSET."""
@@ -27,15 +30,21 @@ def parse_from_offset(text: str) -> FromOffset:
 
 
 def ranges_to_mark(
-    states: Mapping[int, PartitionState], again_from: Mapping[int, int]
+    states: Mapping[int, PartitionState],
+    again_from: Mapping[int, int],
+    ends: Mapping[int, int] | None = None,
 ) -> dict[int, tuple[int, int]]:
-    """Return the offsets [first, end) of each partition that has any to look at."""
+    """Return the offsets [first, end) of each partition that has any to look at.
+
+    With `ends` it looks at no other partitions, and not beyond these.
+    """
     ranges = {}
     for partition, state in states.items():
+        end = state.log_end_offset if ends is None else ends.get(partition, 0)
         first = min(state.first_unmarked_offset, again_from.get(partition, state.log_end_offset))
         first = max(first, state.log_start_offset)
-        if first < state.log_end_offset:
-            ranges[partition] = first, state.log_end_offset
+        if first < end:
+            ranges[partition] = first, end
     return ranges
 
 
@@ -53,7 +62,7 @@ def offsets_to_mark_again_from(
     if len(for_all) > 1 or len(for_all) + len(chosen) < len(asked):
         raise RequestError(
             "expected one offset for each partition to mark again from, and one for all others, "
-            f"found {', '.join(map(_shown, asked))}"
+            f"found {', '.join(map(str, asked))}"
         )
     offsets = {p: chosen.get(p, for_all[0] if for_all else None) for p in (*states, *chosen)}
     known = {partition: offset for partition, offset in offsets.items() if offset is not None}
@@ -80,8 +89,3 @@ def _check_bounds(partition: int, state: PartitionState, cleaned_up_to: int, off
         f"expected an offset in [{first}, {state.log_end_offset}] to mark partition {partition} "
         f"again from, found {offset}; {why}"
     )
-
-
-def _shown(asked: FromOffset) -> str:
-    offset = str(asked.offset)
-    return offset if asked.partition is None else f"{asked.partition}:{offset}"

@@ -9,15 +9,9 @@ from pyroaring import BitMap64
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
-from ebbtide.log.plans.offsets import offset_range, union
+from ebbtide.log.plans.offsets import union
 from ebbtide.log.plans.plan import Bounds
-from ebbtide.log.plans.summary import (
-    LeavingRows,
-    PartitionSummary,
-    RuleNumbers,
-    partition_summary,
-    together,
-)
+from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
@@ -31,7 +25,6 @@ from ebbtide.text import number
 
 EVENT_TIME = "ebbtide.event.time"
 TOMBSTONE = "ebbtide.tombstone."
-QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +62,8 @@ class ConfigurePlan:
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets that the next run would remove with the new settings."""
-        stages = (self.cleaning.removes(), self.expiry.removes(), self._quarantined())
+        stages = (self.cleaning.removes(), self.expiry.removes(), self.marking.removes())
         return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
-
-    def _quarantined(self) -> dict[int, BitMap64]:
-        """Return what goes to the quarantine of what the log held when it was planned."""
-        ends = {p: bounds.log_end_offset for p, bounds in self.expiry.bounds.items()}
-        marking = self.marking.removes()
-        return {p: marking[p] & offset_range(0, end) for p, end in ends.items()}
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""
@@ -86,17 +73,10 @@ class ConfigurePlan:
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the next run would remove, both of its stages together."""
         summaries: dict[int, PartitionSummary] = {}
-        for of_stage in (self.cleaning.summary(), self.expiry.summary(), self._to_quarantine()):
+        for of_stage in (self.cleaning.summary(), self.expiry.summary(), self.marking.summary()):
             for p, of in of_stage.items():
                 summaries[p] = together(summaries[p], of) if p in summaries else of
         return summaries
-
-    def _to_quarantine(self) -> dict[int, PartitionSummary]:
-        counts = {p: len(offsets) for p, offsets in self._quarantined().items() if offsets}
-        return {
-            p: partition_summary(LeavingRows(count), {QUARANTINED: RuleNumbers(records=count)})
-            for p, count in counts.items()
-        }
 
     @property
     def _changes_marks(self) -> bool:
@@ -146,7 +126,7 @@ def plan_configure(
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.spark, topic.name, properties)
-    marking = plan_mark(after)
+    marking = plan_mark(after, bounds=bounds)
     marked = marking.marked()
     cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
     expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)

@@ -20,6 +20,13 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
+from ebbtide.log.plans.plan import Bounds
+from ebbtide.log.plans.summary import (
+    LeavingRows,
+    PartitionSummary,
+    RuleNumbers,
+    partition_summary,
+)
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import to_properties
@@ -43,6 +50,9 @@ from ebbtide.stages.mark_tombstones.tombstones import TombstoneRule, tombstone_r
 from ebbtide.stages.mark_tombstones.written_marks import prepare_marks
 from ebbtide.text import number
 
+LOG_END = "log_end_offset"  # of a plan's bounds
+QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule
+
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +66,7 @@ class MarkPlan:
     snapshot: int | None  # the one that was looked at; None where the table has none
     rule: TombstoneRule
     changes: MarkChanges = field(default_factory=dict)
+    now_ms: int = 0  # the run's
 
     @property
     def counts(self) -> dict[int, Counts]:
@@ -68,6 +79,21 @@ class MarkPlan:
         for (partition, _), by_code in self.changes.items():
             removes[partition] |= by_code.get(TO_QUARANTINE, BitMap64())
         return removes
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return where the log ended, beyond which an execution marks nothing."""
+        states = self.topic.partitions
+        return {p: {LOG_END: state.log_end_offset} for p, state in states.items()}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return how many records go to the quarantine: these are all that leave the log."""
+        removes = self.removes()
+        return {
+            p: partition_summary(
+                LeavingRows(len(offsets)), {QUARANTINED: RuleNumbers(records=len(offsets))}
+            )
+            for p, offsets in removes.items()
+        }
 
     def marked(self) -> Topic:
         """Return the topic with the state that it has once all is marked."""
@@ -89,14 +115,18 @@ class MarkPlan:
         return outcome
 
 
-def plan_mark(topic: Topic, again: Sequence[FromOffset] = ()) -> MarkPlan:
+def plan_mark(
+    topic: Topic, again: Sequence[FromOffset] = (), bounds: Bounds | None = None
+) -> MarkPlan:
     """Find the tombstones in [first unmarked offset, log end offset) of each partition.
 
-    `again` says where to begin before that; ConfigurationError for a rule that cannot be.
+    `again` says where to begin before that, `bounds` are a kept plan's; ConfigurationError for a
+    rule that cannot be.
     """
     rule = tombstone_rule(topic.spark, topic.config)
     again_from = _again_from(topic, again)
-    ranges = ranges_to_mark(topic.partitions, again_from)
+    ends = None if bounds is None else {p: of[LOG_END] for p, of in bounds.items()}
+    ranges = ranges_to_mark(topic.partitions, again_from, ends)
     snapshot = current_snapshot(topic.spark, topic.name.records_table) if ranges else None
     plan = MarkPlan(topic, ranges, again_from, snapshot, rule)
     if snapshot is None:
