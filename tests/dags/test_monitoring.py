@@ -14,9 +14,13 @@ from airflow.sdk import BaseNotifier
 
 from ebbtide.errors import ConfigurationError, SafetyError
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.plans.events import Event
 from ebbtide.orchestration.handover import _finished_run
 from ebbtide.orchestration.monitoring import measurements
 from ebbtide.orchestration.monitoring.notices import NOTIFIER
+from ebbtide.orchestration.monitoring.waiting import count_waiting
+from ebbtide.runs.kept_plans import event_of
+from ebbtide.runs.plans_table import append_event
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import run_dag
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -123,7 +127,26 @@ def test_a_night_is_measured_by_topic(
         f"low_watermark_lag,{OF_TOPIC}": "3|g",
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
         f"held_back,{OF_TOPIC}": "5|g",
+        f"waiting_approvals,{OF_TOPIC}": "0|g",
     }
+
+
+def test_plans_that_wait_for_an_answer_are_counted(lake: LakeSandbox) -> None:
+    """Not those that are answered or expired, nor those by which nothing leaves."""
+    lake.topic("log.a", WORK, {"ebbtide.plan.expire.ms": str(2 * 86_400_000)})
+    lake.topic("log.b", WORK)
+    clock = datetime.now(UTC)
+    yesterday, long_ago = clock - timedelta(hours=30), clock - timedelta(days=9)
+    lake.plan("log.a", "clean_log")
+    lake.plan("log.a", "clean_log", made_at=yesterday, expires_at=clock + timedelta(hours=18))
+    lake.plan("log.a", "clean_log", made_at=yesterday)
+    lake.plan("log.a", "clean_log", made_at=long_ago, expires_at=clock + timedelta(days=9))
+    lake.plan("log.a", "clean_log", records=0)
+    answered = lake.plan("log.a", "expire_segments")
+    append_event(lake.session, event_of(answered, Event.REJECTED, "run-1", by="bob"))
+    with open_lake() as opened:
+        topics = [opened.topic(name) for name in ("log.a", "log.b")]
+        assert count_waiting(opened, topics, clock) == {"log.a": 2}
 
 
 def test_every_metric_is_described_in_operations(lake: LakeSandbox) -> None:
@@ -139,7 +162,18 @@ def test_every_metric_is_described_in_operations(lake: LakeSandbox) -> None:
     assert [name for name in names if f"`{name}`" not in text] == [measurements.PREFIX]
 
 
-def test_a_topic_that_fails_tells_when_it_last_succeeded(
+def date_successes_back(age: timedelta) -> float:
+    """Let all that Airflow knows of successes be older by `age`; the time at which it is done."""
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        for event in session.query(AssetEvent).all():
+            event.timestamp -= age
+    return datetime.now(UTC).timestamp()
+
+
+def test_a_topic_that_keeps_failing_tells_when_it_last_succeeded(
     lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD
 ) -> None:
     lake.topic("log.a", WORK)
@@ -148,19 +182,30 @@ def test_a_topic_that_fails_tells_when_it_last_succeeded(
     spark_submit.failures["clean_log", "log.never"] = [ConfigurationError("no")] * 2
     run_dag("nightly_retention")
     spark_submit.failures["clean_log", "log.a"] = [ConfigurationError("no")]
-    between = datetime.now(UTC).timestamp()
+    between = date_successes_back(timedelta(days=5))
     run_dag("nightly_retention")
-    last = [line for line in statsd.of_ebbtide().items() if line[0].startswith("last_success")]
-    times = {name.rpartition("=")[2]: float(value.removesuffix("|g")) for name, value in last}
-    assert set(times) == {"a", "b"}
-    assert times["a"] <= between
+    sent = statsd.of_ebbtide().items()
+    times, ages = (
+        {
+            name.rpartition("=")[2]: int(value.removesuffix("|g"))
+            for name, value in sent
+            if name.startswith(metric)
+        }
+        for metric in ("last_success", "seconds_since_last_success")
+    )
+    assert set(times) == set(ages) == {"a", "b"}
+    assert times["a"] <= between - 5 * 86_400
+    assert 5 * 86_400 <= ages["a"] < 5 * 86_400 + 600
     assert times["b"] >= int(between)
+    assert ages["b"] == 0
 
 
 def test_a_plan_is_not_measured(lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD) -> None:
     lake.topic("log.a", WORK, COMPACT)
-    run_dag("configure_topic", topics=["log.a"], set=["kafka.retention.ms=5"], plan_only=True)
+    form = {"topic": "log.a", "set": ["kafka.retention.ms=5"], "plan_only": True}
+    assert run_dag("configure_topic", **form).state == "success"
     assert statsd.of_ebbtide() == {}
+    assert statsd.lines
 
 
 def test_nothing_is_sent_where_statsd_drops_tags(

@@ -25,7 +25,6 @@ HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
 LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
 HELD_BACK = f"{PREFIX}held_back"
-# Nothing asks for an approval yet; alert rules may name it already.
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
 
 # Numbers of a partition that clean_log removed, by the reason that a metric tells.
@@ -56,6 +55,7 @@ class TopicRun:
     rows: Sequence[Run]
     answers: Sequence[LowWatermark]
     now_ms: int  # the run's clock
+    waiting_approvals: int = 0
 
     def measured(self) -> Iterator[Measurement]:
         """Yield what any run tells of a topic."""
@@ -65,6 +65,7 @@ class TopicRun:
             yield self._counter(BYTES_REMOVED, size_bytes, reason=reason)
         if freed := sum(row.topic_result.get("bytes_freed", 0) for row in self.rows):
             yield self._counter(BYTES_FREED, freed)
+        yield self._gauge(WAITING_APPROVALS, self.waiting_approvals)
         known, unknown = _lags(self.answers)
         if known:
             yield self._gauge(LOW_WATERMARK_LAG, max(known))

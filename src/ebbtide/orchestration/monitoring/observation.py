@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.reader import Lake, LakeTopic, Run
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 from ebbtide.orchestration.monitoring import metrics, notices
 from ebbtide.orchestration.monitoring.measurements import Measurement, TopicRun, since_success
 from ebbtide.orchestration.monitoring.notices import Notice, guards_tripped, horizon_overdue
+from ebbtide.orchestration.monitoring.waiting import count_waiting
 from ebbtide.orchestration.night import LowWatermark
 
 log = logging.getLogger(__name__)
@@ -62,13 +63,21 @@ def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
 
 def _topic_runs(lake: Lake, run: FinishedRun) -> Iterator[TopicRun]:
     """Yield the topics whose state can be read."""
-    for name in run.topics:
+    topics = list(_readable(lake, run.topics))
+    waiting = count_waiting(lake, topics, datetime.now(UTC))
+    for topic in topics:
+        rows = [row for row in run.rows if row.topic == topic.name]
+        answers = [answer for answer in run.answers if answer["topic"] == topic.name]
+        now_ms = int(run.now.timestamp() * 1000)
+        yield TopicRun(topic, rows, answers, now_ms, waiting[topic.name])
+
+
+def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:
+    for name in names:
         with suppress(EbbtideError):  # the run has failed by it, and says so
             topic = lake.topic(name)
             _ = topic.config, topic.partitions
-            rows = [row for row in run.rows if row.topic == name]
-            answers = [answer for answer in run.answers if answer["topic"] == name]
-            yield TopicRun(topic, rows, answers, int(run.now.timestamp() * 1000))
+            yield topic
 
 
 def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurement]:
