@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.errors import ExitCode
 from ebbtide.records.attributes import TRANSACTIONAL
 from tests.commands.conftest import Ebbtide
 from tests.commands.test_commands import check
@@ -106,3 +107,17 @@ def test_the_key_is_never_printed(bring_in: Any, ebbtide: Ebbtide) -> None:
     assert digest in as_hex.out
     missing = ebbtide("key", TOPIC, "other")
     assert missing.out.endswith(": no record of it is in the tables\n")
+
+
+def test_a_key_is_found_by_its_hash(bring_in: Any, ebbtide: Ebbtide) -> None:
+    bring_in({0: [written(0, "1"), written(1, "2")], 2: []})
+    digest = sha256(KEY.encode()).hexdigest()
+    found = ebbtide("key", "--json", TOPIC, digest.upper(), "--encoding", "sha-256").document
+    assert found == ebbtide("key", "--json", TOPIC, KEY).document
+    assert len(found["records"]) == 2
+    other = ebbtide("key", TOPIC, "0" * 64, "--encoding", "sha-256")
+    assert "no record of it is in the tables" in other.out
+    wrong = ebbtide("key", TOPIC, KEY, "--encoding", "sha-256")
+    assert wrong.code == ExitCode.FAILED
+    assert "expected the SHA-256 of a key as 64 hexadecimal digits" in wrong.err
+    assert KEY not in wrong.err

@@ -8,6 +8,7 @@ import pytest
 
 from ebbtide.commands.plan import command_of
 from ebbtide.errors import ExitCode
+from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.driver.installation import Paths
 from tests.commands.conftest import Ebbtide
 from tests.jobs.submit import BIN
@@ -46,6 +47,9 @@ def test_a_plan_changes_nothing(with_spark: LakeSandbox, ebbtide: Ebbtide) -> No
     assert answer.code == 0
     assert answer.document["exit_code"] == 0
     assert answer.document["plan"].startswith("delete_records log.a: plan only")
+    with open_lake() as opened:
+        assert answer.document["plan_ids"] == [plan.plan_id for plan in opened.plans()]
+    assert len(answer.document["plan_ids"]) == 1
     assert with_spark.session.table("lake.log.a").count() == 3
     assert not with_spark.session.catalog.tableExists("lake.ebbtide.runs")
 

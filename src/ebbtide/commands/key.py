@@ -1,12 +1,13 @@
 """Find a key: where its records lie, its tombstone and delete horizon, why each is still there.
 
-The key itself is never printed, only its SHA-256. The key column of the topic's files is read, of
-one partition with --partition.
+The key itself is never printed, only its SHA-256, which --encoding sha-256 takes in its place. The
+key column of the topic's files is read, of one partition with --partition.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.errors import RequestError
 from ebbtide.lake.key_records import KeyRecord, find_key
+from ebbtide.lake.key_rows import key_of_hash
 from ebbtide.lake.reader import open_lake
 from ebbtide.local.progress import working
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.text import aligned, moment, number, without_empty
 
+SHA256 = "sha-256"
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 HEADER = (
     "part",
     "offset",
@@ -36,20 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key")
     parser.add_argument(
         "--encoding",
-        type=Encoding,
-        choices=list(Encoding),
-        default=Encoding.UTF_8,
-        help="how the key is written here; default: utf-8",
+        choices=[*map(str, Encoding), SHA256],
+        default=str(Encoding.UTF_8),
+        help="how the key is written here, or sha-256 for its hash in hex; default: utf-8",
     )
     parser.add_argument("--partition", type=int, help="look into this one only")
 
 
 def answer(args: argparse.Namespace) -> Answer:
     """Return the key's records, oldest first in each partition."""
-    key = _decoded(args.key, args.encoding)
+    digest, key = _asked(args.key, args.encoding)
     with open_lake() as lake, working(f"reads the keys of {args.topic}"):
-        records = find_key(lake, args.topic, key, args.partition)
-    digest = sha256(key).hexdigest()
+        if key is None:
+            key = key_of_hash(lake, args.topic, digest)
+        records = [] if key is None else find_key(lake, args.topic, key, args.partition)
     document = {
         "topic": args.topic,
         "key_sha256": digest,
@@ -58,11 +62,18 @@ def answer(args: argparse.Namespace) -> Answer:
     return Answer(_text(args.topic, digest, records), document)
 
 
-def _decoded(text: str, encoding: Encoding) -> bytes:
-    keys = decode_keys([text], encoding)
+def _asked(text: str, encoding: str) -> tuple[str, bytes | None]:
+    """Return the SHA-256 of the key in hex, and the key; None where the text is the hash."""
+    if encoding == SHA256:
+        if not _SHA256.fullmatch(text):
+            raise RequestError(
+                "expected the SHA-256 of a key as 64 hexadecimal digits, found something else"
+            )
+        return text.lower(), None
+    keys = decode_keys([text], Encoding(encoding))
     if not keys:
         raise RequestError("expected a key, found an empty text; give its bytes with --encoding")
-    return keys[0]
+    return sha256(keys[0]).hexdigest(), keys[0]
 
 
 def _document(record: KeyRecord) -> dict[str, Any]:

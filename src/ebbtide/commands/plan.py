@@ -24,6 +24,7 @@ from ebbtide.orchestration.driver.inputs import check_arguments
 from ebbtide.orchestration.driver.installation import Paths, paths
 
 LAST_LINES = 20  # of a job that failed
+PLAN = "plan: "  # before the id of a plan that was kept, on a line of its own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,9 @@ def answer(args: argparse.Namespace) -> Answer:
         plan = plan_file.read_text().rstrip() if plan_file.exists() else ""
     if code:
         print("\n".join(last_lines), file=sys.stderr)
-    return Answer(plan, {"job": args.job, "plan": plan, "exit_code": code}, code)
+    kept = [line.removeprefix(PLAN) for line in plan.splitlines() if line.startswith(PLAN)]
+    document = {"job": args.job, "plan": plan, "plan_ids": kept, "exit_code": code}
+    return Answer(plan, document, code)
 
 
 def check_job(where: Paths, job: str) -> None:

@@ -90,6 +90,12 @@ def records_of_hash(lake: Lake, name: str, sha256: str) -> list[KeyRecord]:
     return [] if key is None else records_of_key(lake, name, key)
 
 
+def key_of_hash(lake: Lake, name: str, sha256: str) -> bytes | None:
+    """Return the key with this SHA-256 (hex), however long that takes; None where there is none."""
+    with of_a_store(name):
+        return next(_keys_of_hash(lake.records(name), bytes.fromhex(sha256)), None)
+
+
 def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
     """Return what erasures of the key have reported, newest first."""
     from pyiceberg.exceptions import NoSuchTableError
