@@ -75,6 +75,16 @@ def test_a_job_that_counted_only_what_it_removed_has_no_before(lake: LakeSandbox
     assert line.split() == ["log.audit", "0", "273", "273", "0"]
 
 
+def test_a_low_watermark_that_moved_is_shown_before_and_after(lake: LakeSandbox) -> None:
+    lake.topic("log.audit", {0: state_of()})
+    first = partition_result(low_watermark=1_000, low_watermark_before=-1, picked=True, reason="")
+    last = partition_result(log_start_offset=2_730, low_watermark=2_730, low_watermark_before=1_000)
+    lake.run("log.audit", "clean_log", partitions={0: first})
+    lake.run("log.audit", "delete_records", partitions={0: last})
+    (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
+    assert line.endswith("  2,730  1,000 → 2,730")
+
+
 def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})

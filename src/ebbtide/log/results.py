@@ -45,6 +45,9 @@ class OfPartition(TypedDict):
 
     log_start_offset: Annotated[int, "the log's first offset after the job"]
     low_watermark: Annotated[int, "the least log start offset of all replicas; -1 is not known"]
+    low_watermark_before: NotRequired[
+        Annotated[int, "the same before the job; -1 where only replicas could tell"]
+    ]
     log_end_offset: Annotated[int, "the offset after the last"]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
 

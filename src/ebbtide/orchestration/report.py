@@ -235,7 +235,7 @@ def _partition_cells(
         number(expired.get("records_expired") or None),
         number(deleted.get("records_removed") or None),
         number(newest.get("log_start_offset")),
-        number(_low_watermark(by_job.values())),
+        _before_to_after(_low_watermark_before(by_job.values()), _low_watermark(by_job.values())),
     ]
 
 
@@ -243,6 +243,19 @@ def _low_watermark(by_job: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the newest that a job knew; most do not ask the replicas."""
     known = [numbers.get("low_watermark", INVALID_LOW_WATERMARK) for numbers in by_job]
     return next((mark for mark in reversed(known) if mark != INVALID_LOW_WATERMARK), None)
+
+
+def _low_watermark_before(by_job: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return that before the first job which knew it."""
+    known = (numbers.get("low_watermark_before", INVALID_LOW_WATERMARK) for numbers in by_job)
+    return next((mark for mark in known if mark != INVALID_LOW_WATERMARK), None)
+
+
+def _before_to_after(before: int | None, after: int | None) -> str:
+    """Return both where they differ and are known, else the one after."""
+    if before is None or after is None or before == after:
+        return number(after)
+    return f"{number(before)} → {number(after)}"
 
 
 def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:

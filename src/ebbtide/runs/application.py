@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import (
     CommitConflictError,
+    ConfigurationError,
     EbbtideError,
     ExitCode,
     ForeignChangeError,
@@ -26,7 +27,7 @@ from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
-from ebbtide.iceberg.topics import find
+from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
@@ -179,9 +180,13 @@ def _checked(
     topic = find(session, name)
     if topic is not None:
         look(topic)
+    before = {} if topic is None else _low_watermarks(topic)
     outcome = work(session, name)
     if is_plan_only:
         return outcome
+    for partition, numbers in outcome.partitions.items():
+        if partition in before:
+            numbers["low_watermark_before"] = before[partition]
     try:
         if (topic := find(session, name)) is not None:
             count_own(topic)
@@ -190,6 +195,15 @@ def _checked(
     except CommitConflictError:  # the next job counts it
         pass
     return outcome
+
+
+def _low_watermarks(topic: Topic) -> dict[int, int]:
+    """Return the low watermark of each partition; none where a setting is wrong."""
+    try:
+        _ = topic.config
+    except ConfigurationError:
+        return {}
+    return {p: topic.low_watermark(of.log_start_offset) for p, of in topic.partitions.items()}
 
 
 def refuse(job: str, error: EbbtideError) -> ExitCode:

@@ -111,6 +111,8 @@ def test_a_plan_is_executed_as_approved_and_only_once(
     }
     row = jobs.last_run()
     assert (row.now, row.topic_result["plan"]) == (kept.now, kept.plan_id)
+    marks = (row.partitions[0]["low_watermark_before"], row.partitions[0]["low_watermark"])
+    assert marks == (0, 5)
 
     assert execute(jobs, kept) == ExitCode.FAILED
     row = jobs.last_run()
