@@ -77,6 +77,8 @@ def test_what_is_not_named_keeps_at_every_later_time_what_was_kept(
         ({"ebbtide.plan.four.eyes": "true"}, {"ebbtide.plan.four.eyes": None}, True),
         ({}, {"ebbtide.plan.four.eyes": "true"}, False),
         ({}, {MAX_SNAPSHOT_AGE: "0"}, True),
+        ({}, {"ebbtide.undo.ms": "0"}, True),
+        ({}, {"ebbtide.undo.ms": str(9 * DAY_MS)}, False),
         ({MAX_SNAPSHOT_AGE: "0"}, {MAX_SNAPSHOT_AGE: None}, False),
         ({"kafka.retention.ms": "soon"}, {"kafka.retention.ms": None}, True),
         ({}, {"ebbtide.source": "kafka:prod"}, False),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.plans.guards import BYTES, EMPTIED, RATIO, RECORDS
 from ebbtide.log.settings.changes import SettingChanges, changed
-from ebbtide.log.settings.config import SETTINGS, TopicConfig, parse_config
+from ebbtide.log.settings.config import SETTINGS, UNDO_MS, TopicConfig, parse_config
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.log.settings.upstream import SOURCE
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
@@ -154,6 +154,8 @@ TIGHTENINGS = {
     BYTES: Tightening(_higher, _always),
     EMPTIED: Tightening(_higher, _always),
     "ebbtide.plan.four.eyes": Tightening(_off, _always),
+    # Snapshots go sooner, and with them the way back.
+    UNDO_MS: Tightening(_lower, _always),
 }
 # The settings by which no night removes more records.
 WITHOUT_REMOVAL = frozenset(

@@ -15,6 +15,7 @@ from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
@@ -64,6 +65,10 @@ class ConfigurePlan:
         """Return the offsets that the next run would remove with the new settings."""
         stages = (self.cleaning.removes(), self.expiry.removes(), self.marking.removes())
         return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
+
+    def touches(self) -> Touched:
+        """Return nothing: only settings change."""
+        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""
