@@ -35,7 +35,19 @@ def states(run: Any) -> dict[str, str]:
 
 
 def asset_events(run: Any) -> dict[str, dict[str, Any]]:
-    """What a run told its assets, by URI."""
+    """What a run told its assets, by URI, but for the topics' policies and dates."""
+    return {
+        uri: {name: value for name, value in extra.items() if name != "retention"}
+        for uri, extra in _event_extras(run).items()
+    }
+
+
+def retention_told(run: Any) -> dict[str, dict[str, Any]]:
+    """The policy and the next dates of each topic in a run's asset events, by URI."""
+    return {uri: of["retention"] for uri, of in _event_extras(run).items() if "retention" in of}
+
+
+def _event_extras(run: Any) -> dict[str, dict[str, Any]]:
     from airflow.models.asset import AssetEvent
     from airflow.utils.session import create_session
 

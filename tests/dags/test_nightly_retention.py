@@ -3,7 +3,7 @@ import pytest
 from ebbtide.errors import CommitConflictError, ConfigurationError, SafetyError
 from ebbtide.orchestration.night import NIGHT
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import asset_events, run_dag, states
+from tests.dags.runs import asset_events, retention_told, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of
 
 WORK = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0)}
@@ -146,6 +146,12 @@ def test_the_low_watermark_is_what_the_replicas_answered(
     spark_submit.low_watermarks = {"expire_segments": -1, "delete_records": 3}
     run = run_dag("nightly_retention")
     assert asset_events(run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 3}}}
+    (retention,) = retention_told(run).values()
+    assert retention == {
+        "cleanup_policy": ["compact", "delete"],
+        "next_horizon": None,
+        "next_expiry": None,
+    }
 
 
 def test_only_the_topics_asked_for(lake: LakeSandbox, spark_submit: FakeSpark) -> None:

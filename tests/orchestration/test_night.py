@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from ebbtide.iceberg.schema import create_topic
 from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.retention import expiry_basis
+from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.night import (
@@ -9,6 +13,7 @@ from ebbtide.orchestration.night import (
     grouped,
     low_watermarks_of_state,
     nothing_to_do,
+    retention_of,
 )
 from tests.lake_sandbox import LakeSandbox, state_of
 
@@ -158,3 +163,26 @@ def test_grouped(size: int, groups: list[list[str]]) -> None:
 
 def test_no_topic_is_no_group() -> None:
     assert grouped([], 5) == []
+
+
+def test_an_asset_event_tells_the_policy_and_the_first_dates_to_come() -> None:
+    properties = {"kafka.cleanup.policy": "delete,compact", "kafka.retention.ms": "1"}
+    due = state_of(next_clean_ms=1_767_225_600_000, horizon_ms=1_767_225_600_000)
+    later = replace(due, next_clean_ms=1_767_312_000_000, horizon_ms=1_767_312_000_000)
+    config = parse_config(properties)
+    expires = replace(state_of(), next_expiry_ms=1_767_139_200_000)
+    expires = replace(expires, expiry_basis=expiry_basis(expires, config))
+    outdated = replace(expires, next_expiry_ms=1, expiry_basis=0)
+    states = (due, later, expires, outdated)
+    for partition, state in enumerate(states):
+        properties |= to_properties(partition, state)
+    assert retention_of(LakeTopic("log.a", properties)) == {
+        "cleanup_policy": ["compact", "delete"],
+        "next_horizon": "2026-01-01T00:00:00+00:00",
+        "next_expiry": "2025-12-31T00:00:00+00:00",
+    }
+    assert retention_of(LakeTopic("log.b", {})) == {
+        "cleanup_policy": None,
+        "next_horizon": None,
+        "next_expiry": None,
+    }

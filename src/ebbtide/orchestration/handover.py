@@ -20,7 +20,7 @@ from ebbtide.orchestration.driver.causes import causes_of, explained
 from ebbtide.orchestration.driver.task_states import states_of
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.monitoring.observation import FinishedRun, observe
-from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers
+from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers, retention_of
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
@@ -93,7 +93,8 @@ def publish_low_watermarks(
 
     They come from the stage `said_by` instead if given, which has asked the replicas. After an
     ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks that an
-    undo has lowered come with the run that it undid.
+    undo has lowered come with the run that it undid. `retention` has the topic's policy and next
+    dates: Airflow keeps the extra of an asset as it first was, so that only events can tell them.
 
     This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
@@ -108,10 +109,22 @@ def publish_low_watermarks(
             continue
         events = context["outlet_events"][TOPICS]
         extra: dict[str, Any] = {"low_watermarks": {**watermarks}}
+        if (retention := _retention_of(topic)) is not None:
+            extra["retention"] = retention
         if topic in undone:
             extra["undone_run"] = undone[topic]
         events.add(topic_asset(topic), extra=extra)
         log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
+
+
+def _retention_of(topic: str) -> dict[str, Any] | None:
+    """Return the topic's policy and next dates; None where it cannot be read just now."""
+    try:
+        with open_lake() as lake:
+            return retention_of(lake.topic(topic))
+    except EbbtideError as error:
+        log.warning("ebbtide: %s: its event has no dates: %s", topic, error)
+        return None
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, inlets=[TOPICS])

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import chain
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
-from ebbtide.log.retention import is_retained_at
+from ebbtide.log.retention import expiry_basis, is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
 from ebbtide.log.state.topic_state import REMOVING, ROUND, PartitionState
 
@@ -70,6 +71,27 @@ def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
         )
         for partition, state in topic.partitions.items()
     ]
+
+
+def retention_of(topic: LakeTopic) -> dict[str, Any]:
+    """Return a topic's policy and what comes next, for its asset's events; times are ISO 8601.
+
+    None stands for no policy, and where nothing waits or the time is not known.
+    """
+    config, states = topic.config, topic.partitions.values()
+    horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
+    known = [state for state in states if state.expiry_basis == expiry_basis(state, config)]
+    expiries = [state.next_expiry_ms for state in known if state.next_expiry_ms > 0]
+    policy = None if config.cleanup_policy is None else sorted(config.cleanup_policy)
+    return {
+        "cleanup_policy": policy,
+        "next_horizon": _iso(min(horizons, default=None)),
+        "next_expiry": _iso(min(expiries, default=None)),
+    }
+
+
+def _iso(at_ms: int | None) -> str | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
 
 
 def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
