@@ -1,7 +1,9 @@
 """Commands that read the lake: their text, and documents that hold what the reference says."""
 
+import logging
 import os
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,20 @@ def test_the_environment_is_loaded_from_its_file(
     assert os.environ["EBBTIDE_ROOT"] == "/mine"
     assert os.environ["AIRFLOW_CONN_SPARK_DEFAULT"] == '{"host":"$PATH"}'
     assert os.environ["PATH"] == "/bin2:/bin1"
+
+
+def test_a_document_stands_alone_whatever_libraries_log(
+    lake: LakeSandbox, ebbtide: Ebbtide
+) -> None:
+    """As Airflow's logging does once it is set up."""
+    lake.topic("log.a", {0: state_of()})
+    handler, root = logging.StreamHandler(sys.stdout), logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        assert [of["topic"] for of in ebbtide("topics", "--json").document["topics"]] == ["log.a"]
+        assert "Loaded FileIO" not in ebbtide("topics").out
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)

@@ -72,6 +72,15 @@ def without_the_pool(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("ebbtide.commands.checks.airflow_setup.pool_slots", lambda: None)
 
 
+def without_airflows_database(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    def ask() -> int:
+        raise OperationalError("SELECT pool FROM slot_pool", {}, Exception("no such table"))
+
+    monkeypatch.setattr("ebbtide.commands.checks.airflow_setup.pool_slots", ask)
+
+
 def test_all_is_well(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:
     answer = ebbtide("doctor", "--json")
     checks = check(answer.document, "doctor", "checks")
@@ -107,8 +116,9 @@ def test_a_lake_with_topics_is_looked_into(healthy: LakeSandbox, ebbtide: Ebbtid
         (without_a_catalog, "catalog", "nessie"),
         (with_a_full_store, "storage", "warehouse"),
         (with_a_slow_clock, "clock", "s apart"),
-        (without_a_connection, "connection", "found 'generic'"),
+        (without_a_connection, "connection", "'generic'; set AIRFLOW_CONN_SPARK_DEFAULT="),
         (without_the_pool, "pool", "no such pool"),
+        (without_airflows_database, "pool", "database does not answer: no such table"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_remedy(

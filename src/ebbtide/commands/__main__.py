@@ -7,9 +7,10 @@ they are; and typer's import would take a tenth of a second at each start.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 from ebbtide import __version__
@@ -34,12 +35,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     load_environment()
     try:
-        answer: Answer = COMMANDS[args.command].answer(args)
+        with _quiet_logs(as_json=args.json):
+            answer: Answer = COMMANDS[args.command].answer(args)
     except EbbtideError as error:
         print_error(args.command, error, as_json=args.json)
         return exit_code([error])
     print_answer(args.command, answer, as_json=args.json)
     return answer.code
+
+
+@contextmanager
+def _quiet_logs(*, as_json: bool) -> Iterator[None]:
+    """Keep libraries' logs to themselves: Airflow's logging, once set up, writes to stdout."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR if as_json else logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ebbtide.commands.checks.check import Probe, ProblemError
+from ebbtide.errors import ConfigurationError
 from ebbtide.orchestration.driver.spark_connection import DEFAULT, check_spark_connection
 from ebbtide.orchestration.pool import SPARK_POOL, pool_slots
 
@@ -14,7 +15,7 @@ def probes() -> list[Probe]:
             "connection",
             f"the connection {DEFAULT} of type spark with a host",
             "see docs/operations.md, Catalog and Spark",
-            check_spark_connection,
+            _connection,
         ),
         Probe(
             "pool",
@@ -25,8 +26,21 @@ def probes() -> list[Probe]:
     ]
 
 
+def _connection() -> str:
+    try:
+        return check_spark_connection()
+    except ConfigurationError as error:  # what was expected is said by the probe
+        raise ProblemError(str(error).partition(", found ")[2]) from error
+
+
 def _pool() -> str:
-    slots = pool_slots()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        slots = pool_slots()
+    except SQLAlchemyError as error:  # with the statement and an address of SQLAlchemy's
+        why = getattr(error, "orig", None) or type(error).__name__
+        raise ProblemError(f"that Airflow's database does not answer: {why}") from error
     if slots is None:
         raise ProblemError("no such pool")
     if slots == 0:

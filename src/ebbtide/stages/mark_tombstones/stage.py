@@ -30,6 +30,7 @@ from ebbtide.log.plans.summary import (
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import to_properties
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
@@ -79,6 +80,10 @@ class MarkPlan:
         for (partition, _), by_code in self.changes.items():
             removes[partition] |= by_code.get(TO_QUARANTINE, BitMap64())
         return removes
+
+    def touches(self) -> Touched:
+        """Return nothing for an undo: the quarantine holds what left."""
+        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the log ended, beyond which an execution marks nothing."""
