@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.dag import DagModel
@@ -58,11 +59,18 @@ class AirflowApi:
         return str(self._user.get_name())
 
     def may_trigger(self, dag: str) -> bool:
-        """Whether the user may start runs of a DAG."""
+        """Return whether the user may start runs of a DAG."""
+        return self._may("POST", DagAccessEntity.RUN, dag)
+
+    def may_answer(self, dag: str) -> bool:
+        """Return whether the user may answer what runs of a DAG ask."""
+        return self._may("PUT", DagAccessEntity.HITL_DETAIL, dag)
+
+    def _may(self, method: ResourceMethod, entity: DagAccessEntity, dag: str) -> bool:
         details = DagDetails(id=dag, team_name=DagModel.get_team_name(dag))
         return bool(
             get_auth_manager().is_authorized_dag(
-                method="POST", access_entity=DagAccessEntity.RUN, details=details, user=self._user
+                method=method, access_entity=entity, details=details, user=self._user
             )
         )
 

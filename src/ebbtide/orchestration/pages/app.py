@@ -28,11 +28,11 @@ from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.answers import root_of
 from ebbtide.orchestration.pages.form_routes import add_forms
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
+from ebbtide.orchestration.pages.run_routes import add_runs
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview.history import Histories
 from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
 from ebbtide.orchestration.pages.views.run.dag import dag_page
-from ebbtide.orchestration.pages.views.run.page import run_page
 from ebbtide.orchestration.pages.views.run.plan import plan_page
 from ebbtide.orchestration.pages.views.topic.page import topic_page
 
@@ -64,7 +64,8 @@ def build_app() -> FastAPI:
     )
     app.exception_handler(EbbtideError)(_problem)
     _add_topics(app)
-    _add_runs(app)
+    add_runs(app)
+    _add_plans(app)
     _add_keys(app)
     add_forms(app)
     app.get("/static/{name:path}")(_static)
@@ -110,20 +111,7 @@ def _add_topics(app: FastAPI) -> None:
         )
 
 
-def _add_runs(app: FastAPI) -> None:
-    @app.get("/runs/{run_id}")
-    def run(
-        request: Request, run_id: str, dag: str = "", topic: str = "", page: int = 1
-    ) -> Response:
-        with open_lake() as lake:
-            shown = run_page(lake, run_id, dag or None, topic or None, page)
-        return answers.page(
-            request,
-            "run.html",
-            page=shown,
-            page_link=lambda number: query({"dag": dag, "page": number}),
-        )
-
+def _add_plans(app: FastAPI) -> None:
     @app.get("/plans/{plan_id}")
     def plan(request: Request, plan_id: str) -> Response:
         with open_lake() as lake:
