@@ -73,7 +73,10 @@ def test_a_form_starts_a_run_in_the_users_name(signed_in: SignedIn, topic: str, 
     assert run.triggering_user_name == "bob"
     assert str(run.triggered_by) in ("ui", "DagRunTriggeredByType.UI")
     assert STARTED[dag].items() <= run.conf.items()
-    assert client.get(answer.headers["location"]).status_code == 200
+    shown = client.get(answer.headers["location"])
+    assert shown.status_code == 200
+    assert "queued asked for by bob" in text_of(shown.text)
+    assert 'hx-trigger="every 4s"' in shown.text
 
 
 @pytest.mark.parametrize("dag", FORMS)
@@ -113,6 +116,25 @@ def test_another_sites_form_starts_nothing(
     answer = client.post("/ebbtide/forms/delete_records", data=SENT["delete_records"])
     assert answer.status_code == 403
     assert len(runs_of("delete_records")) == before
+
+
+def test_all_that_is_posted_and_changes_something_is_of_the_same_origin(
+    signed_in: SignedIn,
+) -> None:
+    from ebbtide.orchestration.pages.app import build_app
+
+    client = signed_in("bob", "ADMIN")
+    client.headers["sec-fetch-site"] = "same-site"
+    posted = {
+        route.path  # type: ignore[attr-defined]
+        for route in build_app().routes
+        if "POST" in route.methods  # type: ignore[attr-defined]
+    }
+    assert {"/forms/{dag}", "/runs/{run_id}/answer"} < posted
+    for path in posted - {"/keys", "/{path:path}"}:  # neither changes anything
+        address = re.sub(r"{[^}]*}", "delete_records", path)
+        answer = client.post(f"/ebbtide{address}?dag=delete_records", data={"answer": "Approve"})
+        assert answer.status_code == 403, path
 
 
 def test_a_browser_without_fetch_metadata_is_known_by_its_origin(

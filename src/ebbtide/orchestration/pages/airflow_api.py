@@ -20,6 +20,7 @@ from fastapi import Depends, Request
 
 from ebbtide.orchestration.pages import AIRFLOW_APP
 
+MAX_QUESTIONS = 20
 LOGIN_SECONDS = 60  # that a token holds which is made for one question
 # Nothing is sent over a network: the application answers in this process.
 _ADDRESS = "http://airflow"
@@ -74,6 +75,13 @@ class AirflowApi:
             )
         )
 
+    async def open_questions(self) -> list[Mapping[str, Any]]:
+        """Return what runs ask that the user may see, newest first; none where Airflow fails."""
+        path = ("dags", "~", "dagRuns", "~", "hitlDetails")
+        order = {"limit": MAX_QUESTIONS, "order_by": "-created_at"}
+        reply = await self.get(*path, response_received="false", state="awaiting_input", **order)
+        return list(reply.value["hitl_details"]) if reply.is_good else []
+
     async def get(self, *path: str, **query: Any) -> Reply:
         """Read what lies at a path below /api/v2."""
         return await self._ask("GET", path, query=query)
@@ -99,7 +107,7 @@ class AirflowApi:
         )
         # Airflow takes a run with a referrer for one that was started in its UI.
         headers = {"Authorization": f"Bearer {token}", "Referer": f"{_ADDRESS}/ebbtide/"}
-        address = "/".join([f"{_ADDRESS}/api/v2", *(quote(part, safe="") for part in path)])
+        address = "/".join([f"{_ADDRESS}/api/v2", *(quote(part, safe="~") for part in path)])
         transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, headers=headers) as client:
             answer = await client.request(method, address, json=body, params=query)

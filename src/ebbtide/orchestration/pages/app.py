@@ -11,6 +11,7 @@ from typing import Annotated
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import Depends, FastAPI, Form, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from ebbtide.errors import (
@@ -25,13 +26,22 @@ from ebbtide.errors import (
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.orchestration.pages import answers
+from ebbtide.orchestration.pages.airflow_api import Api
 from ebbtide.orchestration.pages.answers import root_of
 from ebbtide.orchestration.pages.form_routes import add_forms
+from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
 from ebbtide.orchestration.pages.run_routes import add_runs
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview.history import Histories
-from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.overview.needs import questions
+from ebbtide.orchestration.pages.views.overview.page import (
+    COLUMNS,
+    FILTERS,
+    Asked,
+    Overview,
+    overview,
+)
 from ebbtide.orchestration.pages.views.run.dag import dag_page
 from ebbtide.orchestration.pages.views.run.plan import plan_page
 from ebbtide.orchestration.pages.views.topic.page import topic_page
@@ -77,8 +87,9 @@ def _add_topics(app: FastAPI) -> None:
     histories = Histories()
 
     @app.get("/")
-    def topics(
+    async def topics(
         request: Request,
+        api: Api,
         search: str = "",
         only: str = "",
         sort: str = "",
@@ -86,9 +97,14 @@ def _add_topics(app: FastAPI) -> None:
         page: int = 1,
     ) -> Response:
         asked = Asked.of(search, only, sort, order, page)
-        clock_ms = int(datetime.now(UTC).timestamp() * 1000)
-        with open_lake() as lake:
-            shown = overview(lake, histories.read_on(lake), asked, clock_ms)
+        waiting = questions(await api.open_questions(), FORMS)
+
+        def read() -> Overview:
+            clock_ms = int(datetime.now(UTC).timestamp() * 1000)
+            with open_lake() as lake:
+                return overview(lake, histories.read_on(lake), asked, clock_ms, waiting)
+
+        shown = await run_in_threadpool(read)
         root = root_of(request)
         return answers.page(
             request,
@@ -122,7 +138,9 @@ def _add_plans(app: FastAPI) -> None:
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:
         with open_lake() as lake:
-            return answers.page(request, "dag.html", page=dag_page(lake, dag_id))
+            return answers.page(
+                request, "dag.html", page=dag_page(lake, dag_id), has_form=dag_id in FORMS
+            )
 
 
 def _add_keys(app: FastAPI) -> None:

@@ -29,6 +29,10 @@ async def _posted(request: Request) -> FormData:
 def add_forms(app: FastAPI) -> None:
     """Add the page of each form, and what it is sent to."""
 
+    @app.get("/forms")
+    def forms(request: Request) -> Response:
+        return answers.page(request, "forms.html", forms=list(FORMS.values()))
+
     @app.get("/forms/{dag}")
     async def form(request: Request, dag: str, api: Api) -> Response:
         filled = Filled.of(request.query_params.multi_items())

@@ -38,6 +38,7 @@ COLUMNS: Mapping[str, Column] = {
     "size": Column("Size", lambda row: row.file_bytes),
     "records": Column("Records", lambda row: row.records),
     "dirty": Column("Dirty", lambda row: row.dirty_share),
+    "oldest": Column("Oldest segment", lambda row: row.oldest_segment_ms, is_descending=False),
     "horizon": Column("Next horizon", lambda row: row.next_horizon_ms, is_descending=False),
     "lag": Column("Replica lag", lambda row: row.low_watermark_lag),
     "night": Column("Last night", lambda row: row.night_ms),
@@ -107,6 +108,8 @@ class Totals:
     night_ms: int | None
     waiting: int
     overdue: int
+    erasing: int
+    oldest_segment_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +133,16 @@ class Overview:
 
 
 def overview(
-    lake: Lake, histories: Mapping[str, TopicHistory], asked: Asked, clock_ms: int
+    lake: Lake,
+    histories: Mapping[str, TopicHistory],
+    asked: Asked,
+    clock_ms: int,
+    waiting: Sequence[Need] = (),
 ) -> Overview:
-    """Return the page; only topics on it that no job of this version has told are opened."""
+    """Return the page; only topics on it that no job of this version has told are opened.
+
+    `waiting` are the questions of runs, which come first of what needs somebody.
+    """
     rows = topic_rows(lake.topic_names(), histories)
     matching = _sorted([row for row in rows if _matches(row, asked, clock_ms)], asked)
     pages = max(-(-len(matching) // TOPICS_A_PAGE), 1)
@@ -141,7 +151,7 @@ def overview(
     shown = [filled(row, lake) for row in matching[start : start + TOPICS_A_PAGE]]
     unreadable = [row for row in shown if row.problem is not None]
     seen = {row.name: row for row in rows} | {row.name: row for row in unreadable}
-    all_needs = needs(list(seen.values()), clock_ms)
+    all_needs = [*waiting, *needs(list(seen.values()), clock_ms)]
     return Overview(
         asked=asked,
         totals=_totals(rows, clock_ms),
@@ -184,4 +194,9 @@ def _totals(rows: Sequence[TopicRow], clock_ms: int) -> Totals:
         night_ms=int(newest.ended.timestamp() * 1000) if newest else None,
         waiting=sum(row.waiting or 0 for row in rows),
         overdue=sum(row.is_overdue(clock_ms) for row in rows),
+        erasing=sum(row.open_erasures for row in rows),
+        oldest_segment_ms=min(
+            (row.oldest_segment_ms for row in rows if row.oldest_segment_ms is not None),
+            default=None,
+        ),
     )

@@ -30,6 +30,7 @@ class TopicRow:
     dirty_share: float | None = None
     waiting: int | None = None
     next_horizon_ms: int | None = None
+    oldest_segment_ms: int | None = None
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
     open_erasures: int = 0
@@ -97,6 +98,7 @@ def _summarized(history: TopicHistory) -> dict[str, Any]:
         "file_bytes": summary.file_bytes,
         "dirty_share": summary.dirty_share,
         "next_horizon_ms": summary.next_horizon_ms,
+        "oldest_segment_ms": summary.oldest_segment_ms,
     }
 
 

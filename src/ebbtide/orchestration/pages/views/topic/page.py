@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 from ebbtide.lake.contents import PartitionContents, read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
+from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
-from ebbtide.orchestration.pages.views.topic.settings import SettingRow, form_of, setting_rows
+from ebbtide.orchestration.pages.views.topic.settings import SettingRow, setting_rows
 from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
 
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
+DAYS = 14  # of horizons that are due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,14 @@ class DueHorizon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DueDay:
+    """A day from today on, and how many partitions have their next horizon on it."""
+
+    day: date
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPage:
     """The page of one topic; partitions are those of the page asked for, totals are of all."""
 
@@ -63,11 +73,11 @@ class TopicPage:
     page: int
     pages: int
     horizons: Sequence[DueHorizon]
+    days: Sequence[DueDay]
     deletion: str
     charts: Sequence[Chart]
     removals: Sequence[Removal]
     settings: Sequence[SettingRow]
-    form: str
     runs: Sequence[Run]
     replicas: Sequence[ReplicaRow]
     queries: Sequence[Query]
@@ -98,28 +108,18 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         partition_count=len(topic.partitions),
         page=page,
         pages=pages,
-        horizons=due_horizons(topic.partitions),
+        horizons=(horizons := due_horizons(topic.partitions)),
+        days=due_days(horizons, clock.date()),
         deletion=deletion.in_words()
         if deletion
         else f"Nothing was deleted in the last {HISTORY.days} days.",
         charts=trends(runs),
         removals=removals(runs),
         settings=rows,
-        form=form_of(name, any(row.broker is not None for row in rows)),
         runs=runs[: -RUNS_SHOWN - 1 : -1],
         replicas=replicas,
         queries=queries(name, lake.records(name).metadata_location),
     )
-
-
-def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
-    """Return the newest low watermark of each partition that a job reported."""
-    return {
-        partition: numbers["low_watermark"]
-        for run in runs
-        for partition, numbers in run.partitions.items()
-        if numbers.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
-    }
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
@@ -134,6 +134,16 @@ def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
         )
         for _, partitions in sorted(by_minute.items())
     ]
+
+
+def due_days(horizons: Sequence[DueHorizon], today: date) -> list[DueDay]:
+    """Return the next `DAYS` days, of which today has what is overdue too."""
+    counts: Counter[date] = Counter()
+    for due in horizons:
+        day = datetime.fromtimestamp(due.at_ms / 1000, UTC).date()
+        counts[max(day, today)] += len(due.partitions)
+    days = (today + timedelta(days=number) for number in range(DAYS))
+    return [DueDay(day=day, partitions=counts[day]) for day in days]
 
 
 def _partitions(
