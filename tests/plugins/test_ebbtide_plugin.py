@@ -94,7 +94,7 @@ def test_a_topic_with_its_last_night_and_what_failed_since(viewer: Any, lake: La
     page = text_of(viewer.get("/ebbtide/topics/log.a").text)
     assert "cleanup.policy compact" in page
     assert "3 records left the table on " in page
-    assert "2 segments 5 4 100 100 2 1 " in page
+    assert "2 segments 5 delete records of partition 0 4 100 100 2 1 " in page
     assert "2026-09-21" in page  # the horizon
 
 
