@@ -88,7 +88,7 @@ class Step(StrEnum):
     ERASURE_ROWS = "erasure_rows"
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"
-    HOLDS_RELEASED = "holds_released"
+    TAGS_RELEASED = "tags_released"
     REPAIR_RECORDS = "repair_records"
     REPAIR_BATCHES = "repair_batches"
     REPAIR_STATE = "repair_state"
@@ -96,6 +96,7 @@ class Step(StrEnum):
     ROWS_COUNTED = "rows_counted"
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
+    HOLD_EVENT = "hold_event"
     RUN_ROW = "run_row"
 
 

@@ -17,6 +17,7 @@ from ebbtide.log.delete_answers import (
     Answer,
     ErrorCode,
     answer_partition,
+    refused,
     way_out,
 )
 from ebbtide.log.plans.offsets import offset_range
@@ -28,6 +29,7 @@ from ebbtide.log.plans.summary import (
 )
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.runs.holds_table import pauses_of
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
@@ -137,6 +139,10 @@ def plan_delete(
         p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
         for p, offset in requested.items()
     }
+    for partition, why in pauses_of(topic, now_ms).items():
+        if partition in answers and answers[partition].error is ErrorCode.NONE:
+            start = topic.partitions[partition].log_start_offset
+            answers[partition] = refused(ErrorCode.POLICY_VIOLATION, start, why)
     return DeletePlan(topic, now_ms, requested, answers, timeout_ms)
 
 

@@ -52,6 +52,8 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
     def noted(current: Topic) -> PropertyChanges:
         changes: dict[str, str | None] = {}
         for partition, expiry in plan.expiries.items():
+            if partition in plan.pauses:
+                continue  # it was not judged
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
