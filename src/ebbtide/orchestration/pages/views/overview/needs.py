@@ -69,10 +69,27 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
         )
 
 
+def unreadable_holds(problem: str) -> Need:
+    """Say that holds cannot be read, which stops removal."""
+    return Need(kind="unreadable", text=problem)
+
+
 def _unreadable(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
     for row in rows:
         if row.problem is not None:
             yield Need(kind="unreadable", topic=row.name, text=row.problem)
+
+
+def _reviews(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
+    for row in rows:
+        for of in row.holds:
+            if of.is_to_be_reviewed:
+                owner = f"; {of.hold.owner} owns it" if of.hold.owner else ""
+                yield Need(
+                    kind="review",
+                    topic=row.name,
+                    text=f"{of.hold} was to be reviewed by {of.hold.review_date}{owner}",
+                )
 
 
 def _overdue(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
@@ -102,6 +119,7 @@ def _drifts(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
 KINDS: tuple[Callable[[Sequence[TopicRow], int], Iterator[Need]], ...] = (
     _failures,
     _unreadable,
+    _reviews,
     _overdue,
     _drifts,
 )

@@ -11,6 +11,7 @@ from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import Lake
 from ebbtide.orchestration.pages.charts import sparkline
+from ebbtide.orchestration.pages.views.holds import HoldRow
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -34,6 +35,7 @@ class TopicRow:
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
     open_erasures: int = 0
+    holds: Sequence[HoldRow] = ()
     night: Sequence[Attempt] = ()
     failures: Sequence[Attempt] = ()
     problem: str | None = None
@@ -65,9 +67,13 @@ class TopicRow:
         return self.is_enabled and horizon is not None and horizon < clock_ms - DAY_MS
 
 
-def topic_rows(names: Iterable[str], histories: Mapping[str, TopicHistory]) -> list[TopicRow]:
+def topic_rows(
+    names: Iterable[str],
+    histories: Mapping[str, TopicHistory],
+    holds: Mapping[str, Sequence[HoldRow]],
+) -> list[TopicRow]:
     """Return a row for each topic."""
-    return [_row(name, histories.get(name)) for name in names]
+    return [replace(_row(name, histories.get(name)), holds=holds.get(name, ())) for name in names]
 
 
 def _row(name: str, history: TopicHistory | None) -> TopicRow:

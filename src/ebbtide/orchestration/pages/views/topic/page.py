@@ -13,10 +13,12 @@ from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
+from ebbtide.orchestration.pages.views.holds import HoldRow, held_offsets, standing_holds
 from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
 from ebbtide.orchestration.pages.views.topic.settings import SettingRow, setting_rows
 from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
+from ebbtide.text import number
 
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
@@ -80,6 +82,7 @@ class TopicPage:
     settings: Sequence[SettingRow]
     runs: Sequence[Run]
     replicas: Sequence[ReplicaRow]
+    holds: Sequence[HoldRow]
     queries: Sequence[Query]
 
     @property
@@ -96,6 +99,7 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
     contents = read_contents(lake, name)
     replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
     rows = setting_rows(topic, runs)
+    holds = standing_holds(lake, clock, name)
     deletion = newest_deletion(topic, runs, clock)
     pages = max(-(-len(topic.partitions) // PARTITIONS_A_PAGE), 1)
     page = min(max(page, 1), pages)
@@ -104,7 +108,7 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         records=sum(of.records for of in contents.values()),
         file_bytes=sum(of.file_bytes for of in contents.values()),
         oldest_event_ms=_oldest_event(contents.values()),
-        partitions=_partitions(topic, contents, replicas, runs, page),
+        partitions=_partitions(topic, contents, replicas, holds, runs, page),
         partition_count=len(topic.partitions),
         page=page,
         pages=pages,
@@ -118,6 +122,7 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         settings=rows,
         runs=runs[: -RUNS_SHOWN - 1 : -1],
         replicas=replicas,
+        holds=holds,
         queries=queries(name, lake.records(name).metadata_location),
     )
 
@@ -150,6 +155,7 @@ def _partitions(
     topic: LakeTopic,
     contents: Mapping[int, PartitionContents],
     replicas: Sequence[ReplicaRow],
+    holds: Sequence[HoldRow],
     runs: Sequence[Run],
     page: int,
 ) -> list[PartitionRow]:
@@ -164,9 +170,21 @@ def _partitions(
                 partition, None if topic.has_replicas else state.log_start_offset
             ),
             waits_for_round=topic.config.is_compacted and state.next_clean_ms == 0,
-            bar=bar(state, _starts(replicas, partition)),
+            bar=bar(state, _starts(replicas, partition), _held(holds, partition, state)),
         )
         for partition, state in list(topic.partitions.items())[start : start + PARTITIONS_A_PAGE]
+    ]
+
+
+def _held(
+    holds: Sequence[HoldRow], partition: int, state: PartitionState
+) -> list[tuple[int, int, str]]:
+    """Return what is held of a partition's log, and by which hold."""
+    first = min(state.log_start_offset, state.first_segment)
+    ranges = held_offsets(holds, partition, first, state.log_end_offset)
+    return [
+        (start, end, f"{of.hold} from {number(start)} to {number(end)}")
+        for of, start, end in ranges
     ]
 
 
