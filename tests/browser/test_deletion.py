@@ -39,6 +39,7 @@ def person(chromium: Any, running: tuple[str, LakeSandbox]) -> Iterator[Callable
 
     yield somebody
     for one in people:
+        print(f"{one.name} is at {one.page.url}:\n{one.page.inner_text('body')}")  # of a failure
         one.context.close()
 
 

@@ -63,7 +63,8 @@ def test_somebody_else_answers_with_a_note(signed_in: SignedIn, asking: str) -> 
     assert 'name="answer" value="Approve">' in bob.get(asking).text
     sent = bob.post(answer_of(asking), data=answer("Approve"))
     assert (sent.status_code, sent.headers["location"]) == (303, asking)
-    assert SUBJECT not in text_of(bob.get("/ebbtide/").text)
+    assert f'<a href="{asking}">its run</a>' not in bob.get("/ebbtide/").text
+    assert 'name="answer"' not in bob.get(asking).text
     again = bob.post(answer_of(asking), data=answer("Reject"))
     assert again.status_code == 409
 
