@@ -75,12 +75,11 @@ class AirflowApi:
             )
         )
 
-    async def open_questions(self) -> list[Mapping[str, Any]]:
-        """Return what runs ask that the user may see, newest first; none where Airflow fails."""
+    async def open_questions(self) -> Reply:
+        """Return what runs ask that the user may see, newest first."""
         path = ("dags", "~", "dagRuns", "~", "hitlDetails")
         order = {"limit": MAX_QUESTIONS, "order_by": "-created_at"}
-        reply = await self.get(*path, response_received="false", state="awaiting_input", **order)
-        return list(reply.value["hitl_details"]) if reply.is_good else []
+        return await self.get(*path, response_received="false", state="awaiting_input", **order)
 
     async def get(self, *path: str, **query: Any) -> Reply:
         """Read what lies at a path below /api/v2."""

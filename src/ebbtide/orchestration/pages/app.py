@@ -34,7 +34,7 @@ from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
 from ebbtide.orchestration.pages.run_routes import add_runs
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview.history import Histories
-from ebbtide.orchestration.pages.views.overview.needs import questions
+from ebbtide.orchestration.pages.views.overview.needs import questions, unreadable
 from ebbtide.orchestration.pages.views.overview.page import (
     COLUMNS,
     FILTERS,
@@ -97,7 +97,12 @@ def _add_topics(app: FastAPI) -> None:
         page: int = 1,
     ) -> Response:
         asked = Asked.of(search, only, sort, order, page)
-        waiting = questions(await api.open_questions(), FORMS)
+        asking = await api.open_questions()
+        waiting = (
+            questions(asking.value["hitl_details"], FORMS)
+            if asking.is_good
+            else [unreadable(f"Airflow does not say what runs ask: {asking.problem}")]
+        )
 
         def read() -> Overview:
             clock_ms = int(datetime.now(UTC).timestamp() * 1000)

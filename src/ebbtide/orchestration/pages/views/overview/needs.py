@@ -69,8 +69,8 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
         )
 
 
-def unreadable_holds(problem: str) -> Need:
-    """Say that holds cannot be read, which stops removal."""
+def unreadable(problem: str) -> Need:
+    """Say that something of all topics cannot be read."""
     return Need(kind="unreadable", text=problem)
 
 

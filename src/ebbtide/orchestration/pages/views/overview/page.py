@@ -14,7 +14,7 @@ from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake
 from ebbtide.orchestration.pages.views.holds import HoldRow, by_topic, standing_holds
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
-from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable_holds
+from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow, filled, topic_rows
 
 TOPICS_A_PAGE = 50
@@ -179,7 +179,7 @@ def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldRow]], 
     try:
         return by_topic(standing_holds(lake, datetime.fromtimestamp(clock_ms / 1000, UTC))), []
     except EbbtideError as error:
-        return {}, [unreadable_holds(str(error))]
+        return {}, [unreadable(str(error))]
 
 
 def _matches(row: TopicRow, asked: Asked, clock_ms: int) -> bool:
