@@ -62,7 +62,7 @@ class FakeSpark:
             fail(hook, 137, "\nKilled")
         if job in self.refuses:
             fail(hook, ExitCode.REFUSED)
-        if options.rejected_by:
+        if options.rejected_by or options.unanswered:
             return
         if options.plan_only:
             Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
@@ -134,7 +134,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
-    for option in ("--accept-gap", "--plan-only", "--append", "--from-source"):
+    for option in ("--accept-gap", "--plan-only", "--append", "--from-source", "--unanswered"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)
 

@@ -86,16 +86,19 @@ def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
     assert asset_events(answered.run) == {}
 
 
-def test_no_answer_in_time_changes_nothing(
+def test_no_answer_in_time_is_recorded_and_changes_nothing(
     spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", "PT1S")
     run = run_and_wait("delete_records", **FORM).run
     assert run.state == "success"
-    assert states(run)["delete_records"] == states(run)["record_rejection"] == "skipped"
-    assert states(run)["verdict"] == "skipped"
+    assert states(run)["delete_records"] == states(run)["verdict"] == "skipped"
+    assert states(run)["record_rejection"] == "success"
     assert (note(run) or "").startswith("Nobody answered in time, which rejects. Nothing was")
-    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True]
+    planned, rejected = (submitted.options for submitted in spark_submit.submitted)
+    assert (planned.plan_only, rejected.plan_only) == (True, False)
+    assert (len(rejected.plan), rejected.unanswered) == (1, True)
+    assert (rejected.approved_by, rejected.rejected_by) == (None, None)
 
 
 def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:

@@ -33,6 +33,7 @@ from ebbtide.runs.kept_plans import (
     check_same_tables,
     find_plans,
     keep_plan,
+    note_unanswered,
     replace_open_plans,
 )
 from ebbtide.runs.proposals import Order, P, PlannedJob
@@ -120,13 +121,16 @@ class _Request(NamedTuple):
 
 
 def _run_kept(spark: SparkSession, args: argparse.Namespace, job: PlannedJob[Any]) -> int:
-    """Execute the plans that the arguments name, or reject them."""
+    """Execute the plans that the arguments name, or record that they are rejected."""
     try:
         plans = {kept.name: kept for kept in find_plans(spark, args.plan)}
         for kept in plans.values() if args.rejected_by else ():
             check_may_execute(kept.plan, kept.events, args.job, datetime.now(UTC))
     except PlanError as error:
         return refuse(args.job, error)
+    if args.unanswered:
+        note_unanswered(spark, args, plans.values())
+        return ExitCode.DONE
     if args.rejected_by:
         for kept in plans.values():
             kept.add(spark, args, Event.REJECTED, by=args.rejected_by, note=args.approval_note)
