@@ -133,6 +133,7 @@ def test_a_kept_plan(viewer: Any, lake: LakeSandbox) -> None:
     assert f"delete_records {plan.plan_id}" in text
     assert "Stands open Asked for by ann" in text
     assert "delete_records log.a: a plan" in text
+    assert "Ask for its approval" in text
     assert "Nobody has answered it yet." in text
     assert plan.digest in text
     missing = viewer.get("/ebbtide/plans/none")

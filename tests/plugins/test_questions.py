@@ -52,7 +52,9 @@ def test_a_question_comes_first_of_what_needs_somebody(viewer: Any, asking: str)
 
 def test_a_viewer_reads_the_question_and_cannot_answer(viewer: Any, asking: str) -> None:
     html = viewer.get(asking).text
-    assert f"{SUBJECT} delete_records log.a: a plan" in text_of(html)
+    text = text_of(html)
+    assert f"{SUBJECT} Partition Records Whole files" in text
+    assert "0 3 0 30 B delete records: 3 records" in text
     assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
     sent = viewer.post(answer_of(asking), data=answer("Approve"))
     assert sent.status_code == 403

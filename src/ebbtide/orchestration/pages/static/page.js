@@ -44,7 +44,7 @@
       height: 150,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { y: { range: (self, low, high) => [0, high || 1] } },
-      axes: [{ ...axis, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, space: isShort ? 110 : 50, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
       series: [
         { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
         { label: figure.dataset.unit, stroke: computed("--clean"), width: 2, fill: computed("--clean").replace(/\)$/, " / 0.15)"),
@@ -63,5 +63,6 @@
     let waiting;
     addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 200); });
     addEventListener("storage", drawAll);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   }
 })();
