@@ -19,7 +19,9 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
 
-KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", *NIGHT} - {"mark_tombstones"}
+KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", "undo_run", *NIGHT} - {
+    "mark_tombstones"
+}
 
 
 @dataclass
@@ -127,7 +129,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in (
         *("--source", "--cluster", "--target"),
-        *("--connection", "--topics-pattern", "--isolation"),
+        *("--connection", "--topics-pattern", "--isolation", "--run"),
     ):
         parser.add_argument(option)
     for option in ("--requested-by", "--reason", "--keys-file", "--encoding", "--timeout-ms"):

@@ -14,6 +14,7 @@ from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
@@ -61,6 +62,10 @@ class ConfigurePlan:
         cleaned, expired = self.cleaning.removes(), self.expiry.removes()
         nothing = BitMap64()
         return {p: cleaned.get(p, nothing) | expired.get(p, nothing) for p in self.topic.partitions}
+
+    def touches(self) -> Touched:
+        """Return nothing: only settings change."""
+        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""

@@ -24,6 +24,7 @@ from ebbtide.log.plans.summary import (
 )
 from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
 from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import find_prefixes
@@ -126,6 +127,10 @@ class ExpirePlan:
             | self._records(p).planned.offsets
             for p, expiry in self.expiries.items()
         }
+
+    def touches(self) -> Touched:
+        """Return the partitions that lose something."""
+        return Touched(self.changed)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds that an execution stays within."""
