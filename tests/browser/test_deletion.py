@@ -154,3 +154,39 @@ def test_a_plan_alone_changes_nothing_and_can_be_asked_for(
     assert "open" in page.locator("#plans + p").inner_text()
     ann.press("Ask for approval")
     assert "dag=approve_plan" in page.url
+
+
+def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(
+    running: tuple[str, LakeSandbox],
+    person: Callable[[str], Person],
+    picture: Callable[[str], Callable[[str], Path]],
+) -> None:
+    lake = running[1]
+    left, start = live_rows(lake), log_start(lake)
+    assert start == UP_TO
+    ann, bob = person("ann"), person("bob")
+    page = ann.open(f"topics/{AUDIT}")
+    runs = page.get_by_role("row").filter(has_text="delete_records").filter(has_text="1,500")
+    runs.get_by_role("link").first.click()
+    page.get_by_role("link", name="Undo this run").click()
+    assert page.get_by_label("Topic").input_value() == AUDIT
+    ann.press("Plan, then ask for approval")
+    run = page.url.rpartition("/ebbtide/")[2]
+    ann.wait_for("so somebody else has to approve it")
+    bob.open(run)
+    bob.in_both_themes(picture("undo"))
+    bob.press("Approve")
+    bob.wait_for("success asked for by ann")
+    assert live_rows(lake) == left + UP_TO
+    assert log_start(lake) == 0
+
+    # What came back is under a hold: the same deletion is refused, which names it.
+    page = ann.open(f"topics/{AUDIT}")
+    ann.in_both_themes(picture("topic-under-a-hold"))
+    (hold,) = re.findall(r"h-[0-9]{8}-[0-9a-f]{8}", page.locator("#holds + p + div").inner_text())
+    ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={UP_TO}")
+    ann.press("Plan only")
+    ann.wait_for("failed asked for by ann")
+    page.reload()
+    assert hold in page.inner_text("main")
+    assert live_rows(lake) == left + UP_TO

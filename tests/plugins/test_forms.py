@@ -35,6 +35,7 @@ SENT: dict[str, dict[str, Any]] = {
         "encoding": "utf-8",
         "go": "plan",
     },
+    "undo_run": {"topic": "log.a", "run": "run-1", "go": "ask"},
     "approve_plan": {"plans": "clean_log-20261122-5f0c1a2b", "go": "ask"},
 }
 STARTED = {
@@ -46,6 +47,7 @@ STARTED = {
         "plan_only": True,
     },
     "erase_keys": {"topic": "log.a", "keys": [KEY, "other"], "reason": "7", "plan_only": True},
+    "undo_run": {"topic": "log.a", "run": "run-1", "plan_only": False},
     "approve_plan": {"plans": ["clean_log-20261122-5f0c1a2b"]},
 }
 

@@ -13,7 +13,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
+from ebbtide.errors import UnknownTopicError
 from ebbtide.lake.reader import Lake, open_lake
+from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
 from ebbtide.orchestration.approval.answer import NOTE
 from ebbtide.orchestration.pages import answers
@@ -21,7 +23,7 @@ from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
 from ebbtide.orchestration.pages.forms.form import Filled
 from ebbtide.orchestration.pages.rendering import query
 from ebbtide.orchestration.pages.same_origin import require_same_origin
-from ebbtide.orchestration.pages.views.run.page import run_page
+from ebbtide.orchestration.pages.views.run.page import RunPage, run_page
 from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
 from ebbtide.orchestration.pages.views.run.progress import Progress, progress_of, question_of
 
@@ -96,9 +98,11 @@ async def _run(
         with open_lake() as lake:
             named = progress.plans if progress else ()
             plans = plans_of_run(lake, run_id, dag or None, named, datetime.now(UTC))
+            shown = run_page(lake, run_id, dag or None, topic or None, page)
             return {
-                "page": run_page(lake, run_id, dag or None, topic or None, page),
+                "page": shown,
                 "plans": plans,
+                "undoable": undoable(lake, shown),
                 "why_not": _why_not(lake, api, dag, progress, plans),
                 "may_ask": bool(plans) and api.may_trigger("approve_plan"),
             }
@@ -136,6 +140,17 @@ def log_lines(content: Sequence[Any]) -> list[str]:
     texts = [of if isinstance(of, str) else str(of.get("event", "")) for of in content]
     lines = [line for text in texts for line in text.splitlines()]
     return [line for line in lines if line.strip() and not line.startswith("::")]
+
+
+def undoable(lake: Lake, page: RunPage) -> UndoableRun | None:
+    """Return how the run can be taken back on the only topic of the page; None where it cannot."""
+    if not page.stages:
+        return None
+    try:
+        runs = undoable_runs(lake, page.topics[0].name, datetime.now(UTC))
+    except UnknownTopicError:  # somebody has dropped it
+        return None
+    return next((run for run in runs if run.run_id == page.run_id), None)
 
 
 def _why_not(

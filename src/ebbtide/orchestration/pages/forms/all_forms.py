@@ -10,10 +10,11 @@ from ebbtide.orchestration.pages.forms import (
     delete_records,
     erase_keys,
     retention_now,
+    undo_run,
 )
 from ebbtide.orchestration.pages.forms.form import Form
 
 FORMS: Mapping[str, Form] = {
     of.FORM.dag: of.FORM
-    for of in (delete_records, retention_now, configure_topic, erase_keys, approve_plan)
+    for of in (delete_records, retention_now, configure_topic, erase_keys, undo_run, approve_plan)
 }
