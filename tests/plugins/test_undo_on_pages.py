@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from ebbtide.iceberg.commits import Step
 from ebbtide.log.undo.points import UndoPoint
 from ebbtide.runs.undo_points import append_point
@@ -36,9 +38,8 @@ def test_a_run_offers_its_undo_until_its_files_may_go(viewer: Any, lake: LakeSan
     assert "Undo this run" not in viewer.get("/ebbtide/runs/old").text
 
 
-def test_the_form_is_filled_in_with_the_run(
-    viewer: Any, lake: LakeSandbox, known_dags: None
-) -> None:
+@pytest.mark.usefixtures("known_dags")
+def test_the_form_is_filled_in_with_the_run(viewer: Any, lake: LakeSandbox) -> None:
     lake.topic("log.a")
     html = viewer.get("/ebbtide/forms/undo_run?topic=log.a&run=one").text
     assert 'name="run" type="text" value="one"' in html
