@@ -183,7 +183,7 @@ def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(
     # What came back is under a hold: the same deletion is refused, which names it.
     page = ann.open(f"topics/{AUDIT}")
     ann.in_both_themes(picture("topic-under-a-hold"))
-    (hold,) = re.findall(r"h-[0-9]{8}-[0-9a-f]{8}", page.locator("#holds + p + div").inner_text())
+    (hold,) = re.findall(r"^undo-[0-9a-f]{8}", page.inner_text("main"), re.MULTILINE)
     ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={UP_TO}")
     ann.press("Plan only")
     ann.wait_for("failed asked for by ann")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.orchestration.pages.forms.form import (
     Button,
     Field,
@@ -12,6 +13,7 @@ from ebbtide.orchestration.pages.forms.form import (
     Group,
     Kind,
     Suggestions,
+    plans_only,
     without_empty,
 )
 
@@ -28,6 +30,8 @@ def _params(filled: Filled) -> dict[str, Any]:
             **{name: filled.number(name) for name in _NUMBERS},
             **{name: filled.time(name) for name in _TIMES},
             "keys": filled.keys("keys"),
+            "encoding": filled.text("encoding"),
+            "plan_only": plans_only(filled),
         }
     )
 
@@ -69,6 +73,12 @@ FORM = Form(
                     help="One a line. The hold keeps their SHA-256 alone; Airflow keeps what was "
                     "typed with the run.",
                 ),
+                Field(
+                    name="encoding",
+                    label="Keys are written as",
+                    kind=Kind.CHOICE,
+                    choices=[str(encoding) for encoding in Encoding],
+                ),
             ),
         ),
         Group(
@@ -87,8 +97,9 @@ FORM = Form(
         ),
     ),
     buttons=(
+        Button(name="plan", label="Plan only", help="shows what would be held."),
         Button(
-            name="hold",
+            name="ask",
             label="Send",
             help="holds more at once; to hold less, or nothing any more, somebody has to approve.",
         ),

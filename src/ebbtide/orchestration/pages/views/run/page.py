@@ -174,8 +174,8 @@ def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
             continue
         if name.endswith(_BEFORE):
             what = name.removesuffix(_BEFORE)
-            after = _text(name, numbers.get(f"{what}{_AFTER}"))
-            texts[what] = f"{_text(name, value)} → {after}"
+            after = _text(name, numbers.get(f"{what}{_AFTER}", numbers.get(what)))
+            texts[what.replace("_", " ")] = f"{_text(name, value)} → {after}"
         elif (text := _text(name, value)) != NOTHING:
             texts[name.replace("_", " ").removesuffix(" ms")] = text
     return texts
