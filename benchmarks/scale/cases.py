@@ -35,6 +35,10 @@ def _partitions(directory: Path, count: int) -> Iterator[Step]:
     yield from _life_of_a_topic(directory, Shape(partitions=count, segments=10))
 
 
+def _many_of_both(directory: Path, count: int) -> Iterator[Step]:
+    yield from _life_of_a_topic(directory, Shape(partitions=count, segments=100, apart_ms=10_000))
+
+
 def _segments(directory: Path, count: int) -> Iterator[Step]:
     yield from _life_of_a_topic(directory, Shape(segments=count, apart_ms=10_000))
 
@@ -133,7 +137,10 @@ CASES = {
     "topics": Case(f"topics of 3 partitions, {WITH_WORK} of them with work", (500,), _topics),
     "runs": Case("years of `runs`, 80 rows a night", (5, 10), _runs),
     "segments": Case("segments, one partition", (50_000, 100_000), _segments),
-    "batches": Case("batches of one record, one partition", (16_000_000, 32_000_000), _batches),
+    "batches": Case(
+        "batches of one record, one partition", (1_000_000, 16_000_000, 32_000_000), _batches
+    ),
+    "both": Case("partitions of 100 segments, one topic", (1000,), _many_of_both),
 }
 
 

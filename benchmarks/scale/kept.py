@@ -120,7 +120,7 @@ def scale_tables(kept: Iterable[Kept]) -> str:
         f"### Many {CASES[case].many}\n\n{_dates(of_case)}\n\n{_table(of_case)}"
         for case, of_case in shown.items()
     ]
-    return "\n\n".join([scale_bounds(shown), *tables])
+    return "\n\n".join([scale_bounds(by_case, shown), *tables])
 
 
 def _largest(of_case: Sequence[Kept]) -> list[Kept]:
