@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from benchmarks.scale.kept import Kept
 
 TWICE_AS_MANY = 2.2  # times the CPU seconds at most
-MEMORY = 1.2  # times the peak memory at most, from the fewest batches to the most
-MIB = 1024 * 1024
+MEMORY = 1.2  # times the driver's memory at most, from the fewest batches to the most
 OTHERS_IDLE = 2.0  # times those of a night without the idle topics at most
 
 
@@ -22,14 +21,14 @@ def scale_bounds(kept: Mapping[str, Sequence[Kept]], shown: Mapping[str, Sequenc
     rows = [["case", "bound", "it took", "over", "times", "bound is"]]
     for case in CASES:
         rows += _twice_as_many(shown.get(case, ()))
-    rows += _flat_memory(kept.get("batches", ()))
+    rows += _flat_memory(kept.get("executors", ()))
     rows += _idle_topics(shown.get("topics", ()))
     return markdown(rows)
 
 
 def _twice_as_many(of_case: Sequence[Kept]) -> Iterator[list[str]]:
     """The step that grows most between the two counts."""
-    if len(of_case) != 2:
+    if len(of_case) != 2 or of_case[1].count != 2 * of_case[0].count:
         return
     few, many = of_case
     pairs = [(step, other) for step in many.steps if (other := few.step(step.name))]
@@ -39,15 +38,13 @@ def _twice_as_many(of_case: Sequence[Kept]) -> Iterator[list[str]]:
 
 
 def _flat_memory(of_case: Sequence[Kept]) -> Iterator[list[str]]:
-    """The step whose peak memory grows most from the fewest batches to the most."""
-    if len(of_case) < 2:
+    """What the driver holds of the most batches over what it holds of the fewest."""
+    if len(of_case) != 2:
         return
-    few, many = of_case[0], of_case[-1]
-    pairs = [(step, other) for step in many.steps if (other := few.step(step.name))]
-    worst, before = max(pairs, key=lambda pair: pair[0].peak_rss_bytes / pair[1].peak_rss_bytes)
-    says = f"{few.count:,} to {many.count:,}: at most {MEMORY} times the memory; {worst.name}"
-    peaks = (f"{step.peak_rss_bytes / MIB:,.0f} MiB" for step in (worst, before))
-    yield _row(many.case, says, *peaks, worst.peak_rss_bytes / before.peak_rss_bytes, MEMORY)
+    few, many = of_case
+    before, after = (kept.steps[0].facts["driver_mib"] for kept in of_case)
+    says = f"{few.count:,} to {many.count:,}: at most {MEMORY} times the driver's memory"
+    yield _row(many.case, says, f"{after:,} MiB", f"{before:,} MiB", after / before, MEMORY)
 
 
 def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
