@@ -98,6 +98,10 @@ class PlanExceededError(EbbtideError):
     """An execution that would remove more than its plan has."""
 
 
+class HoldError(EbbtideError):
+    """Holds that cannot be read, or that forbid what was asked."""
+
+
 class AccessDeniedError(EbbtideError):
     """A service or a store that refuses the credentials it was given."""
 

@@ -20,8 +20,8 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files import file_commits
-from ebbtide.iceberg.holds import Hold, holding
 from ebbtide.iceberg.topics import compare_and_set, load
+from ebbtide.iceberg.work_tags import WorkTag, tagging
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
 from ebbtide.runs.runs_table import JobOutcome
@@ -202,12 +202,12 @@ def test_a_request_removes_files_that_a_round_has_written_deletions_for(
     location = str(java_table(sandbox.session, tables_of(name)[number]).location())
     waiting = [lambda: execute_delete(request)]
 
-    def after_the_request(loaded: Any, hold: Hold, before: int) -> object:
+    def after_the_request(loaded: Any, tag: WorkTag, before: int) -> object:
         if waiting and str(loaded.location()) == location:
             waiting.pop()()
-        return holding(loaded, hold, before)
+        return tagging(loaded, tag, before)
 
-    monkeypatch.setattr(file_commits, "holding", after_the_request)
+    monkeypatch.setattr(file_commits, "tagging", after_the_request)
     together(sandbox, name, clean)
     assert not waiting
     assert_cleaned_from(sandbox, name, offset)

@@ -213,9 +213,9 @@ def test_topics_are_searched_sorted_and_filtered_by_links(viewer: Any, lake: Lak
 def test_many_topics_come_by_the_page(
     viewer: Any, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ebbtide.orchestration.pages.views import overview
+    from ebbtide.orchestration.pages.views.overview import page
 
-    monkeypatch.setattr(overview, "TOPICS_A_PAGE", 1)
+    monkeypatch.setattr(page, "TOPICS_A_PAGE", 1)
     for name in ("log.a", "log.b", "log.c"):
         lake.topic(name)
     html = viewer.get("/ebbtide/?page=2").text

@@ -88,22 +88,30 @@ class Step(StrEnum):
     ERASURE_ROWS = "erasure_rows"
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"
-    HOLDS_RELEASED = "holds_released"
+    TAGS_RELEASED = "tags_released"
     REPAIR_RECORDS = "repair_records"
     REPAIR_BATCHES = "repair_batches"
     REPAIR_STATE = "repair_state"
     ROWS_REMOVING = "rows_removing"
     ROWS_COUNTED = "rows_counted"
+    UNDO_POINT = "undo_point"
+    UNDO_STARTED = "undo_started"
+    UNDO_RECORDS = "undo_records"
+    UNDO_BATCHES = "undo_batches"
+    UNDO_NOTED = "undo_noted"
+    UNDO_STATE = "undo_state"
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
+    HOLD_EVENT = "hold_event"
     RUN_ROW = "run_row"
 
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """The ids of the snapshots that a job commits while it works on a topic, in order."""
+    """The ids of the snapshots that a run's job commits while it works on a topic, in order."""
 
     job: str
+    run_id: str = ""
     snapshots: list[int] = field(default_factory=list)
 
 
@@ -111,14 +119,19 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 
 @contextmanager
-def commits_of(job: str) -> Iterator[Commits]:
+def commits_of(job: str, run_id: str = "") -> Iterator[Commits]:
     """Gather the snapshots that this thread commits, whatever becomes of the work."""
-    commits = Commits(job)
+    commits = Commits(job, run_id)
     token = _commits.set(commits)
     try:
         yield commits
     finally:
         _commits.reset(token)
+
+
+def current_commits() -> Commits | None:
+    """Return what the job at work has committed so far; None outside of one."""
+    return _commits.get()
 
 
 def before_commit(step: Step) -> None:

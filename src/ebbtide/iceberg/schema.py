@@ -27,6 +27,12 @@ RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 PLANS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plans")
 PLAN_EVENTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plan_events")
+UNDO_POINTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "undo_points")
+
+
+def holds_table(catalog: str) -> str:
+    """Return the SQL identifier of a catalog's table of holds."""
+    return quoted(catalog, OWN_NAMESPACE, "holds")
 
 
 def _names(columns: str) -> list[str]:
@@ -135,6 +141,29 @@ PLAN_EVENT_COLUMNS = """
     event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
     `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
     numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
+"""
+
+UNDO_POINT_COLUMNS = """
+    point_id STRING, run_id STRING, job STRING, topic STRING, `at` TIMESTAMP,
+    records_snapshot BIGINT COMMENT 'the snapshot before the job removed anything',
+    batches_snapshot BIGINT,
+    states STRING COMMENT 'JSON: the state of each partition that the job changed, as properties',
+    truncated STRING COMMENT 'JSON: connections of live topics that the job truncates too',
+    undone STRING COMMENT 'JSON: of undo_run, the points that went back, by partition'
+"""
+
+HOLD_COLUMNS = """
+    hold_id STRING,
+    event STRING COMMENT 'made, changed or ended; the newest of a hold says how it stands',
+    `at` TIMESTAMP, `by` STRING, run_id STRING,
+    kind STRING COMMENT 'keep: copied before it is removed; pause: nothing is removed',
+    topic STRING,
+    `partition` INT COMMENT 'null: every partition',
+    first_offset BIGINT, end_offset BIGINT COMMENT 'half-open; null: open',
+    event_time_from TIMESTAMP, event_time_until TIMESTAMP COMMENT 'half-open; null: open',
+    key_hashes ARRAY<STRING> COMMENT 'SHA-256 of the bytes of each key, in hex; null: every key',
+    case_id STRING, reason STRING, owner STRING, approver STRING, review_date DATE,
+    ends_at TIMESTAMP COMMENT 'of a pause; null: until somebody ends it'
 """
 
 # A file a day for ten years makes a 300 KB manifest, which reading a single run would parse.
@@ -248,6 +277,20 @@ def create_plans(spark: SparkSession) -> None:
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, "days(made_at)")
     _create(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, "days(`at`)")
+
+
+def create_undo_points(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.undo_points` where it does not exist."""
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
+    properties = _COMMON | {"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)}
+    _create(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, "days(`at`)")
+
+
+def create_holds(spark: SparkSession, catalog: str = CATALOG) -> None:
+    """Create the catalog's table of holds where it does not exist."""
+    create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
+    _create(spark, holds_table(catalog), HOLD_COLUMNS, _COMMON, "days(`at`)")
 
 
 def _create(

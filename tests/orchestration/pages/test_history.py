@@ -6,7 +6,7 @@ from typing import Any
 
 from ebbtide.lake.attempts import Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
-from ebbtide.orchestration.pages.views.history import TopicHistory
+from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from tests.lake_sandbox import MIDNIGHT
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.pages.rendering import render
-from ebbtide.orchestration.pages.views.history import Histories
-from ebbtide.orchestration.pages.views.overview import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.overview.history import Histories
+from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
 from tests.lake_sandbox import LakeSandbox
 from tests.orchestration.pages.many_topics import fill_nights, make_topics
 

@@ -128,7 +128,7 @@ def test_a_killed_merge_is_finished_whatever_tools_did_since(
 def test_what_a_killed_job_held_is_let_go(
     sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
 ) -> None:
-    kill_at.append(Step.HOLDS_RELEASED)
+    kill_at.append(Step.TAGS_RELEASED)
     with pytest.raises(KilledError):
         clean(sandbox.session, str(topic), NIGHT_MS)
     assert tags(sandbox.session, topic) != set()

@@ -34,8 +34,8 @@ from ebbtide.iceberg.files.file_commits import (
     prepare_row_delta,
 )
 from ebbtide.iceberg.files.segment_planning import plan_segments
-from ebbtide.iceberg.holds import Hold
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.iceberg.work_tags import WorkTag
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
 
@@ -77,7 +77,7 @@ def prepare_changes(
     batches_table: str,
     changes: pa.Table,
     properties: Mapping[str, str],
-    hold: Hold | None = None,
+    tag: WorkTag | None = None,
 ) -> Commit:
     """Write what becomes of the rows that `changes` changes or removes.
 
@@ -100,7 +100,7 @@ def prepare_changes(
     ]
     written = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
     delta = RowDelta.of_all(written)
-    return prepare_row_delta(spark, batches_table, ends, delta, properties, hold, snapshot)
+    return prepare_row_delta(spark, batches_table, ends, delta, properties, tag, snapshot)
 
 
 def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None:

@@ -27,7 +27,7 @@ from ebbtide.iceberg.files.segment_planning import (
     planned_files,
 )
 from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.iceberg.holds import Hold, holding
+from ebbtide.iceberg.work_tags import WorkTag, tagging
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, java_list, texts
 
 # Commits the prepared change; returns the id of its snapshot.
@@ -93,13 +93,13 @@ def prepare_row_delta(
     ends: Mapping[int, int],
     delta: RowDelta,
     properties: Mapping[str, str],
-    hold: Hold | None = None,
+    tag: WorkTag | None = None,
     before: int | None = None,
 ) -> Commit:
     """Write the deletions of a delta whose segments lie below each partition's end offset.
 
     The commit of all is one snapshot; CommitConflictError where a file changed meanwhile. With
-    `hold` it is tagged, and so is the snapshot `before`, on which it was planned.
+    `tag` it is tagged, and so is the snapshot `before`, on which it was planned.
     """
     loaded = java_table(spark, table)
     snapshot = loaded.currentSnapshot().snapshotId()
@@ -109,7 +109,7 @@ def prepare_row_delta(
     vectors = _write_vectors(spark, loaded, delta.deletions, deleted_from)
     leaving = [*(unit for unit, _ in delta.replaced), *delta.dropped]
     removed = [current.unchanged(file) for unit in leaving for file in unit.files]
-    begun = _Begun.of(loaded, hold, before)
+    begun = _Begun.of(loaded, tag, before)
     update = _FileUpdate(spark, begun.updates.newRowDelta(), "RowDelta")
     update.updates.validateFromSnapshot(snapshot)
     # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
@@ -137,7 +137,7 @@ def prepare_rewrite(
     segments: Collection[SegmentPlace],
     replacements: Sequence[Replacement],
     properties: Mapping[str, str],
-    hold: Hold | None = None,
+    tag: WorkTag | None = None,
     dangling: Collection[str] = (),
 ) -> Commit:
     """Prepare to replace files by others that hold the same rows, and remove their vectors.
@@ -151,7 +151,7 @@ def prepare_rewrite(
     current = _CurrentFiles.of(spark, loaded, snapshot, among(segments))
     described = DescribedFiles.of(spark, loaded)
     removed = [current.unchanged(file) for unit, _ in replacements for file in unit.files]
-    begun = _Begun.of(loaded, hold, snapshot)
+    begun = _Begun.of(loaded, tag, snapshot)
     update = _FileUpdate(spark, begun.updates.newRewrite(), "RewriteFiles")
     update.updates.validateFromSnapshot(snapshot)
     update.data("deleteFile", described.data(describe_listed(of.listed) for of in removed))
@@ -192,10 +192,10 @@ class _Begun(NamedTuple):
     commit: Callable[[Any], None]
 
     @classmethod
-    def of(cls, table: Any, hold: Hold | None, before: int | None) -> _Begun:
-        if hold is None or before is None:
+    def of(cls, table: Any, tag: WorkTag | None, before: int | None) -> _Begun:
+        if tag is None or before is None:
             return cls(table, table, lambda update: update.commit())
-        return cls(table, *holding(table, hold, before))
+        return cls(table, *tagging(table, tag, before))
 
     def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
         for name, value in own_summary(properties).items():

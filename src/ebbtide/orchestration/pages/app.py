@@ -24,13 +24,13 @@ from ebbtide.errors import (
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query, render
-from ebbtide.orchestration.pages.views.dag import dag_page
-from ebbtide.orchestration.pages.views.history import Histories
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
-from ebbtide.orchestration.pages.views.overview import COLUMNS, FILTERS, Asked, overview
-from ebbtide.orchestration.pages.views.plan import plan_page
-from ebbtide.orchestration.pages.views.run import run_page
-from ebbtide.orchestration.pages.views.topic import topic_page
+from ebbtide.orchestration.pages.views.overview.history import Histories
+from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.run.dag import dag_page
+from ebbtide.orchestration.pages.views.run.page import run_page
+from ebbtide.orchestration.pages.views.run.plan import plan_page
+from ebbtide.orchestration.pages.views.topic.page import topic_page
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The title and status of an error's page; of all others it is 500.

@@ -28,9 +28,9 @@ from ebbtide.iceberg.files.file_commits import (
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.planned.planned_merge import Merge, last_merge, open_merge
 from ebbtide.iceberg.planned.planned_round import is_open, open_round
+from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -38,6 +38,7 @@ from ebbtide.iceberg.topics import (
     current_snapshot,
     find_snapshot,
 )
+from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
 from ebbtide.log.logical_segments import neighbours_to_merge
 from ebbtide.log.state.topic_state import MERGE
 from ebbtide.spark.tasks import map_segments
@@ -65,6 +66,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
 
 def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
     is_free = open_round(current) is None and open_merge(current) is None
+    is_free &= open_undo(current.properties) is None
     return {MERGE: merge.to_json()} if is_free else None
 
 
@@ -74,7 +76,7 @@ def finish_merge(topic: Topic) -> Topic:
     merge = open_merge(topic)
     if merge is None:
         # Tags of a job that was killed before it removed them.
-        release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
+        release_tags(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
     for step, table, by in (
         (Step.MERGE_RECORDS, name.records_table, "offset"),
@@ -85,19 +87,19 @@ def finish_merge(topic: Topic) -> Topic:
             if prepared is not None:
                 commit(step, prepared)
     topic = set_counted(topic, Step.MERGE_STATE, partial(_finished, merge))
-    release(spark, (name.records_table, name.batches_table), partial(is_open, topic))
+    release_tags(spark, (name.records_table, name.batches_table), partial(is_open, topic))
     return topic
 
 
 def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
     """Return whether the merge is committed to the table; the history tells for older versions."""
-    if held_by(topic.spark, table, _hold(merge)).own is not None:
+    if tagged_by(topic.spark, table, _tag(merge)).own is not None:
         return True
     return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
 
 
-def _hold(merge: Merge) -> Hold:
-    return Hold("merge", merge.id)
+def _tag(merge: Merge) -> WorkTag:
+    return WorkTag("merge", merge.id)
 
 
 def _finished(merge: Merge, current: Topic) -> PropertyChanges | None:
@@ -143,7 +145,7 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
         return None
     work = planned_rewrites(spark, table, units)
     written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
-    return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _hold(merge))
+    return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _tag(merge))
 
 
 def _as_one(

@@ -25,7 +25,6 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.holds import Hold, held_by, release
 from ebbtide.iceberg.planned.planned_round import (
     CleaningRound,
     PartitionRound,
@@ -41,11 +40,14 @@ from ebbtide.iceberg.topics import (
     find_snapshot,
     load,
 )
+from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_on_driver, start_workers
@@ -102,6 +104,13 @@ class CleanPlan:
         planned = {} if self.effect is None else self.effect.planned
         return {partition: rows.offsets for partition, rows in planned.items()}
 
+    def touches(self) -> Touched:
+        """Return the round's partitions, and the snapshots that it was planned on."""
+        if self.round is None:
+            return Touched()
+        of = self.round
+        return Touched(of.partitions, of.records_snapshot, of.batches_snapshot)
+
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition, and from where on tombstones stay."""
         parts = {} if self.round is None else self.round.partitions
@@ -151,11 +160,12 @@ def plan_clean(
         in_flight = _repinned(topic, in_flight)
         effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
         return CleanPlan(topic, in_flight, effect, {})
-    reasons = {
+    reasons: dict[int, str | None] = {
         p: reason_against(state, topic.config, now_ms) for p, state in topic.partitions.items()
     }
     if bounds is not None:
         reasons |= {p: Reason.NOT_PLANNED for p in reasons if p not in bounds}
+    reasons |= pauses_of(topic, now_ms)
     candidates = [p for p, reason in reasons.items() if reason is None]
     _start_workers(topic, candidates)
     pins = newest_pins(topic) if candidates else None
@@ -207,11 +217,11 @@ def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
     pins = newest_pins(topic)
     if pins is None:
         return in_flight
-    hold, name = _hold(in_flight), topic.name
-    records = held_by(topic.spark, name.records_table, hold).before
+    tag, name = _tag(in_flight), topic.name
+    records = tagged_by(topic.spark, name.records_table, tag).before
     if records is None and _are_records_done(topic, in_flight):
         records = in_flight.records_snapshot
-    batches = held_by(topic.spark, name.batches_table, hold).before
+    batches = tagged_by(topic.spark, name.batches_table, tag).before
     if batches is None and _is_done(topic, name.batches_table, in_flight):
         batches = in_flight.batches_snapshot
     return replace(
@@ -253,10 +263,10 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
         done = partial(_records_done, this_round)
         compare_and_set(topic, Step.ROUND_RECORDS_DONE, done)
     _commit_batches(topic, this_round, effect, batches.result())
-    held = [held_by(topic.spark, table, _hold(this_round)).own for table in tables]
+    held = [tagged_by(topic.spark, table, _tag(this_round)).own for table in tables]
     outcome.snapshot_ids = [snapshot for snapshot in held if snapshot is not None]
     after = set_counted(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
-    release(topic.spark, tables, partial(is_open, after))
+    release_tags(topic.spark, tables, partial(is_open, after))
     return outcome
 
 
@@ -270,7 +280,7 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
         {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()},
         RowDelta(effect.deletions),
         _summary(this_round, effect.victims),
-        hold=_hold(this_round),
+        tag=_tag(this_round),
         before=this_round.records_snapshot,
     )
 
@@ -281,7 +291,7 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
     if not effect.changes.num_rows or _is_done(topic, table, this_round):
         return None
     summary = _summary(this_round, len(effect.changes))
-    return prepare_changes(topic.spark, table, effect.changes, summary, _hold(this_round))
+    return prepare_changes(topic.spark, table, effect.changes, summary, _tag(this_round))
 
 
 def _commit_batches(
@@ -333,8 +343,8 @@ def finish_round(topic: Topic) -> Topic:
     return load(topic.spark, topic.name)
 
 
-def _hold(this_round: CleaningRound) -> Hold:
-    return Hold("round", this_round.id)
+def _tag(this_round: CleaningRound) -> WorkTag:
+    return WorkTag("round", this_round.id)
 
 
 def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
@@ -345,7 +355,7 @@ def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
 
 def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
     """Return whether the round is committed to the table; the history tells for older versions."""
-    if held_by(topic.spark, table, _hold(this_round)).own is not None:
+    if tagged_by(topic.spark, table, _tag(this_round)).own is not None:
         return True
     return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
@@ -23,6 +23,8 @@ from ebbtide.log.plans.summary import (
     partition_summary,
 )
 from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
+from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import find_prefixes
@@ -68,6 +70,7 @@ class ExpirePlan:
     max_event_times_ms: dict[int, int]
     bounds: dict[int, PartitionBounds]
     is_bounded: bool = False
+    pauses: Mapping[int, str] = field(default_factory=dict)  # why a partition is left alone
 
     @property
     def delete_ratio(self) -> float:
@@ -125,6 +128,10 @@ class ExpirePlan:
             for p, expiry in self.expiries.items()
         }
 
+    def touches(self) -> Touched:
+        """Return the partitions that lose something."""
+        return Touched(self.changed)
+
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds that an execution stays within."""
         return {
@@ -140,10 +147,11 @@ class ExpirePlan:
             add_to(rows, self._records(partition).planned)
             kept, rules = self.expiries[partition].kept, self._by_rule(partition)
             left = sum(s.record_count for s in kept) - self._records(partition).rows
+            why = self.pauses.get(partition, WITHIN_LIMITS)
             summaries[partition] = partition_summary(
                 rows,
                 rules,
-                [Staying(reason=WITHIN_LIMITS, records=left)] if left > 0 else [],
+                [Staying(reason=why, records=left)] if left > 0 else [],
                 bytes_removed=sum(rule.get("bytes", 0) for rule in rules.values()),
                 shows_keys=self.topic.config.plans_show_keys,
             )
@@ -180,7 +188,9 @@ class ExpirePlan:
             "records_expired": records.rows,
             "record_bytes_expired": records.size_bytes,
         }
-        if (found_ms := self.max_event_times_ms.get(partition)) is not None:
+        if partition in self.pauses:
+            numbers["note"] = self.pauses[partition]
+        elif (found_ms := self.max_event_times_ms.get(partition)) is not None:
             numbers["note"] = (
                 f"the state had no max event time; {found_ms} ms is the largest of the batches "
                 "that are left, so a lower bound"
@@ -232,6 +242,7 @@ def plan_expire(
         for partition, state in states.items()
         if state.max_event_time_ms is None
     }
+    pauses = pauses_of(topic, now_ms)
     expiries, scopes, limits = {}, {}, {}
     for partition, state in states.items():
         known_ms = state.max_event_time_ms
@@ -242,6 +253,12 @@ def plan_expire(
         )
         if bounds is not None:
             bound = bound.within(bounds[partition])
+        if partition in pauses:
+            expiries[partition] = Expiry(
+                [], list(headers[partition].segments), state.log_start_offset
+            )
+            limits[partition] = bound
+            continue
         expiry = expire(
             headers[partition].segments,
             LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
@@ -264,7 +281,15 @@ def plan_expire(
     }
     log_partitions(log, past)
     return ExpirePlan(
-        topic, now_ms, expiries, scopes, records, missing, limits, is_bounded=bounds is not None
+        topic,
+        now_ms,
+        expiries,
+        scopes,
+        records,
+        missing,
+        limits,
+        is_bounded=bounds is not None,
+        pauses=pauses,
     )
 
 

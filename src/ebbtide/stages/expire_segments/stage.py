@@ -9,6 +9,7 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
@@ -52,6 +53,8 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
     def noted(current: Topic) -> PropertyChanges:
         changes: dict[str, str | None] = {}
         for partition, expiry in plan.expiries.items():
+            if partition in plan.pauses:
+                continue  # it was not judged
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
@@ -68,6 +71,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
 
 
 def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
+    check_no_undo(current)
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]

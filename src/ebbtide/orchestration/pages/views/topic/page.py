@@ -13,9 +13,9 @@ from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
-from ebbtide.orchestration.pages.views.queries import Query, queries
-from ebbtide.orchestration.pages.views.settings import SettingRow, form_of, setting_rows
-from ebbtide.orchestration.pages.views.trends import Removal, removals, trends
+from ebbtide.orchestration.pages.views.topic.queries import Query, queries
+from ebbtide.orchestration.pages.views.topic.settings import SettingRow, form_of, setting_rows
+from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
 
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.pages.views.topic_rows import TopicRow
+from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
 from ebbtide.text import moment, number
 
 # A request by hand that was refused longer ago is history, and no longer news.

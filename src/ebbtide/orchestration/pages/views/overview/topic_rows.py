@@ -11,7 +11,7 @@ from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import Lake
 from ebbtide.orchestration.pages.charts import sparkline
-from ebbtide.orchestration.pages.views.history import TopicHistory
+from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 
 DAY_MS = 24 * 60 * 60 * 1000
 

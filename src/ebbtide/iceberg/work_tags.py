@@ -1,4 +1,4 @@
-"""Hold a table's snapshots by tags for as long as work in flight needs them.
+"""Tag a table's snapshots for as long as work in flight needs them.
 
 Another tool may expire a snapshot at any moment. A killed round or merge must recognise its own
 snapshots and read others again, so the commit that makes such a snapshot also tags it. The tag has
@@ -26,8 +26,8 @@ _BEFORE = "-before"
 _LONGEST_MS = 2**63 - 1
 
 
-class Hold(NamedTuple):
-    """The snapshots of a table held by work of this kind and id: its own, and the one it read."""
+class WorkTag(NamedTuple):
+    """Names the tags of work of this kind and id: on its own snapshot, and on the one it read."""
 
     kind: str
     id: str
@@ -43,47 +43,49 @@ class Hold(NamedTuple):
         return self.own + _BEFORE
 
 
-class HeldSnapshots(NamedTuple):
-    """The snapshots that some work holds of a table; None for one that it does not."""
+class TaggedSnapshots(NamedTuple):
+    """The snapshots of a table that some work has tagged; None for one that it has not."""
 
     own: int | None
     before: int | None
 
 
-def held_by(spark: SparkSession, table: str, hold: Hold) -> HeldSnapshots:
-    """Return the snapshots that the work holds of the table."""
+def tagged_by(spark: SparkSession, table: str, tag: WorkTag) -> TaggedSnapshots:
+    """Return the snapshots of the table that the work has tagged."""
     refs = java_table(spark, table).refs()
-    references = (refs.get(name) for name in (hold.own, hold.before))
-    return HeldSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in references))
+    references = (refs.get(name) for name in (tag.own, tag.before))
+    return TaggedSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in references))
 
 
-def holding(table: Any, hold: Hold, before: int) -> tuple[Any, Callable[[Any], None]]:
+def tagging(table: Any, tag: WorkTag, before: int) -> tuple[Any, Callable[[Any], None]]:
     """Return a transaction to begin an update in, and what commits both the update and the tags."""
     transaction = table.newTransaction()
-    return transaction, partial(_commit_held, table, transaction, hold, before)
+    return transaction, partial(_commit_tagged, table, transaction, tag, before)
 
 
-def _commit_held(table: Any, transaction: Any, hold: Hold, before: int, update: Any) -> None:
+def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, update: Any) -> None:
     try:
         update.commit()
         tags = transaction.manageSnapshots()
         snapshot_id = transaction.table().currentSnapshot().snapshotId()
-        for name, snapshot in ((hold.own, snapshot_id), (hold.before, before)):
+        for name, snapshot in ((tag.own, snapshot_id), (tag.before, before)):
             tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
         tags.commit()
         transaction.commitTransaction()
     except (Py4JJavaError, PySparkException) as error:
         table.refresh()
-        if table.refs().get(hold.own) is not None or table.snapshot(before) is None:
+        if table.refs().get(tag.own) is not None or table.snapshot(before) is None:
             raise CommitConflictError(
-                f"expected to be the only one to commit {hold.own}, and snapshot {before} to be "
+                f"expected to be the only one to commit {tag.own}, and snapshot {before} to be "
                 "there, found that another job did it or another tool expired that snapshot; run "
                 "the job again"
             ) from error
         raise
 
 
-def release(spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]) -> None:
+def release_tags(
+    spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]
+) -> None:
     """Remove the tags of work that is no longer open by `is_open`, killed jobs' included."""
     for table in tables:
         names = _unneeded(spark, java_table(spark, table), is_open)
@@ -101,7 +103,7 @@ def _remove_tags(spark: SparkSession, table: Any, names: Sequence[str]) -> list[
         tags = table.manageSnapshots()
         for name in names:
             tags = tags.removeTag(name)
-        commit(Step.HOLDS_RELEASED, tags.commit)
+        commit(Step.TAGS_RELEASED, tags.commit)
     except (Py4JJavaError, PySparkException, CommitConflictError):
         table.refresh()
         there = _own_tags(spark, table)

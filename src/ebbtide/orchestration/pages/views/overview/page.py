@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from ebbtide.lake.reader import Lake
-from ebbtide.orchestration.pages.views.history import TopicHistory
-from ebbtide.orchestration.pages.views.needs import Need, needs
-from ebbtide.orchestration.pages.views.topic_rows import TopicRow, filled, topic_rows
+from ebbtide.orchestration.pages.views.overview.history import TopicHistory
+from ebbtide.orchestration.pages.views.overview.needs import Need, needs
+from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow, filled, topic_rows
 
 TOPICS_A_PAGE = 50
 NEEDS_SHOWN = 8

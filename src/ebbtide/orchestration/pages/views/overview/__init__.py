@@ -1,0 +1,1 @@
+"""The first page: its rows, totals and needs."""

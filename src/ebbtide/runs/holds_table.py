@@ -1,0 +1,125 @@
+"""`lake.ebbtide.holds`: the events of holds; rows never change.
+
+Each catalog that holds a replica of a topic has such a table too, so that nobody removes there what
+is held here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import EbbtideError, HoldError, is_transient
+from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.data_files import opened_file
+from ebbtide.iceberg.files.field_ids import columns_of, read_file
+from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.small_appends import prepare_append
+from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.schema import create_holds, holds_table
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.holds import Hold, holds_of, pause_of, paused
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.outages import explained
+from ebbtide.spark.jvm import iceberg_class
+
+_TIME = pa.timestamp("us", tz="UTC")
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("hold_id", "event")),
+        ("at", _TIME),
+        *((name, pa.string()) for name in ("by", "run_id", "kind", "topic")),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in ("first_offset", "end_offset")),
+        *((name, _TIME) for name in ("event_time_from", "event_time_until")),
+        ("key_hashes", pa.list_(pa.string())),
+        *((name, pa.string()) for name in ("case_id", "reason", "owner", "approver")),
+        ("review_date", pa.date32()),
+        ("ends_at", _TIME),
+    ]
+)
+# Topics are worked on in threads, and a catalog may check and create in two steps.
+_ONE_AT_A_TIME = Lock()
+
+
+def append_hold(spark: SparkSession, name: TopicName, hold: Hold) -> None:
+    """Keep an event of a hold on the topic, in the topic's own catalog."""
+    table = holds_table(name.catalog)
+    with _ONE_AT_A_TIME:
+        if not table_exists(spark, table):
+            create_holds(spark, name.catalog)
+    rows = pa.Table.from_pylist([hold.to_row() | {"topic": _within(name)}], schema=_SCHEMA)
+    day = f"at_day={hold.at:%Y-%m-%d}"
+    commit(Step.HOLD_EVENT, prepare_append(spark, table, rows, day))
+
+
+def standing_holds(spark: SparkSession, name: TopicName, now: datetime) -> list[Hold]:
+    """Return the holds on the topic that stand at a moment; HoldError where that is unknown."""
+    return holds_of(read_holds(spark, name), now)
+
+
+def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
+    """Return all events of holds on the topic, in no order.
+
+    Raise HoldError where they cannot be read: nobody knows then what must not be removed.
+    """
+    try:
+        return [Hold.of_row(row) for row in _rows(spark, name)]
+    except Exception as failure:
+        error = explained(failure)
+        if isinstance(error, EbbtideError) and (is_transient(error) or type(error) is HoldError):
+            raise error from failure
+        raise HoldError(
+            f"expected the holds on {name} in {holds_table(name.catalog)}, found that they cannot "
+            f"be read: {type(error).__name__}: {error}; restore the table, until then nothing is "
+            "removed that they might cover"
+        ) from failure
+
+
+def pauses_of(topic: Topic, now_ms: int) -> dict[int, str]:
+    """Return why a hold lets nothing be removed, of each partition where one does."""
+    holds = standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
+    pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)
+    return {partition: paused(pause) for partition, pause in pauses if pause is not None}
+
+
+def _within(name: TopicName) -> str:
+    """Return the topic's name in its own catalog, by which that catalog's lake knows it."""
+    return f"{name.cluster}.{name.topic}"
+
+
+def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
+    """Return the rows of the topic, and those of no topic, which may be meant for any.
+
+    Few small files are read here: a query of Spark would cost each job a second of CPU time.
+    """
+    table = find_table(spark, holds_table(name.catalog))
+    current = None if table is None else table.currentSnapshot()
+    if table is None or current is None:
+        return []
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    # `or` is a word of Python, so this Java method is asked for by name.
+    matches = getattr(expressions, "or")(
+        expressions.equal("topic", _within(name)), expressions.isNull("topic")
+    )
+    store, columns = store_of(spark, table), columns_of(spark, table)
+    rows: list[dict[str, Any]] = []
+    for task in planned_tasks(table, int(current.snapshotId()), matches):
+        if task.deletes().size():
+            raise HoldError(
+                f"expected no delete files in {holds_table(name.catalog)}, found some, which "
+                "another tool has written; rewrite its data files with that tool"
+            )
+        file = task.file()
+        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
+            found = read_file(opened, columns)
+        is_meant = pc.or_(pc.equal(found["topic"], _within(name)), pc.is_null(found["topic"]))
+        rows += found.filter(pc.fill_null(is_meant, True)).to_pylist()
+    return rows
