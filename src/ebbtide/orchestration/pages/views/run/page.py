@@ -17,7 +17,7 @@ from ebbtide.text import NOTHING, moment, number, size
 TOPICS_A_PAGE = 25
 # Numbers that are shown elsewhere, or are for programs only.
 _LEFT_OUT = {"picked", "reason", "note", "error_code", "log_start_offset", "log_end_offset"}
-_LEFT_OUT |= {"low_watermark", "next_run", "changes", "seconds", "drift"}
+_LEFT_OUT |= {"low_watermark", "low_watermark_before", "next_run", "changes", "seconds", "drift"}
 _BEFORE, _AFTER = "_before", "_after"
 
 
@@ -154,11 +154,13 @@ def _stage(run: Run, before: Mapping[int, int]) -> Stage:
 
 
 def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -> PartitionResult:
+    """Return a partition's result; `before` is the low watermark where the job knew none itself."""
     mark = numbers.get("low_watermark", INVALID_LOW_WATERMARK)
+    known = numbers.get("low_watermark_before", INVALID_LOW_WATERMARK)
     return PartitionResult(
         partition=partition,
         log_start_offset=numbers.get("log_start_offset"),
-        low_watermark_before=before,
+        low_watermark_before=before if known == INVALID_LOW_WATERMARK else known,
         low_watermark=None if mark == INVALID_LOW_WATERMARK else mark,
         log_end_offset=numbers.get("log_end_offset"),
         numbers=in_words(numbers),
