@@ -7,6 +7,7 @@ from typing import Any
 
 from ebbtide.commands.answer import Answer, iso
 from ebbtide.lake.reader import Run, open_lake
+from ebbtide.local.progress import working
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run
 
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     """Return the report; the document has a row for each attempt of a job on a topic."""
-    with open_lake() as lake:
+    with open_lake() as lake, working("reads the run and its topics"):
         rows = find_run(lake, args.run)
         run_id = rows[-1].run_id if rows else args.run
         text = render_run(lake, run_id or "", rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ebbtide.commands.answer import Answer, iso
 from ebbtide.lake.reader import Run, open_lake
+from ebbtide.local.progress import working
 from ebbtide.orchestration.report import failed
 from ebbtide.text import aligned, number, size, without_empty
 
@@ -28,7 +29,7 @@ def answer(args: argparse.Namespace) -> Answer:
     """Return one line a run."""
     chosen: dict[str, Any] = {"topic": args.topic, "dag": args.dag}
     given = {column: value for column, value in chosen.items() if value}
-    with open_lake() as lake:
+    with open_lake() as lake, working("reads the runs"):
         rows = lake.runs(datetime.now(UTC) - timedelta(days=args.days), **given)
     by_run: dict[str, list[Run]] = {}
     for row in rows:

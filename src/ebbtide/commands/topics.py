@@ -11,6 +11,7 @@ from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, open_lake
+from ebbtide.local.progress import working
 from ebbtide.text import aligned, moment, number, size, without_empty
 
 HEADER = (
@@ -34,9 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     """Return one line a topic; one that cannot be read shows why."""
-    with open_lake() as lake:
+    with open_lake() as lake, working("lists the topics") as show:
         names = [name for name in lake.topic_names() if fnmatchcase(name, args.pattern)]
-        topics = [described(lake, name) for name in names]
+        topics = []
+        for done, name in enumerate(names, 1):
+            show(f"reads topic {number(done)} of {number(len(names))}, {name}")
+            topics.append(described(lake, name))
     return Answer(_text(topics), {"topics": topics})
 
 
