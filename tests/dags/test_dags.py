@@ -28,7 +28,7 @@ DAGS = [
 # Their runs wait for an answer, which must not keep others waiting.
 ASKING = (
     *("approve_plan", "configure_topic", "delete_records"),
-    *("erase_keys", "retention_now", "undo_run"),
+    *("erase_keys", "mark_tombstones", "retention_now", "undo_run"),
 )
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 
