@@ -97,6 +97,9 @@ class Step(StrEnum):
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
     HOLD_EVENT = "hold_event"
+    HELD_TABLE = "held_table"
+    HELD_ROWS = "held_rows"
+    HELD_ENDED = "held_ended"
     RUN_ROW = "run_row"
 
 
@@ -105,6 +108,7 @@ class Commits:
     """The ids of the snapshots that a job commits while it works on a topic, in order."""
 
     job: str
+    run_id: str | None = None
     snapshots: list[int] = field(default_factory=list)
 
 
@@ -112,14 +116,19 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 
 @contextmanager
-def commits_of(job: str) -> Iterator[Commits]:
+def commits_of(job: str, run_id: str | None = None) -> Iterator[Commits]:
     """Gather the snapshots that this thread commits, whatever becomes of the work."""
-    commits = Commits(job)
+    commits = Commits(job, run_id)
     token = _commits.set(commits)
     try:
         yield commits
     finally:
         _commits.reset(token)
+
+
+def current_run() -> Commits | None:
+    """Return whose commits are gathered; None outside of a job."""
+    return _commits.get()
 
 
 def before_commit(step: Step) -> None:

@@ -56,6 +56,9 @@ class OfTopic(TypedDict):
     plan: NotRequired[
         Annotated[str, "the plan that was executed, or that a guard kept to be approved"]
     ]
+    kept_by_holds: NotRequired[
+        Annotated[dict[str, int], "records that were copied, since holds cover them, by hold"]
+    ]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
 
 

@@ -208,7 +208,7 @@ def _run_topic(
 ) -> BaseException | None:
     session = spark.newSession()
     started = datetime.now(UTC)
-    with commits_of(args.job) as commits, job_log.gathering_notes() as notes:
+    with commits_of(args.job, args.run_id) as commits, job_log.gathering_notes() as notes:
         outcome, error = _attempt(session, topic, work)
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)

@@ -6,7 +6,7 @@ is held here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -83,9 +83,13 @@ def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
         ) from failure
 
 
-def pauses_of(topic: Topic, now_ms: int) -> dict[int, str]:
+def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
+    """Return the holds on the topic that stand at a run's `now`."""
+    return standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
+
+
+def pauses_on(topic: Topic, holds: Sequence[Hold]) -> dict[int, str]:
     """Return why a hold lets nothing be removed, of each partition where one does."""
-    holds = standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
     pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)
     return {partition: paused(pause) for partition, pause in pauses if pause is not None}
 

@@ -21,6 +21,7 @@ from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.held.keeping import KeptRows, count_leaving
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.plans_table import (
     append_event,
@@ -101,15 +102,17 @@ def keep_plan(
     topic, made_at = proposal.topic, datetime.now(UTC)
     plan_id = new_plan_id(args.job, made_at)
     expires_at = made_at + timedelta(milliseconds=topic.config.plan_expire_ms)
-    outcome = proposal.outcome()
+    outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
+    if kept := count_leaving(topic, removes):
+        outcome.topic["kept_by_holds"] = kept
     decisive: dict[str, Any] = {
         "job": args.job,
         "topic": str(topic.name),
         "now": datetime.fromtimestamp(order.now_ms / 1000, UTC),
         "parameters": json.loads(json.dumps(order.parameters)),
         "bounds": proposal.fixed(),
-        "removes": proposal.removes(),
+        "removes": removes,
     }
     plan = Plan(
         plan_id=plan_id,
@@ -119,7 +122,7 @@ def keep_plan(
         made_at=made_at,
         expires_at=expires_at,
         snapshots=snapshots_of(topic),
-        summary=_summary(topic, args.job, proposal, guard),
+        summary=_summary(topic, args.job, proposal, guard, kept),
         text=render_plan(args.job, str(topic.name), outcome),
         digest=digest_of(**decisive),
         **decisive,
@@ -164,11 +167,13 @@ def check_same_tables(plan: Plan, topic: Topic) -> None:
             )
 
 
-def _summary(topic: Topic, job: str, proposal: Proposal, guard: str) -> Summary:
+def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptRows) -> Summary:
     summary = Summary(
         partitions={str(p): of for p, of in proposal.summary().items()},
         seconds=_past_seconds(topic.spark, job, topic.name),
     )
+    if kept:
+        summary["kept_by_holds"] = dict(kept)
     if guard:
         summary["guard"] = guard
     return summary

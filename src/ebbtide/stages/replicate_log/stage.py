@@ -29,6 +29,8 @@ from ebbtide.iceberg.topics import (
     read_again,
 )
 from ebbtide.iceberg.views import create_views
+from ebbtide.log.compaction import MAX_OFFSET
+from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.replica_lag import (
     Replication,
     States,
@@ -40,6 +42,8 @@ from ebbtide.log.replica_lag import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
+from ebbtide.runs.held.keeping import keep_leaving
+from ebbtide.runs.holds_table import holds_at
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.replicate_log.copied_rows import (
@@ -198,10 +202,13 @@ def _replicate(
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
     if replication.taken_over or _has_moved(copy.partitions, states):
-        truncation = truncate_below_start(replica, now_ms)
+        holds = holds_at(source.topic, now_ms)
+        truncation = truncate_below_start(replica, now_ms, holds)
         numbers["records_removed"] = truncation.rows.total()
     tables = tables_of(source, name)
     if replication.taken_over or replication.emptied:
+        emptied = {p: offset_range(0, MAX_OFFSET) for p in replication.emptied}
+        keep_leaving(replica, emptied, holds_at(source.topic, now_ms))
         remove_leftovers(replica, replication)
     lacking = {
         partition: (states[partition], leader)
