@@ -33,6 +33,7 @@ from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
+    HELD_SUFFIX,
     OWN_NAMESPACE,
     OWN_SUFFIXES,
     QUARANTINE_SUFFIX,
@@ -213,6 +214,8 @@ class Lake:
         tables = {"records": self.records(name), "batches": self.batches(name)}
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
+        with suppress(UnknownTopicError):
+            tables["held"] = self._table(name, HELD_SUFFIX)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def live_rows(self, name: str) -> dict[int, int]:

@@ -25,7 +25,7 @@ from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.holds import Hold, holds_of, pause_of, paused
+from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
 from ebbtide.spark.jvm import iceberg_class
@@ -81,6 +81,15 @@ def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
             f"be read: {type(error).__name__}: {error}; restore the table, until then nothing is "
             "removed that they might cover"
         ) from failure
+
+
+def hand_on_holds(spark: SparkSession, primary: TopicName, replica: TopicName) -> None:
+    """Append the newest event of each hold on a primary that its replica does not have yet."""
+    events = newest_events(read_holds(spark, primary))
+    known = {(hold.hold_id, hold.event, hold.at) for hold in read_holds(spark, replica)}
+    for hold in events:
+        if (hold.hold_id, hold.event, hold.at) not in known:
+            append_hold(spark, replica, hold)
 
 
 def holds_at(topic: Topic, now_ms: int) -> list[Hold]:

@@ -75,6 +75,7 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "export_segments": _FREE_OF_BOTH,
     "replicate_log": {**_FREE_OF_BOTH, Work.REPLICATION: Duty.RESUME},
     "configure_topic": {},
+    "hold_records": {},
     "repair_state": {},
 }
 JOBS = tuple(_DUTIES)

@@ -7,11 +7,14 @@ are a partition of the table. A killed copy is found again by the rows that it h
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -20,7 +23,7 @@ from ebbtide.iceberg.commits import Step, commit, current_run
 from ebbtide.iceberg.history import Committed
 from ebbtide.iceberg.schema import RECORD_NAMES, create_held
 from ebbtide.iceberg.topics import Topic, current_snapshot
-from ebbtide.log.holds import Hold, newest_events, that_keep
+from ebbtide.log.holds import Event, Hold, Kind, newest_events, that_keep
 from ebbtide.log.plans.offsets import Removes
 from ebbtide.runs.held.rows import (
     HOLD_ID,
@@ -35,6 +38,7 @@ from ebbtide.runs.holds_table import read_holds, standing_holds
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.jvm import items
+from ebbtide.spark.number_sets import number_sets
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -74,6 +78,40 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     return _counted(covered(at_offsets(topic.spark, rows, leaving), holds), holds)
 
 
+def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
+    """Return how many records of the log the hold covers, by partition."""
+    if current_snapshot(topic.spark, topic.name.records_table) is None:
+        return Counter()
+    rows = topic.spark.table(topic.name.records_table).where(F.expr(covers(hold)))
+    counts = rows.groupBy("partition").count().collect()
+    return Counter({row["partition"]: row["count"] for row in counts})
+
+
+def offsets_let_go(topic: Topic, hold: Hold) -> dict[int, BitMap64]:
+    """Return the offsets of the records kept for the hold that it covers no more."""
+    spark, name = topic.spark, topic.name
+    if not table_exists(spark, name.held_table):
+        return {}
+    rows = spark.table(name.held_table).where(F.expr(_let_go(hold)))
+    return {p: offsets for (p,), offsets in number_sets(rows, ["partition"], "offset").items()}
+
+
+def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
+    """Return the holds on keys, given as SHA-256 in hex, or on records of them."""
+    spark, name, holds = topic.spark, topic.name, _holds_on(topic, ())
+    by_key = [hold for hold in holds if set(hold.key_hashes or ()) & set(hashes)]
+    others = [hold for hold in holds if hold.key_hashes is None]
+    if by_key or not others or not hashes:
+        return by_key
+    wanted = spark.createDataFrame(pa.table({"key_sha256": list(hashes)}))
+    ids: set[str] = set()
+    for table in filter(partial(table_exists, spark), (name.records_table, name.held_table)):
+        rows = spark.table(table).select(_JUDGED).withColumn("key_sha256", F.sha2("key", 256))
+        found = covered(rows.join(F.broadcast(wanted), "key_sha256", "left_semi"), others)
+        ids |= {row[HOLD_ID] for row in found.select(HOLD_ID).distinct().collect()}
+    return [hold for hold in others if hold.hold_id in ids]
+
+
 def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> KeptRows:
     """Copy held records that the log has lost but a snapshot still has; how many, by hold.
 
@@ -106,16 +144,10 @@ def drop_unheld(topic: Topic) -> int:
     table = find_table(spark, name.held_table)
     if table is None or table.currentSnapshot() is None:
         return 0
-    known = {hold.hold_id: hold for hold in newest_events(read_holds(spark, name))}
-    kept = spark.table(name.held_table)
-    standing = [hold for hold in that_keep(known.values()) if hold.stands_at(datetime.now(UTC))]
+    known = newest_events(read_holds(spark, name))
     # A row whose hold nobody knows stays: only an event ends a hold.
-    let_go = {
-        hold_id: f"hold_id = {_text(hold_id)}"
-        + (f" AND NOT ({covers(hold)})" if hold in standing else "")
-        for hold_id, hold in known.items()
-    }
-    of_any = kept.where(F.expr(any_of(let_go.values())))
+    let_go = {hold.hold_id: _let_go(hold) for hold in known}
+    of_any = spark.table(name.held_table).where(F.expr(any_of(let_go.values())))
     gone = {row[HOLD_ID]: row["count"] for row in of_any.groupBy(HOLD_ID).count().collect()}
     for hold_id in gone:  # by hold: the rows of one that has ended go with their files, unread
         delete = partial(spark.sql, f"DELETE FROM {name.held_table} WHERE {let_go[hold_id]}")
@@ -124,6 +156,14 @@ def drop_unheld(topic: Topic) -> int:
     if total:
         log.info("%s kept records are held no more", number(total))
     return total
+
+
+def _let_go(hold: Hold) -> str:
+    """Return, as SQL, whether a kept row is the hold's and it covers the row no more."""
+    is_its = f"hold_id = {_text(hold.hold_id)}"
+    if hold.event is Event.ENDED or hold.kind is not Kind.KEEP:
+        return is_its
+    return f"{is_its} AND NOT ({covers(hold)})"
 
 
 def _holds_on(topic: Topic, more: Iterable[Hold]) -> list[Hold]:

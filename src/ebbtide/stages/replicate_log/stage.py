@@ -43,7 +43,7 @@ from ebbtide.log.replica_lag import (
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
 from ebbtide.runs.held.keeping import keep_leaving
-from ebbtide.runs.holds_table import holds_at
+from ebbtide.runs.holds_table import hand_on_holds, holds_at
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.replicate_log.copied_rows import (
@@ -197,6 +197,7 @@ def _replicate(
     else:
         create_views(spark, name)
         copy = count_own(copy)
+    hand_on_holds(spark, source.topic.name, name)
     replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
