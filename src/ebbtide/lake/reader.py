@@ -153,6 +153,10 @@ class Lake:
         """Return the batches table of a topic."""
         return self._table(name, BATCHES_SUFFIX)
 
+    def held(self, name: str) -> Table:
+        """Return the table of a topic's records that holds have kept."""
+        return self._table(name, HELD_SUFFIX)
+
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
         """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
 
@@ -215,7 +219,7 @@ class Lake:
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
         with suppress(UnknownTopicError):
-            tables["held"] = self._table(name, HELD_SUFFIX)
+            tables["held"] = self.held(name)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def live_rows(self, name: str) -> dict[int, int]:

@@ -97,6 +97,15 @@ def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
     return standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
 
 
+def holds_to_review(topic: Topic, now: datetime) -> list[str]:
+    """Return a sentence for each hold on the topic whose review date has passed."""
+    return [
+        f"{hold} was to be reviewed by {hold.review_date}"
+        for hold in standing_holds(topic.spark, topic.name, now)
+        if hold.is_to_be_reviewed(now)
+    ]
+
+
 def pauses_on(topic: Topic, holds: Sequence[Hold]) -> dict[int, str]:
     """Return why a hold lets nothing be removed, of each partition where one does."""
     pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)

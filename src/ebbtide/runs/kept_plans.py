@@ -22,6 +22,7 @@ from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import KeptRows, count_leaving
+from ebbtide.runs.holds_table import holds_to_review
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.plans_table import (
     append_event,
@@ -106,6 +107,8 @@ def keep_plan(
     outcome.topic["plan"] = plan_id
     if kept := count_leaving(topic, removes):
         outcome.topic["kept_by_holds"] = kept
+    if due := holds_to_review(topic, made_at):
+        _add_note(outcome, due)
     decisive: dict[str, Any] = {
         "job": args.job,
         "topic": str(topic.name),
@@ -129,6 +132,10 @@ def keep_plan(
     )
     append_plan(topic.spark, plan)
     return plan, outcome
+
+
+def _add_note(outcome: JobOutcome, notes: Sequence[str]) -> None:
+    outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:

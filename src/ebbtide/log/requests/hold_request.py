@@ -55,8 +55,8 @@ def hold_asked(
         "at": at,
         "by": asked.get("by") or "-",
         "run_id": run_id,
+        "approver": asked.get("approver"),
     }
-    event["approver"] = asked.get("approver")
     if action is Action.END:
         assert before is not None
         return replace(before, **event)
