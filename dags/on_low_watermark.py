@@ -20,6 +20,8 @@ def print_low_watermarks() -> dict[str, int]:
     events: list[Any] = get_current_context()["triggering_asset_events"][TOPIC]
     marks: dict[str, int] = {}
     for event in events:
+        if (run := event.extra.get("undone_run")) is not None:
+            print(f"{TOPIC.name}: run {run} was undone, so records below its marks are back")
         for partition, low_watermark in event.extra["low_watermarks"].items():
             if low_watermark >= 0:
                 marks[partition] = low_watermark

@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.plans.events import FOUR_EYES
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
@@ -42,7 +41,7 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> ConfigurePl
 
 
 def needs_approval(plan: ConfigurePlan) -> bool:
-    return removes_records(plan) or FOUR_EYES in plan.changes
+    return removes_records(plan) or bool(plan.removing_more)
 
 
 CONFIGURE_TOPIC = PlannedJob(

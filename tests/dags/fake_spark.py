@@ -19,7 +19,7 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
 
-_BY_HAND = {"configure_topic", "delete_records", "erase_keys", "hold_records"}
+_BY_HAND = {"configure_topic", "delete_records", "erase_keys", "hold_records", "undo_run"}
 KEEP_PLANS = {*_BY_HAND, *NIGHT} - {"mark_tombstones"}
 
 
@@ -63,7 +63,7 @@ class FakeSpark:
             fail(hook, 137, "\nKilled")
         if job in self.refuses:
             fail(hook, ExitCode.REFUSED)
-        if options.rejected_by:
+        if options.rejected_by or options.unanswered:
             return
         if options.plan_only:
             Path(options.plan_file).write_text(f"{job} {', '.join(topics)}: a plan")
@@ -128,14 +128,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in (
         *("--source", "--cluster", "--target"),
-        *("--connection", "--topics-pattern", "--isolation"),
+        *("--connection", "--topics-pattern", "--isolation", "--run"),
     ):
         parser.add_argument(option)
     for option in ("--requested-by", "--reason", "--keys-file", "--encoding", "--timeout-ms"):
         parser.add_argument(option)
     for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
-    for option in ("--accept-gap", "--plan-only", "--append", "--from-source"):
+    for option in ("--accept-gap", "--plan-only", "--append", "--from-source", "--unanswered"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError, SafetyError, UnavailableError
+from ebbtide.iceberg.commits import Step
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.approval.answer import PLANS
+from ebbtide.runs.undo_points import append_point
 from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import asset_events, dag_bag, note, run_dag, states
@@ -63,6 +66,33 @@ def test_the_question_shows_the_plan(spark_submit: FakeSpark) -> None:
     assert answered.assignees == []
 
 
+def test_an_undo_asks_what_is_to_return_and_publishes_whose_records_did(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    point = UndoPoint(
+        point_id="p", run_id="night-1", job="clean_log", topic="log.a", at=datetime.now(UTC)
+    )
+    append_point(lake.session, point, Step.UNDO_POINT)
+    spark_submit.totals["undo_run"] = {"topic": {"undone_run": "night-1"}}
+    answered = run_and_answer("undo_run", topic="log.a", run="night-1")
+    assert answered.run.state == "success"
+    assert answered.subject == "undo_run: return 3 records to log.a?"
+    assert "**undo\\_run** would return **3** records" in answered.body
+    planned, executed = (submitted.options for submitted in spark_submit.submitted)
+    assert (planned.run, executed.run, len(executed.plan)) == ("night-1", None, 1)
+    extra = {"low_watermarks": {"0": 5}, "undone_run": "night-1"}
+    assert asset_events(answered.run) == {"ebbtide://lake/log/a": extra}
+
+
+def test_a_run_that_removed_nothing_is_refused_before_spark_starts(
+    spark_submit: FakeSpark,
+) -> None:
+    run = run_dag("undo_run", topic="log.a", run="night-1")
+    assert run.state == "failed"
+    assert "found that night-1 is none; these can: none" in (note(run) or "")
+    assert spark_submit.submitted == []
+
+
 def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
     spark_submit: FakeSpark,
 ) -> None:
@@ -86,16 +116,19 @@ def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
     assert asset_events(answered.run) == {}
 
 
-def test_no_answer_in_time_changes_nothing(
+def test_no_answer_in_time_is_recorded_and_changes_nothing(
     spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", "PT1S")
     run = run_and_wait("delete_records", **FORM).run
     assert run.state == "success"
-    assert states(run)["delete_records"] == states(run)["record_rejection"] == "skipped"
-    assert states(run)["verdict"] == "skipped"
+    assert states(run)["delete_records"] == states(run)["verdict"] == "skipped"
+    assert states(run)["record_rejection"] == "success"
     assert (note(run) or "").startswith("Nobody answered in time, which rejects. Nothing was")
-    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True]
+    planned, rejected = (submitted.options for submitted in spark_submit.submitted)
+    assert (planned.plan_only, rejected.plan_only) == (True, False)
+    assert (len(rejected.plan), rejected.unanswered) == (1, True)
+    assert (rejected.approved_by, rejected.rejected_by) == (None, None)
 
 
 def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:

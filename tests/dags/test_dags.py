@@ -24,11 +24,12 @@ DAGS = [
     "repair_state",
     "replicate_log",
     "retention_now",
+    "undo_run",
 ]
 # Their runs wait for an answer, which must not keep others waiting.
 ASKING = (
-    *("approve_plan", "configure_topic", "delete_records", "erase_keys", "hold_records"),
-    "retention_now",
+    *("approve_plan", "configure_topic", "delete_records", "erase_keys"),
+    *("hold_records", "retention_now", "undo_run"),
 )
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 
@@ -199,6 +200,8 @@ def test_the_dag_that_a_night_triggers_is_not_paused(dags: dict[str, Any]) -> No
         ("mark_tombstones", {"from_offset": ["0:-1"]}),
         ("mark_tombstones", {"from_offset": ["a:7"]}),
         ("mark_tombstones", {"from_offset": []}),
+        ("undo_run", {"topic": "no-cluster"}),
+        ("undo_run", {"run": ""}),
     ],
 )
 def test_a_param_out_of_bounds_is_refused(

@@ -164,6 +164,7 @@ def test_held_keys_are_not_erased(
         )
         plan_erase(load(sandbox.session, name), asked)
 
+    set_properties(sandbox.session, str(name), {"ebbtide.source": None})
     by_offset = make(jobs, name, "--end-offset", "1")  # a record of `a`, kept and gone
     erase("b", "c")
     with pytest.raises(HoldError, match=rf"under {by_offset.hold_id}|hold {by_offset.hold_id}"):

@@ -111,6 +111,29 @@ def test_a_killed_quarantine_is_finished_by_the_next(sandbox: LakeSandbox, tmp_p
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
 
 
+def test_a_killed_undo_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
+    name = TopicName("undo_run", "t")
+    write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    before = view_of_table(sandbox.session, name, 0)
+    now = ("--now", at(NIGHT_MS).isoformat())
+    assert (
+        submit(sandbox, "delete_records", "--request", REQUEST.format(topic=name), *now).returncode
+        == 0
+    )
+    assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 4, 5]
+    arguments = ["--topic", str(name), "--run", "test", *now]
+
+    killed = submit(sandbox, "undo_run", *arguments, kill_at=Step.UNDO_STATE)
+    assert killed.returncode == KILLED, killed.stdout[-2000:]
+    done = submit(sandbox, "undo_run", *arguments)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert view_of_table(sandbox.session, name, 0) == before
+    assert "ebbtide.undo" not in load(sandbox.session, name).properties
+    assert rows_removed(sandbox, name) == 3  # by delete_records
+
+
 def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
     name = TopicName("replicate_log", "t")
     sandbox.add_catalog("other")

@@ -25,6 +25,7 @@ from jobs import (
     mark_tombstones,
     repair_state,
     replicate_log,
+    undo_run,
 )
 from jobs import erase_keys as erase
 from tests.lake_sandbox import LakeSandbox
@@ -80,6 +81,7 @@ def test_every_job_says_what_its_types_say(
     request = {"topics": [{"topic": str(TOPIC), "partitions": [{"partition": 0, "offset": 5}]}]}
     run(delete_records, 4, "--request", json.dumps(request))
     run(expire_snapshots, 4, *OF_TOPIC)
+    run(undo_run, 4, *OF_TOPIC, "--run", "night-4")
     unset = ("--unset", "ebbtide.source")
     run(configure_topic, 5, *OF_TOPIC, "--set", "kafka.retention.ms=-1", *unset)
     run(export_segments, 5, *OF_TOPIC, "--target", str(tmp_path / "out"))

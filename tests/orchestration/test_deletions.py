@@ -198,9 +198,18 @@ def test_a_run_that_began_before_the_deletion_proves_nothing() -> None:
     assert words([CLEANED, expiry]) == f"{OUT}; {UNKNOWN}."
 
 
-def test_the_age_is_the_tables_own() -> None:
+@pytest.mark.parametrize(
+    ("undo_until_ms", "date"),
+    [
+        pytest.param(None, "2026-01-02 01:00", id="the age alone"),
+        pytest.param(ms(0) + 1800000, "2026-01-02 01:00", id="the age, which is longer"),
+        pytest.param(ms(0) + 7200000, "2026-01-02 02:00", id="the time of an undo"),
+    ],
+)
+def test_the_longer_of_age_and_undo_counts(undo_until_ms: int | None, date: str) -> None:
     hour = {"history.expire.max-snapshot-age-ms": "3600000"}
-    assert words([CLEANED, report(0, **YOUNG)], 0, hour).endswith("after 2026-01-02 01:00 UTC.")
+    reported = report(0, **YOUNG, undo_until_ms=undo_until_ms)
+    assert words([CLEANED, reported], 0, hour).endswith(f"after {date} UTC.")
 
 
 def test_a_date_is_not_named_too_early() -> None:

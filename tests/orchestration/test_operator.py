@@ -85,6 +85,7 @@ PARAMS = {
         "max_event_time_ms": ["0=1767225600000", "1=5"],
         "plan_only": True,
     },
+    "undo_run": {"topic": "log.flights", "run": "scheduled__2026-01-02T02:00:00+00:00"},
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -134,6 +135,9 @@ SUBMITTING = [
     "retention_now.delete_records",
     "retention_now.expire_snapshots",
     "retention_now.record_rejection",
+    "undo_run.plan",
+    "undo_run.undo_run",
+    "undo_run.record_rejection",
 ]
 
 
@@ -169,7 +173,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
         topics = ["log.flights", "eu.a.b"]
         task = task.unmap({"job": "clean_log"} if is_by_job else {"topics": topics})
     one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
-    if dag_id in (*one_topic, "hold_records", "repair_state", "retention_now"):
+    if dag_id in (*one_topic, "hold_records", "repair_state", "retention_now", "undo_run"):
         task.topics = ["log.flights"]
     if task_id == "plan" and dag_id == "delete_records":
         task.request = REQUEST

@@ -53,6 +53,7 @@ POINTS = {
         Step.REPLICATE_BATCHES,
         Step.REPLICATE_STATE,
     ),
+    Work.UNDO: (Step.UNDO_RECORDS, Step.UNDO_BATCHES, Step.UNDO_NOTED, Step.UNDO_STATE),
 }
 # A job that is killed at these leaves nothing that counts: a slice does once it has records.
 UNSEEN = {
@@ -61,8 +62,10 @@ UNSEEN = {
     Step.APPEND_STARTED,
     Step.REPLICATE_STARTED,
     Step.INGEST_RECORDS,
+    Step.UNDO_POINT,
+    Step.UNDO_STARTED,
 }
-KINDS_OF_STEPS = ("round_", "merge_", "ingest_", "append_", "replicate_")
+KINDS_OF_STEPS = ("round_", "merge_", "ingest_", "append_", "replicate_", "undo_")
 # The job whose work it is, as one says that refuses to begin.
 ENDED_BY = {
     Work.INGEST: "ingest_segments",
@@ -140,6 +143,9 @@ class Bench:
         elif work is Work.SLICE:
             self.write(names)
             self.kill("ingest_topic", names, steps)
+        elif work is Work.UNDO:
+            self._succeed("clean_log", *names)
+            self.kill("undo_run", names, steps)
         else:
             self.kill("replicate_log", names[:1], [Step.REPLICATE_BATCHES])
             self.kill("replicate_log", names[:1], steps[:1])
@@ -182,6 +188,7 @@ class Bench:
             "export_segments": ("--target", str(self._folder / "out")),
             "configure_topic": ("--set", "kafka.retention.ms=-1"),
             "hold_records": ("--action", "make", *WHY),
+            "undo_run": ("--run", "clean_log"),
         }
         return [*_topics(names), *more.get(job, ())]
 

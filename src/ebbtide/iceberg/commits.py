@@ -94,6 +94,12 @@ class Step(StrEnum):
     REPAIR_STATE = "repair_state"
     ROWS_REMOVING = "rows_removing"
     ROWS_COUNTED = "rows_counted"
+    UNDO_POINT = "undo_point"
+    UNDO_STARTED = "undo_started"
+    UNDO_RECORDS = "undo_records"
+    UNDO_BATCHES = "undo_batches"
+    UNDO_NOTED = "undo_noted"
+    UNDO_STATE = "undo_state"
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
     HOLD_EVENT = "hold_event"
@@ -105,10 +111,10 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """The ids of the snapshots that a job commits while it works on a topic, in order."""
+    """The ids of the snapshots that a run's job commits while it works on a topic, in order."""
 
     job: str
-    run_id: str | None = None
+    run_id: str = ""
     snapshots: list[int] = field(default_factory=list)
 
 
@@ -116,7 +122,7 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 
 @contextmanager
-def commits_of(job: str, run_id: str | None = None) -> Iterator[Commits]:
+def commits_of(job: str, run_id: str = "") -> Iterator[Commits]:
     """Gather the snapshots that this thread commits, whatever becomes of the work."""
     commits = Commits(job, run_id)
     token = _commits.set(commits)
@@ -126,8 +132,8 @@ def commits_of(job: str, run_id: str | None = None) -> Iterator[Commits]:
         _commits.reset(token)
 
 
-def current_run() -> Commits | None:
-    """Return whose commits are gathered; None outside of a job."""
+def current_commits() -> Commits | None:
+    """Return what the job at work has committed so far; None outside of one."""
     return _commits.get()
 
 

@@ -28,6 +28,7 @@ RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
 PLANS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plans")
 PLAN_EVENTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plan_events")
+UNDO_POINTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "undo_points")
 
 
 def holds_table(catalog: str) -> str:
@@ -150,6 +151,15 @@ PLAN_EVENT_COLUMNS = """
     event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
     `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
     numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
+"""
+
+UNDO_POINT_COLUMNS = """
+    point_id STRING, run_id STRING, job STRING, topic STRING, `at` TIMESTAMP,
+    records_snapshot BIGINT COMMENT 'the snapshot before the job removed anything',
+    batches_snapshot BIGINT,
+    states STRING COMMENT 'JSON: the state of each partition that the job changed, as properties',
+    truncated STRING COMMENT 'JSON: connections of live topics that the job truncates too',
+    undone STRING COMMENT 'JSON: of undo_run, the points that went back, by partition'
 """
 
 HOLD_COLUMNS = """
@@ -281,6 +291,14 @@ def create_plans(spark: SparkSession) -> None:
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     _create(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, "days(made_at)")
     _create(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, "days(`at`)")
+
+
+def create_undo_points(spark: SparkSession) -> None:
+    """Create `lake.ebbtide.undo_points` where it does not exist."""
+    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
+    properties = _COMMON | {"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)}
+    _create(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, "days(`at`)")
 
 
 def create_holds(spark: SparkSession, catalog: str = CATALOG) -> None:

@@ -116,7 +116,7 @@ def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -
     return (
         f"a demonstration on {' and '.join(topics)} only: {ahead},\n"
         "  and its guards are off: a night may remove any share of a topic\n"
-        "  (ebbtide.max.delete.ratio=1), and no snapshot keeps what it removes\n"
+        "  (ebbtide.max.delete.ratio=1), and snapshots keep what it removes for an undo alone\n"
         "  (history.expire.max-snapshot-age-ms=0). Your own topics have both guards on."
     )
 

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     NO_REPLICA = "ebbtide.replicas names no other copy"
     REPLICATED = "every replica holds all of it"
     NOT_PLANNED = "the plan that is executed does not have it"
+    UNDONE = "the run is undone already"
     HORIZON_REACHED = "a delete horizon is reached"
     MARKER_OUTLIVED = "a transaction marker has outlived its data"
 
@@ -220,6 +221,9 @@ class SnapshotsTopic(OfTopic):
     old_files_refs: NotRequired[
         Annotated[dict[str, str], "tags and branches that need one, each with its kind"]
     ]
+    undo_until_ms: NotRequired[
+        Annotated[int | None, "until when an undo may need one, whatever its age"]
+    ]
 
 
 class ErasedPartition(OfPartition):
@@ -327,6 +331,24 @@ class RepairedTopic(OfTopic):
     cannot_be_taken_back: NotRequired[Annotated[str, "why"]]
 
 
+class UndonePartition(OfPartition):
+    """undo_run, of a partition."""
+
+    log_start_offset_before: NotRequired[Annotated[int, "the log's first offset before the undo"]]
+    records_returned: NotRequired[Annotated[int, "records that came back"]]
+    runs_undone: NotRequired[Annotated[int, "removing jobs of runs that went back"]]
+    reason: NotRequired[Annotated[str, "why nothing went back"]]
+
+
+class UndoneTopic(OfTopic):
+    """undo_run, of a topic."""
+
+    undone_run: Annotated[str, "the run that was to be undone"]
+    undone: Annotated[dict[str, int], "jobs of runs that went back, and in how many partitions"]
+    paused_until_ms: NotRequired[Annotated[int, "until when no night removes from what came back"]]
+    replicas: NotRequired[Annotated[dict[str, Any], "records that came back to each table replica"]]
+
+
 class Result(TypedDict):
     """`result` of one row, as JSON; partitions are named by their numbers."""
 
@@ -350,6 +372,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
     "configure_topic": (ConfiguredPartition, ConfiguredTopic),
     "hold_records": (HeldPartition, HeldTopic),
     "repair_state": (RepairedPartition, RepairedTopic),
+    "undo_run": (UndonePartition, UndoneTopic),
 }
 
 

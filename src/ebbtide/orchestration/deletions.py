@@ -51,25 +51,24 @@ class DeletionDates:
 class _Progress:
     """How far a deletion has come by the reports of expire_snapshots since then.
 
-    `last` is the newest report. Of the first that has a date, `old_files_ms` is the newest
-    snapshot that needs an old file: one that is dropped later never held the deletion's rows.
+    `last` is the newest report, `dated` the first that has a date. The newest snapshot that needs
+    an old file is that one's: a file that is dropped later never held the deletion's rows.
     """
 
     last: LeftOnDisk | None = None
     last_at: datetime | None = None
-    has_date: bool = False
-    old_files_ms: int | None = None
+    dated: LeftOnDisk | None = None
     off_disk: datetime | None = None
 
     def after(self, run: Run, left: LeftOnDisk) -> _Progress:
         """Return the progress once `run` has reported."""
-        has_date, old_files_ms = self.has_date, self.old_files_ms
+        dated = self.dated
         if left.old_files_refs:
-            has_date = False  # from a branch, later snapshots may take old files over
-        elif not has_date and left.has_date:
-            has_date, old_files_ms = True, left.old_files_ms
-        is_off = has_date and left.has_expired(old_files_ms)
-        return _Progress(left, run.ended, has_date, old_files_ms, run.ended if is_off else None)
+            dated = None  # from a branch, later snapshots may take old files over
+        elif dated is None and left.has_date:
+            dated = left
+        is_off = dated is not None and left.has_expired(dated.old_files_ms)
+        return _Progress(left, run.ended, dated, run.ended if is_off else None)
 
 
 def newest_deletion(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> DeletionDates | None:
@@ -83,9 +82,10 @@ def newest_deletion(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> D
     if progress.off_disk:
         return DeletionDates(rows, out, off_disk=progress.off_disk)
     due = None
-    if progress.has_date and progress.old_files_ms is not None:
-        age_ms = max_snapshot_age_ms(topic.properties)
-        due = datetime.fromtimestamp((progress.old_files_ms + age_ms) / 1000, UTC)
+    age_ms = max_snapshot_age_ms(topic.properties)
+    expires_ms = None if progress.dated is None else progress.dated.expires_ms(age_ms)
+    if expires_ms is not None:
+        due = datetime.fromtimestamp(expires_ms / 1000, UTC)
         if due > clock:
             return DeletionDates(rows, out, due=due)
     wait = _hindrance(topic, runs, progress.last_at or out) or _wait(topic, progress, due)

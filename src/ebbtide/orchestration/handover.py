@@ -92,7 +92,8 @@ def publish_low_watermarks(
     """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
 
     They come from the stage `said_by` instead if given, which has asked the replicas. After an
-    ingest the asset INGESTED gets an event too, which may trigger a night.
+    ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks that an
+    undo has lowered come with the run that it undid.
 
     This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
@@ -100,11 +101,16 @@ def publish_low_watermarks(
     handed_on = {answer["topic"] for answer in _answers(context, last_stage)}
     if is_ingest and handed_on:
         context["outlet_events"][TOPICS].add(INGESTED)
-    for topic, watermarks in by_topic(_answers(context, said_by or last_stage)).items():
+    answers = _answers(context, said_by or last_stage)
+    undone = {of["topic"]: of["undone_run"] for of in answers if "undone_run" in of}
+    for topic, watermarks in by_topic(answers).items():
         if topic not in handed_on:
             continue
         events = context["outlet_events"][TOPICS]
-        events.add(topic_asset(topic), extra={"low_watermarks": {**watermarks}})
+        extra: dict[str, Any] = {"low_watermarks": {**watermarks}}
+        if topic in undone:
+            extra["undone_run"] = undone[topic]
+        events.add(topic_asset(topic), extra=extra)
         log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
@@ -24,12 +24,13 @@ NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "e
 
 
 class LowWatermark(TypedDict):
-    """All that XCom carries of a partition."""
+    """All that XCom carries of a partition; `undone_run` is why it may be lower than before."""
 
     topic: str
     partition: int
     log_start_offset: int
     low_watermark: int
+    undone_run: NotRequired[str]
 
 
 def nothing_to_do(
@@ -73,7 +74,7 @@ def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
 
 def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
     """Return the low watermarks of a job's row in `runs`."""
-    return [
+    answers = [
         LowWatermark(
             topic=run.topic,
             partition=partition,
@@ -82,6 +83,9 @@ def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
         )
         for partition, numbers in sorted(run.partitions.items())
     ]
+    if (undone_run := run.topic_result.get("undone_run")) is None:
+        return answers
+    return [LowWatermark(**{**answer, "undone_run": undone_run}) for answer in answers]
 
 
 def newest_answers(by_stage: Iterable[Iterable[LowWatermark]]) -> list[LowWatermark]:

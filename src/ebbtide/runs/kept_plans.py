@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median
@@ -13,13 +13,21 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import PlanError
+from ebbtide.errors import ConfigurationError, PlanError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
+from ebbtide.log.plans.events import (
+    UNANSWERED,
+    Event,
+    PlanEvent,
+    Standing,
+    approver_of,
+    standing_of,
+)
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
+from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import KeptRows, count_leaving
 from ebbtide.runs.holds_table import holds_to_review
@@ -102,7 +110,7 @@ def keep_plan(
     """Keep the proposal as a plan; return it, and its numbers, which name it."""
     topic, made_at = proposal.topic, datetime.now(UTC)
     plan_id = new_plan_id(args.job, made_at)
-    expires_at = made_at + timedelta(milliseconds=topic.config.plan_expire_ms)
+    expires_at = made_at + _expires_after(topic)
     outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
     if kept := count_leaving(topic, removes):
@@ -138,6 +146,15 @@ def _add_note(outcome: JobOutcome, notes: Sequence[str]) -> None:
     outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
+def _expires_after(topic: Topic) -> timedelta:
+    """Return the topic's setting, or the default where a setting is wrong that a plan repairs."""
+    try:
+        config = topic.config
+    except ConfigurationError:
+        config = TopicConfig()
+    return timedelta(milliseconds=config.plan_expire_ms)
+
+
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:
     """Close the plans that nobody has answered and that the new one stands in for."""
     older = [p for p in read_plans_of(spark, by.job, by.topic) if p.plan_id != by.plan_id]
@@ -147,6 +164,18 @@ def replace_open_plans(spark: SparkSession, by: Plan) -> None:
         if standing is Standing.OPEN and plan.dag == by.dag:
             note = f"replaced by {by.plan_id}"
             append_event(spark, event_of(plan, Event.REPLACED, by.run_id, note=note))
+
+
+def note_unanswered(
+    spark: SparkSession, args: argparse.Namespace, plans: Iterable[KeptPlan]
+) -> None:
+    """Reject the plans that nobody has answered in time; an answer that came elsewhere stands."""
+    at = datetime.now(UTC)
+    for kept in plans:
+        is_approved = approver_of(kept.plan, kept.events) is not None
+        standing = standing_of(kept.plan, kept.events, at)
+        if standing in (Standing.OPEN, Standing.EXPIRED) and not is_approved:
+            kept.add(spark, args, Event.REJECTED, note=UNANSWERED)
 
 
 def snapshots_of(topic: Topic) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,8 @@ from ebbtide.runs.application import job_parser
 
 # Besides those that name the request, these make no sense for a plan that is executed.
 _NOT_WITH_PLAN = ("plan_only", "requested_by", "triggered_by")
-_ONLY_WITH_PLAN = ("approved_by", "rejected_by", "approval_note")
+_ONLY_WITH_PLAN = ("approved_by", "rejected_by", "unanswered", "approval_note")
+_ANSWERS = ("approved_by", "rejected_by", "unanswered")
 
 
 def planned_parser(
@@ -32,6 +33,11 @@ def planned_parser(
     )
     parser.add_argument("--approved-by", metavar="USER", help="who has approved the plans")
     parser.add_argument("--rejected-by", metavar="USER", help="who has rejected the plans")
+    parser.add_argument(
+        "--unanswered",
+        action="store_true",
+        help="nobody has answered for the plans in time, which rejects those still open",
+    )
     parser.add_argument("--approval-note", metavar="TEXT", help="what that person says")
     return parser
 
@@ -48,8 +54,8 @@ def parse_planned(
         named = dict.fromkeys([*required, *optional, *_NOT_WITH_PLAN])
         if given := _options(name for name in named if getattr(args, name)):
             parser.error(f"expected no {given} beside --plan, which has it, found both")
-        if args.approved_by and args.rejected_by:
-            parser.error("expected --approved-by or --rejected-by, found both")
+        if len(answers := [name for name in _ANSWERS if getattr(args, name)]) > 1:
+            parser.error(f"expected one answer, found {_options(answers)}")
         return args
     if given := _options(name for name in _ONLY_WITH_PLAN if getattr(args, name)):
         parser.error(f"expected {given} with --plan alone, found no --plan")

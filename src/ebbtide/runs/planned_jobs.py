@@ -27,16 +27,19 @@ from ebbtide.log.plans.events import (
 )
 from ebbtide.log.plans.offsets import NewOffsets, new_offsets
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.runs.application import refuse, run_topics, to_ms
 from ebbtide.runs.kept_plans import (
     KeptPlan,
     check_same_tables,
     find_plans,
     keep_plan,
+    note_unanswered,
     replace_open_plans,
 )
 from ebbtide.runs.proposals import Order, P, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runs.undo_points import note_before
 
 APPROVE = "approve_plan"  # the DAG
 MAX_NAMED = 5  # partitions of an error
@@ -98,6 +101,7 @@ class _Request(NamedTuple):
             )
         if why := self.job.guard(proposal):
             return self._stopped(session, name, order._replace(keeps_offsets=True), why)
+        note_before(proposal.topic, proposal.touches())
         outcome: JobOutcome = self.job.execute(proposal)
         return outcome
 
@@ -120,13 +124,16 @@ class _Request(NamedTuple):
 
 
 def _run_kept(spark: SparkSession, args: argparse.Namespace, job: PlannedJob[Any]) -> int:
-    """Execute the plans that the arguments name, or reject them."""
+    """Execute the plans that the arguments name, or record that they are rejected."""
     try:
         plans = {kept.name: kept for kept in find_plans(spark, args.plan)}
         for kept in plans.values() if args.rejected_by else ():
             check_may_execute(kept.plan, kept.events, args.job, datetime.now(UTC))
     except PlanError as error:
         return refuse(args.job, error)
+    if args.unanswered:
+        note_unanswered(spark, args, plans.values())
+        return ExitCode.DONE
     if args.rejected_by:
         for kept in plans.values():
             kept.add(spark, args, Event.REJECTED, by=args.rejected_by, note=args.approval_note)
@@ -173,6 +180,7 @@ def _execute(
         numbers = {str(new.partition): {"new": new.number, "first": new.first} for new in beyond}
         kept.add(session, args, Event.STOPPED, by=None, numbers=numbers)
         raise _exceeded(kept, beyond)
+    note_before(proposal.topic, proposal.touches())
     outcome: JobOutcome = job.execute(proposal)
     outcome.topic["plan"] = plan.plan_id
     return outcome
@@ -186,10 +194,12 @@ def _exceeded(kept: KeptPlan, beyond: list[NewOffsets]) -> PlanExceededError:
     plan = kept.plan
     named = "; ".join(str(new) for new in beyond[:MAX_NAMED])
     more = f"; and those of {len(beyond) - MAX_NAMED} partitions more" if beyond[MAX_NAMED:] else ""
+    is_undo = plan.job == UNDO_RUN
+    what = "return to" if is_undo else "remove from"
     return PlanExceededError(
-        f"expected to remove from {plan.topic} only what plan {plan.plan_id} has, found that more "
-        f"would leave since the tables or the settings changed: {named}{more}; nothing was "
-        "removed, make a new plan"
+        f"expected to {what} {plan.topic} only what plan {plan.plan_id} has, found that more "
+        f"would {'return' if is_undo else 'leave'} since the tables or the settings changed: "
+        f"{named}{more}; nothing was {'changed' if is_undo else 'removed'}, make a new plan"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -32,6 +32,19 @@ class Order(NamedTuple):
     approved_by: str | None = None
 
 
+class Touched(NamedTuple):
+    """The partitions whose rows or state an execution changes, and the snapshots before it.
+
+    A snapshot of None is the table's current one. `truncated` names the connections of live topics
+    that it truncates too.
+    """
+
+    partitions: Collection[int] = ()
+    records_snapshot: int | None = None
+    batches_snapshot: int | None = None
+    truncated: Sequence[str] = ()
+
+
 class Proposal(Protocol):
     """A stage's plan for one topic, before anything is done."""
 
@@ -44,6 +57,9 @@ class Proposal(Protocol):
 
     def removes(self) -> Removes:
         """Return the offsets that would leave, if the order asked for them."""
+
+    def touches(self) -> Touched:
+        """Return what an undo of the execution would give back."""
 
     def fixed(self) -> Bounds:
         """Return the bounds that an execution of the plan stays within, by partition."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.planned.planned_merge import open_merge
 from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.live_offsets import Slice
 from ebbtide.log.state.topic_state import APPEND, REPLICATION, SLICE
@@ -21,6 +22,7 @@ from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
 from ebbtide.stages.ingest_segments.append import live_slice
 from ebbtide.stages.ingest_segments.table_ends import ends_passed
+from ebbtide.stages.undo_run.execution import finish_undo
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Work(StrEnum):
     APPEND = "append of tombstones"
     SLICE = "slice of a live topic"
     REPLICATION = "replication to this topic"
+    UNDO = "undo of a run"
 
 
 class Duty(StrEnum):
@@ -45,7 +48,7 @@ class Duty(StrEnum):
     LEAVE = "works beside it"
 
 
-_FREE_OF_BOTH = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH}
+_FREE_OF_ALL = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH, Work.UNDO: Duty.FINISH}
 # A kind that is missing here for a job: the job leaves it.
 _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "ingest_segments": {
@@ -61,22 +64,28 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
         Work.REPLICATION: Duty.REFUSE,
     },
     "mark_tombstones": {},
-    "clean_log": {Work.ROUND: Duty.RESUME, Work.MERGE: Duty.FINISH},
-    "expire_segments": _FREE_OF_BOTH,
-    "delete_records": _FREE_OF_BOTH,
-    "expire_snapshots": {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.RESUME},
+    "clean_log": {**_FREE_OF_ALL, Work.ROUND: Duty.RESUME},
+    "expire_segments": _FREE_OF_ALL,
+    "delete_records": _FREE_OF_ALL,
+    "expire_snapshots": {**_FREE_OF_ALL, Work.MERGE: Duty.RESUME},
     "erase_keys": {
-        **_FREE_OF_BOTH,
+        **_FREE_OF_ALL,
         Work.INGEST: Duty.REFUSE,
         Work.APPEND: Duty.RESUME,
         Work.SLICE: Duty.REFUSE,
         Work.REPLICATION: Duty.REFUSE,
     },
-    "export_segments": _FREE_OF_BOTH,
-    "replicate_log": {**_FREE_OF_BOTH, Work.REPLICATION: Duty.RESUME},
+    "export_segments": _FREE_OF_ALL,
+    "replicate_log": {**_FREE_OF_ALL, Work.REPLICATION: Duty.RESUME},
     "configure_topic": {},
     "hold_records": {},
     "repair_state": {},
+    "undo_run": {
+        **_FREE_OF_ALL,
+        Work.UNDO: Duty.RESUME,
+        Work.APPEND: Duty.REFUSE,
+        Work.REPLICATION: Duty.REFUSE,
+    },
 }
 JOBS = tuple(_DUTIES)
 # The job whose work it is, and how to let that job end it.
@@ -113,6 +122,8 @@ def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
         topic = give_up_lost_round(topic)
     if duty(job, Work.ROUND) is Duty.FINISH:
         topic = finish_round(topic)
+    if duty(job, Work.UNDO) is Duty.FINISH:
+        topic = finish_undo(topic)
     return topic
 
 
@@ -150,6 +161,7 @@ _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
     Work.APPEND: lambda topic: APPEND in topic.properties,
     Work.SLICE: lambda topic: live_slice(topic) is not None,
     Work.REPLICATION: lambda topic: REPLICATION in topic.properties,
+    Work.UNDO: lambda topic: open_undo(topic.properties) is not None,
 }
 
 

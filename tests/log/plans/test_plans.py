@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 
 from ebbtide.errors import PlanError
 from ebbtide.log.plans.events import (
+    UNANSWERED,
     Event,
     PlanEvent,
     Standing,
@@ -149,6 +150,11 @@ def test_how_a_plan_stands(events: list[PlanEvent], at: datetime, standing: Stan
     [
         ([], LATE, "expired at 2026-03-02 02:03 UTC"),
         ([event(Event.REJECTED)], SOON, "rejected by bob at 2026-03-01 03:03 UTC"),
+        (
+            [event(Event.REJECTED, None, note=UNANSWERED)],
+            LATE,
+            "rejected, since nobody answered in time, at 2026-03-01 03:03 UTC",
+        ),
         ([event(Event.EXECUTED)], SOON, "executed by bob at 2026-03-01 03:03 UTC"),
         ([event(Event.REPLACED, None)], SOON, "replaced at 2026-03-01 03:03 UTC"),
     ],

@@ -69,6 +69,24 @@ def test_what_both_stages_would_remove_is_planned_and_the_settings_are_set(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
+def test_a_plan_names_the_settings_by_which_a_later_night_removes_more(
+    jobs: Jobs, name: TopicName
+) -> None:
+    kept = plan(jobs, name, 99 * DAY_MS)
+    assert kept.removes == {0: offset_range(0, 1)}  # the cleaner's
+    later = "a later night may remove more by kafka.cleanup.policy, kafka.retention.ms"
+    assert kept.text.splitlines()[-1] == later
+
+
+def test_a_topic_with_a_wrong_setting_is_repaired_by_a_plan(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    set_properties(sandbox.session, str(name), {"kafka.retention.ms": "soon"})
+    kept = plan(jobs, name, 99 * DAY_MS)
+    assert execute(jobs, kept) == ExitCode.DONE
+    assert load(sandbox.session, name).config.retention_ms == 99 * DAY_MS
+
+
 def test_later_records_are_not_the_plans(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -93,7 +111,7 @@ def test_settings_that_came_between_stop_the_plan(
 def test_four_eyes_hold_for_settings_that_would_remove(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
-    """A setting by which nothing goes needs nobody else, but for the rule itself."""
+    """A setting by which nothing goes, now or later, needs nobody else."""
     set_properties(sandbox.session, str(name), {"ebbtide.plan.four.eyes": "true"})
     now = ("--now", at(NIGHT_MS).isoformat(), "--requested-by", "ann")
     asked = ("--set", "kafka.cleanup.policy=compact", "--set", "ebbtide.plan.four.eyes=false")
@@ -102,6 +120,9 @@ def test_four_eyes_hold_for_settings_that_would_remove(
     assert load(sandbox.session, name).config.plans_need_four_eyes
     harmless = ("--set", "kafka.cleanup.policy=", "--set", "kafka.segment.ms=7")
     assert jobs.run(configure_topic, "--topic", str(name), *harmless, *now) == ExitCode.DONE
+    later = ("--set", "kafka.cleanup.policy=delete", "--set", f"kafka.retention.ms={99 * DAY_MS}")
+    assert jobs.run(configure_topic, "--topic", str(name), *later, *now) == ExitCode.FAILED
+    assert load(sandbox.session, name).config.retention_ms is None
     for change in (
         ("--set", "ebbtide.plan.four.eyes=false"),
         ("--unset", "ebbtide.plan.four.eyes"),

@@ -228,6 +228,27 @@ def test_a_rejected_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: Topi
     assert left(sandbox, name) == list(range(8))
 
 
+def test_an_answer_that_nobody_gave_in_time_is_a_rejection(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """A plan expires as its question does; one that was approved elsewhere is not taken back."""
+    answered = plan(jobs, name, 2)
+    set_properties(sandbox.session, str(name), {"ebbtide.plan.expire.ms": "1"})
+    kept = plan(jobs, name)
+    assert execute(jobs, kept, "--unanswered") == ExitCode.DONE
+    (rejected,) = jobs.events(kept)
+    assert (rejected.event, rejected.by) == (Event.REJECTED, None)
+    assert rejected.note == "nobody answered in time"
+    assert execute(jobs, kept, "--unanswered") == ExitCode.DONE
+    assert jobs.kinds(kept) == [Event.REJECTED]
+    assert execute(jobs, kept, "--approved-by", "cy") == ExitCode.FAILED
+    assert "rejected, since nobody answered in time, at " in jobs.last_run().error
+    assert execute(jobs, answered, "--approved-by", "bob") == ExitCode.DONE
+    assert execute(jobs, answered, "--unanswered") == ExitCode.DONE
+    assert jobs.kinds(answered) == [Event.APPROVED, Event.EXECUTED]
+    assert left(sandbox, name) == [2, 3, 4, 5, 6, 7]
+
+
 def test_an_unknown_plan_is_refused_before_anything(jobs: Jobs, name: TopicName) -> None:
     plan(jobs, name)
     assert jobs.run(delete_records, "--plan", "delete_records-20260101-00000000") == 2
@@ -292,6 +313,7 @@ def test_a_refused_partition_leaves_no_plan(jobs: Jobs, name: TopicName) -> None
         ("--requested-by", "ann"),
         ("--plan-only",),
         ("--approved-by", "a", "--rejected-by", "b"),
+        ("--approved-by", "a", "--unanswered"),
     ],
     ids=" ".join,
 )

@@ -99,15 +99,45 @@ def plan_with_lineage(
     if not segments:
         return []
     snapshot = loaded.currentSnapshot().snapshotId()
-    planned = [
-        of._replace(
-            file=of.file._replace(
-                lineage=Lineage(of.listed.first_row_id, of.listed.sequence_number)
-            )
-        )
-        for of in planned_files(spark, loaded, snapshot, among(segments))
+    planned = planned_files(spark, loaded, snapshot, among(segments))
+    return _in_segments(spark, loaded, columns_of(spark, loaded), map(_with_lineage, planned))
+
+
+def _with_lineage(of: PlannedFile) -> PlannedFile:
+    lineage = Lineage(of.listed.first_row_id, of.listed.sequence_number)
+    return of._replace(file=of.file._replace(lineage=lineage))
+
+
+class Difference(NamedTuple):
+    """The files that only the earlier or only the later of two snapshots has, by segment."""
+
+    earlier: list[SegmentFiles]
+    later: list[SegmentFiles]
+
+
+def plan_difference(
+    spark: SparkSession,
+    table: str,
+    earlier: int | None,
+    later: int | None,
+    partitions: Collection[int],
+) -> Difference:
+    """Plan the files of partitions in which two snapshots differ, by path or deletion vector.
+
+    The rows have their ids. A snapshot of None has no file.
+    """
+    loaded = java_table(spark, table)
+    columns, wanted = columns_of(spark, loaded), below(dict.fromkeys(partitions, MAX_OFFSET))
+    sides = [
+        [] if snapshot is None else planned_files(spark, loaded, snapshot, wanted)
+        for snapshot in (earlier, later)
     ]
-    return _in_segments(spark, loaded, columns_of(spark, loaded), planned)
+    files = [{of.file for of in side} for side in sides]
+    only = [
+        [_with_lineage(of) for of in side if of.file not in others]
+        for side, others in zip(sides, reversed(files), strict=True)
+    ]
+    return Difference(*(_in_segments(spark, loaded, columns, of) for of in only))
 
 
 def below(ends: Mapping[int, int]) -> Wanted:

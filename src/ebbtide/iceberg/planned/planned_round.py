@@ -14,6 +14,7 @@ from typing import Any
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.compaction import MAX_OFFSET
@@ -93,6 +94,7 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
 
     def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
+        check_no_undo(current)
         in_flight = open_round(current)
         if in_flight is not None and in_flight.id != this_round.id:
             raise CommitConflictError(

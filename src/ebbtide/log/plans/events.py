@@ -14,6 +14,7 @@ from ebbtide.log.plans.plan import Plan
 
 FOUR_EYES = "ebbtide.plan.four.eyes"
 FOUR_EYES_OF_ALL = "EBBTIDE_FOUR_EYES"  # in the environment
+UNANSWERED = "nobody answered in time"  # the note of a rejection by nobody
 
 
 class Event(StrEnum):
@@ -116,6 +117,8 @@ def _described(standing: Standing, plan: Plan, events: Sequence[PlanEvent]) -> s
         return f"expired at {plan.expires_at:%Y-%m-%d %H:%M} UTC"
     last = max((e for e in events if e.event == str(standing)), key=lambda event: event.at)
     by = f" by {last.by}" if last.by else ""
+    if last.note == UNANSWERED:
+        by = f", since {UNANSWERED},"
     return f"{standing}{by} at {last.at:%Y-%m-%d %H:%M} UTC"
 
 

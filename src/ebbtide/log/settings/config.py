@@ -27,6 +27,7 @@ MAX_INT = 2**31 - 1
 MIN_LONG = -(2**63)
 DAY_MS = 24 * 60 * 60 * 1000
 
+UNDO_MS = "ebbtide.undo.ms"
 COMPACT = "compact"
 DELETE = "delete"
 
@@ -93,6 +94,7 @@ class TopicConfig:
     max_delete_bytes: int | None = None  # the same of bytes of the log
     max_emptied_partitions: int | None = None  # the same of partitions left without a record
     plan_expire_ms: int = DAY_MS  # how long a kept plan may be executed
+    undo_ms: int = 3 * DAY_MS  # how long a removing run can be undone; 0: not at all
     plans_need_four_eyes: bool = False
     plans_show_keys: bool = False  # example keys in clear; else their SHA-256
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
@@ -289,6 +291,7 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.max.delete.bytes": Setting("max_delete_bytes", _integer(0, MAX_LONG)),
     "ebbtide.max.emptied.partitions": Setting("max_emptied_partitions", _integer(0, MAX_INT)),
     "ebbtide.plan.expire.ms": Setting("plan_expire_ms", _integer(1, 365 * DAY_MS)),
+    UNDO_MS: Setting("undo_ms", _integer(0, 365 * DAY_MS)),
     "ebbtide.plan.four.eyes": Setting("plans_need_four_eyes", _BOOLEAN),
     "ebbtide.plan.show.keys": Setting("plans_show_keys", _BOOLEAN),
     "ebbtide.retention.combine": Setting(

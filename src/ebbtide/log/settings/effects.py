@@ -54,6 +54,8 @@ EFFECTS = {
     "ebbtide.max.emptied.partitions": "The same for limits that would leave more partitions "
     "without a record.",
     "ebbtide.plan.expire.ms": "How long after it was made a plan may be executed.",
+    "ebbtide.undo.ms": "How long after it a run that removed something can be undone. "
+    "`expire_snapshots` keeps the snapshots before it for as long. 0: nothing is noted or kept.",
     "ebbtide.plan.four.eyes": "`true`: a plan is executed only if somebody other than who asked "
     "for it has approved it, and no one removes anything by hand without a plan.",
     "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: their SHA-256.",
@@ -78,6 +80,7 @@ STATE = {
     "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
+    "ebbtide.undo": "The undo in flight.",
     "ebbtide.append": "The erasure's append in flight.",
     "ebbtide.live.slice": "The slice of a live topic that is being taken.",
     "ebbtide.replication": "On a replica: the replication in flight.",

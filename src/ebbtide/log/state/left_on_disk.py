@@ -20,6 +20,7 @@ class LeftOnDisk(NamedTuple):
     that still grows, or due to be rewritten. `old_files_ms` is the newest snapshot that needs an
     old file, `old_files_refs` are the tags and branches that do, each with its kind;
     `oldest_snapshot_ms` is the oldest snapshot that may expire. None stands for no such snapshot.
+    `undo_until_ms` is until when an undo may need an old file, None where none may.
     """
 
     rows_below_share: int = 0
@@ -28,6 +29,7 @@ class LeftOnDisk(NamedTuple):
     oldest_snapshot_ms: int | None = None
     old_files_ms: int | None = None
     old_files_refs: Mapping[str, str] = {}
+    undo_until_ms: int | None = None
 
     @classmethod
     def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
@@ -41,6 +43,7 @@ class LeftOnDisk(NamedTuple):
                 reported["oldest_snapshot_ms"],
                 reported["old_files_ms"],
                 reported["old_files_refs"],
+                reported.get("undo_until_ms"),
             )
         except KeyError:
             return None
@@ -55,7 +58,14 @@ class LeftOnDisk(NamedTuple):
             "oldest_snapshot_ms": self.oldest_snapshot_ms,
             "old_files_ms": self.old_files_ms,
             "old_files_refs": dict(self.old_files_refs),
+            "undo_until_ms": self.undo_until_ms,
         }
+
+    def expires_ms(self, max_age_ms: int) -> int | None:
+        """Return when the last snapshot that needs an old file may expire; None without one."""
+        if self.old_files_ms is None:
+            return None
+        return max(self.old_files_ms + max_age_ms, self.undo_until_ms or 0)
 
     @property
     def rows(self) -> int:

@@ -18,6 +18,7 @@ PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
+UNDO = "ebbtide.undo"
 # The slice being taken of a live topic, written first: a killed one is finished as planned.
 SLICE = "ebbtide.live.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
@@ -37,7 +38,7 @@ SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, SLICE, REPLICA_OF, REPLICATION}
+    {ROUND, MERGE, APPEND, UNDO, SLICE, REPLICA_OF, REPLICATION}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING}
 )
 NEVER = -1

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 class PlanApprovalOperator(HITLOperator, BranchMixIn):
     """Ask whether the plans of the task `plans_from` may be executed, and follow the answer.
 
-    `execution` and `rejection` are the tasks behind it, of which one is skipped; both are where
-    nobody answers in time. Nobody is asked in a run that only plans, nor where nothing would be
-    removed, unless the topic has four eyes. The answer is handed on together with the plans it is
-    for: a plan that is made after it was asked for is never executed by it.
+    `execution` and `rejection` are the tasks behind it, of which one is skipped. Nobody is asked in
+    a run that only plans, nor where nothing would be removed, unless the topic has four eyes. The
+    answer is handed on together with the plans it is for: a plan that is made after it was asked
+    for is never executed by it.
     """
 
     inherits_from_skipmixin = True
@@ -95,8 +95,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
     def _follow(self, context: Context, answer: Answer) -> None:
         self.log.info("ebbtide: %s", answer.in_words())
         context["ti"].xcom_push(key=ANSWER, value=answer.to_xcom())
-        branches = {Decision.REJECTED: [self.rejection], Decision.UNANSWERED: None}
-        self.do_branch(context, branches.get(answer.decision, [self.execution]))
+        self.do_branch(context, [self.execution if answer.may_execute else self.rejection])
 
 
 def _to_ask_for(kept: Sequence[KeptPlan]) -> list[Plan]:

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.requests.delete_request import parse_request_object
-from ebbtide.orchestration.approval.answer import PLANS, Answer, Decision, KeptPlan, answer_of, kept
+from ebbtide.orchestration.approval.answer import PLANS, Answer, KeptPlan, answer_of, kept
 from ebbtide.orchestration.driver.attempt import TaskAttempt
 from ebbtide.orchestration.driver.inputs import DriverFiles, options_of_params
 from ebbtide.orchestration.driver.kafka_connections import (
@@ -65,6 +65,7 @@ class ExecutionOperator(EbbtideJobOperator):
     """
 
     by: ClassVar[str] = "--approved-by"
+    by_nobody: ClassVar[Sequence[str]] = ()
 
     def __init__(self, *, approval: str, **kwargs: Any) -> None:
         super().__init__(needs_spark=True, **kwargs)
@@ -115,6 +116,8 @@ class ExecutionOperator(EbbtideJobOperator):
                 arguments.append(f"--plan={plan['plan_id']}")
         if self.answer and self.answer.by:  # a value may begin with a hyphen
             arguments += [f"{self.by}={self.answer.by}", f"--approval-note={self.answer.note}"]
+        else:
+            arguments += self.by_nobody
         return [*arguments, *attempt.identity()]
 
     def _connections(
@@ -129,9 +132,10 @@ class ExecutionOperator(EbbtideJobOperator):
 
 
 class RejectionOperator(ExecutionOperator):
-    """Record with the plans of `job` who rejected them and why; nothing else is done."""
+    """Record with the plans of `job` who rejected them and why, or that nobody answered in time."""
 
     by: ClassVar[str] = "--rejected-by"
+    by_nobody: ClassVar[Sequence[str]] = ("--unanswered",)
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
         self._take_answer(context)
@@ -139,8 +143,8 @@ class RejectionOperator(ExecutionOperator):
 
     def _answer(self, context: Context) -> Answer:
         answer = answer_of(context, self.approval)
-        if answer is None or answer.decision is not Decision.REJECTED:
-            raise AirflowSkipException("nobody has rejected a plan")
+        if answer is None or answer.may_execute:
+            raise AirflowSkipException("no plan is rejected")
         return answer
 
 

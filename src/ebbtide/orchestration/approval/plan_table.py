@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.plans.summary import PartitionSummary
+from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.orchestration.approval.settings import page_of
 from ebbtide.text import moment, number, seconds, size
 
@@ -21,11 +22,17 @@ def question(plans: Sequence[Plan]) -> str:
     topics = sorted({plan.topic for plan in plans})
     jobs = ", ".join(dict.fromkeys(plan.job for plan in plans))
     where = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
-    return f"{jobs}: remove {number(_records(plans))} records from {where}?"
+    what = "return {} records to" if _is_undo(plans[0]) else "remove {} records from"
+    return f"{jobs}: {what.format(number(_records(plans)))} {where}?"
 
 
 def removes_something(plan: Plan) -> bool:
-    """Return whether anything would leave by the plan: records, files, snapshots."""
+    """Return whether anything would leave by the plan: records, files, snapshots.
+
+    An undo changes something wherever it takes a run back, also where no record returns.
+    """
+    if _is_undo(plan):
+        return bool(plan.bounds)
     of_partitions = any(
         of["records"] or of["files"] or of["rules"] for of in _partitions(plan).values()
     )
@@ -48,16 +55,21 @@ def escaped(text: str) -> str:
 
 def _section(plan: Plan) -> str:
     total_bytes = sum(of["bytes"] for of in _partitions(plan).values())
+    verb = "return" if _is_undo(plan) else "remove"
     lines = [
         f"### {escaped(plan.topic)}",
         "",
-        f"**{escaped(plan.job)}** would remove **{number(_records([plan]))}** records"
+        f"**{escaped(plan.job)}** would {verb} **{number(_records([plan]))}** records"
         f" ({size(total_bytes)}). {_requester(plan)} at {plan.made_at:%Y-%m-%d %H:%M} UTC.",
         "",
         *_table(plan),
         *(f"* {fact}" for fact in _facts(plan)),
     ]
     return "\n".join(lines)
+
+
+def _is_undo(plan: Plan) -> bool:
+    return plan.job == UNDO_RUN
 
 
 def _requester(plan: Plan) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.delete_answers import ErrorCode, answer_partition, way_out
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
 from ebbtide.log.requests.erase_request import check_is_compacted
@@ -14,6 +15,7 @@ from ebbtide.log.requests.from_offset import offsets_to_mark_again_from, parse_f
 from ebbtide.log.settings.changes import check_changes, parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPAIR
+from ebbtide.log.undo.points import UNDO_RUN, check_is_noted
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
@@ -28,6 +30,8 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
             check_changes(topic.properties, changes)
         elif job == "erase_keys":
             check_is_compacted(name, topic.config)
+        elif job == UNDO_RUN:
+            check_is_noted(read_undo_points(lake, name), name, params["run"])
         elif job == "export_segments":
             _check_partitions(topic, params.get("partitions") or ())
         elif job == "mark_tombstones" and params.get("from_offset"):

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import find_table, java_table, table_exists
-from ebbtide.iceberg.commits import Step, commit, current_run
+from ebbtide.iceberg.commits import Step, commit, current_commits
 from ebbtide.iceberg.history import Committed
 from ebbtide.iceberg.schema import RECORD_NAMES, create_held
 from ebbtide.iceberg.topics import Topic, current_snapshot
@@ -183,7 +183,7 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     before = current_snapshot(spark, name.held_table)
     kept = spark.table(name.held_table)
     mine = kept.where(F.col("table_id") == _id_of(topic)).select(_PLACE)
-    run = current_run()
+    run = current_commits()
     columns: dict[str, Any] = {
         "job": None if run is None else run.job,
         "run_id": None if run is None else run.run_id,

@@ -30,6 +30,7 @@ from ebbtide.iceberg.files.segment_planning import plan_with_lineage
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_merge import Merge, last_merge, open_merge
 from ebbtide.iceberg.planned.planned_round import is_open, open_round
+from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -65,6 +66,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
 
 def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
     is_free = open_round(current) is None and open_merge(current) is None
+    is_free &= open_undo(current.properties) is None
     return {MERGE: merge.to_json()} if is_free else None
 
 

@@ -49,6 +49,7 @@ from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_on_driver, start_workers
@@ -104,6 +105,13 @@ class CleanPlan:
         """Return the offsets of the records and markers that leave."""
         planned = {} if self.effect is None else self.effect.planned
         return {partition: rows.offsets for partition, rows in planned.items()}
+
+    def touches(self) -> Touched:
+        """Return the round's partitions, and the snapshots that it was planned on."""
+        if self.round is None:
+            return Touched()
+        of = self.round
+        return Touched(of.partitions, of.records_snapshot, of.batches_snapshot)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition, and from where on tombstones stay."""

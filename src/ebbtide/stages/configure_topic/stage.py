@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
@@ -12,6 +13,8 @@ from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
+from ebbtide.log.settings.later_removals import removing_more
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
@@ -33,6 +36,7 @@ class ConfigurePlan:
     cleaning: CleanPlan
     expiry: ExpirePlan
     marking: MarkPlan | None = None  # where what makes a tombstone changes
+    removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -49,7 +53,7 @@ class ConfigurePlan:
                 effect["expire_segments"] = expired.partitions[partition]
             if partition in counts:
                 effect["mark_tombstones"] = counts[partition].to_dict()
-            numbers = self.topic.offsets_of(partition)
+            numbers = self.cleaning.topic.offsets_of(partition)  # as a setting of now may be wrong
             outcome.partitions[partition] = numbers | {"next_run": effect}
         return outcome
 
@@ -58,6 +62,10 @@ class ConfigurePlan:
         cleaned, expired = self.cleaning.removes(), self.expiry.removes()
         nothing = BitMap64()
         return {p: cleaned.get(p, nothing) | expired.get(p, nothing) for p in self.topic.partitions}
+
+    def touches(self) -> Touched:
+        """Return nothing: only settings change."""
+        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""
@@ -71,6 +79,8 @@ class ConfigurePlan:
 
     def _notes(self) -> list[str]:
         notes = []
+        if self.removing_more:
+            notes.append(f"a later night may remove more by {', '.join(self.removing_more)}")
         if EVENT_TIME in self.changes:
             notes.append(
                 f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
@@ -101,7 +111,8 @@ def plan_configure(
     marking = plan_mark(after) if any(name.startswith(TOMBSTONE) for name in changes) else None
     cleaning = plan_clean(after, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
     expiry = plan_expire(after, now_ms, bounds, keeps_offsets=keeps_offsets)
-    return ConfigurePlan(topic, changes, cleaning, expiry, marking)
+    more = removing_more(topic.properties, changes)
+    return ConfigurePlan(topic, changes, cleaning, expiry, marking, more)
 
 
 def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:

@@ -30,6 +30,7 @@ from ebbtide.log.plans.summary import (
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.holds_table import holds_at, pauses_on
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
@@ -79,6 +80,14 @@ class DeletePlan:
         """Return the offsets below the new log start offsets, a range a partition."""
         states = self.topic.partitions
         return {p: offset_range(states[p].log_start_offset, end) for p, end in self.starts.items()}
+
+    def touches(self) -> Touched:
+        """Return the partitions whose log start moves here, or may move at a live topic."""
+        live, states = self.topic.config.live_replicas, self.topic.partitions
+        moves = {
+            p for p, of in self.starts.items() if of > (0 if live else states[p].log_start_offset)
+        }
+        return Touched(moves, truncated=live)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the offset up to which each partition may be truncated, and its log end offset."""
@@ -140,8 +149,9 @@ def plan_delete(
         for p, offset in requested.items()
     }
     for partition, why in pauses_on(topic, holds_at(topic, now_ms)).items():
-        if partition in answers and answers[partition].error is ErrorCode.NONE:
-            start = topic.partitions[partition].log_start_offset
+        start, answer = topic.partitions[partition].log_start_offset, answers.get(partition)
+        # A request up to where the log begins, as each night sends for replicas, removes nothing.
+        if answer is not None and answer.log_start_offset > start:
             answers[partition] = refused(ErrorCode.POLICY_VIOLATION, start, why)
     return DeletePlan(topic, now_ms, requested, answers, timeout_ms)
 

@@ -15,12 +15,15 @@ from ebbtide.brokers.live_topic import ANSWER_MS, LiveTopic
 from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
 from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.holds_table import holds_at
+from ebbtide.runs.proposals import Touched
+from ebbtide.runs.undo_points import note_before
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.unfinished import settle
 
@@ -83,6 +86,10 @@ class TableReplicaProgress:
 
     def _move(self, replica: Topic, starts: Mapping[int, int]) -> None:
         replica = settle(count_own(replica), "delete_records")
+        states = replica.partitions
+        note_before(
+            replica, Touched([p for p, of in starts.items() if of > states[p].log_start_offset])
+        )
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
@@ -96,6 +103,7 @@ class TableReplicaProgress:
 
 def raise_starts(current: Topic, starts: Mapping[int, int]) -> PropertyChanges:
     """Log start offsets moved up to these; one that is there already stays."""
+    check_no_undo(current)
     changes: dict[str, str | None] = {}
     for partition, offset in starts.items():
         state = current.partitions[partition]

@@ -27,6 +27,7 @@ from ebbtide.log.requests.erase_request import (
     way_of,
 )
 from ebbtide.runs.held.keeping import holds_on_keys
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
@@ -100,6 +101,10 @@ class ErasePlan:
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the keys' records."""
         return {p: rows.offsets for p, rows in (self.offsets or {}).items()}
+
+    def touches(self) -> Touched:
+        """Return the keys' partitions."""
+        return Touched({partition for partition, _ in self.held})
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return each partition's log end offset."""

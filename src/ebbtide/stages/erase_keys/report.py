@@ -59,7 +59,7 @@ class _Disk:
         left = find_left_on_disk(topic)
         if not left.has_date:
             return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_share))
-        expires_ms = (left.old_files_ms or 0) + max_snapshot_age_ms(topic.properties)
+        expires_ms = left.expires_ms(max_snapshot_age_ms(topic.properties)) or 0
         return cls(changed_ms, max(changed_ms, expires_ms), "")
 
 

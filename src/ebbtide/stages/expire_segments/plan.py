@@ -25,6 +25,7 @@ from ebbtide.log.plans.summary import (
 )
 from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
 from ebbtide.runs.holds_table import holds_at, pauses_on
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import find_prefixes
@@ -132,6 +133,10 @@ class ExpirePlan:
     def single_offsets(self) -> dict[int, BitMap64]:
         """The offsets of single records, which a topic with holds is planned with."""
         return {partition: of.planned.offsets for partition, of in self.records.items()}
+
+    def touches(self) -> Touched:
+        """Return the partitions that lose something."""
+        return Touched(self.changed)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds that an execution stays within."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
@@ -75,6 +76,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
 
 
 def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
+    check_no_undo(current)
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
-
-from pyspark.sql import SparkSession
-
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.manifests import snapshots_with_old_files
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.state.left_on_disk import LeftOnDisk
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.stages.expire_snapshots.needed_for_undo import needed_until_ms
 from ebbtide.stages.expire_snapshots.rewriting import find_deletions
-
-
-class SnapshotsAndRefs(NamedTuple):
-    """The time in ms of each of a table's snapshots, by id, and its tags and branches."""
-
-    made_ms: dict[int, int]
-    refs: dict[str, dict[str, Any]]
-
-    @property
-    def unnamed(self) -> dict[int, int]:
-        """The snapshots that neither a branch nor a tag names."""
-        named = {ref["snapshot-id"] for ref in self.refs.values()}
-        return {
-            snapshot: at_ms for snapshot, at_ms in self.made_ms.items() if snapshot not in named
-        }
-
-
-def snapshots_and_refs(spark: SparkSession, table: Any) -> SnapshotsAndRefs:
-    """Read the snapshots and refs of Iceberg's table object, in one call."""
-    parser = iceberg_class(spark, "TableMetadataParser")
-    metadata = json.loads(parser.toJson(table.operations().current()))
-    made_ms = {each["snapshot-id"]: each["timestamp-ms"] for each in metadata["snapshots"]}
-    return SnapshotsAndRefs(made_ms, metadata.get("refs", {}))
+from ebbtide.stages.expire_snapshots.snapshots import snapshots_and_refs
 
 
 def find_left_on_disk(topic: Topic) -> LeftOnDisk:
@@ -43,6 +16,7 @@ def find_left_on_disk(topic: Topic) -> LeftOnDisk:
     spark, deletions = topic.spark, find_deletions(topic)
     table = java_table(spark, topic.name.records_table)
     snapshots, holding = snapshots_and_refs(spark, table), snapshots_with_old_files(spark, table)
+    until_ms = needed_until_ms(topic, "records", table, holding)
     return LeftOnDisk(
         rows_below_share=deletions.rows_below_share,
         rows_in_active_segments=deletions.rows_in_active_segments,
@@ -54,4 +28,5 @@ def find_left_on_disk(topic: Topic) -> LeftOnDisk:
             for name, ref in sorted(snapshots.refs.items())
             if ref["snapshot-id"] in holding
         },
+        undo_until_ms=max(until_ms.values(), default=None),
     )

@@ -21,20 +21,22 @@ from ebbtide.errors import CommitConflictError, EbbtideError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import all_sizes, manifests_kept
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.runs.held.keeping import KeptRows, drop_unheld, keep_removed
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk, snapshots_and_refs
+from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk
+from ebbtide.stages.expire_snapshots.needed_for_undo import needed_until_ms
 from ebbtide.stages.expire_snapshots.rewriting import (
     find_deletions,
     rewrite_batches,
     rewrite_files,
 )
+from ebbtide.stages.expire_snapshots.snapshots import snapshots_and_refs
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
@@ -56,11 +58,7 @@ class Due(NamedTuple):
     @classmethod
     def of(cls, topic: Topic) -> Due:
         """Return what is due by the machine's clock."""
-        age_ms = max_snapshot_age_ms(topic.properties)
-        snapshots = {
-            what: sorted(_due_snapshots(topic.spark, java_table(topic.spark, table), age_ms))
-            for what, table in _tables(topic).items()
-        }
+        snapshots = {what: sorted(_due_of(topic, what)) for what in _tables(topic)}
         return cls(snapshots, [file.path for file in find_deletions(topic).due])
 
     @classmethod
@@ -94,6 +92,10 @@ class SnapshotsPlan:
     def removes(self) -> dict[int, BitMap64]:
         """Return no offsets."""
         return {}
+
+    def touches(self) -> Touched:
+        """Return nothing: no row of the log leaves."""
+        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return no bounds: the parameters name each snapshot and file."""
@@ -135,16 +137,15 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
-    if kept := _keep_expiring(topic, max_age_ms, due):
+    if kept := _keep_expiring(topic, due):
         outcome.topic["kept_by_holds"] = kept
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
-    expired = sum(
-        _expire(
-            topic.spark, table, max_age_ms, None if due is None else due.snapshots.get(what, ())
-        )
-        for what, table in _tables(topic).items()
-    )
+    expired = 0
+    for what, table in _tables(topic).items():
+        planned = None if due is None else due.snapshots.get(what, ())
+        past = [s for s in _due_of(topic, what) if planned is None or s in planned]
+        expired += _expire(topic.spark, table, past)
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(lambda: 0 if due is not None else merge_segments(topic))
     after = _disk(topic) if merged else left
@@ -167,10 +168,9 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     return outcome
 
 
-def _keep_expiring(topic: Topic, max_age_ms: int, due: Due | None) -> KeptRows:
+def _keep_expiring(topic: Topic, due: Due | None) -> KeptRows:
     """Copy the held records that nothing but the snapshots that now expire still has."""
-    spark, table = topic.spark, java_table(topic.spark, topic.name.records_table)
-    expiring = set(_due_snapshots(spark, table, max_age_ms))
+    expiring = set(_due_of(topic, "records"))
     if due is not None:
         expiring &= set(due.snapshots.get("records", ()))
     return keep_removed(topic, expiring) if expiring else {}
@@ -228,11 +228,11 @@ def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
         return 0, error
 
 
-def expire_run_snapshots(spark: SparkSession) -> None:
-    """Expire old snapshots of `lake.ebbtide.runs`; its rows stay."""
-    text = java_table(spark, RUNS_TABLE).properties().get(MAX_SNAPSHOT_AGE)
+def expire_own_snapshots(spark: SparkSession, table: str) -> None:
+    """Expire old snapshots of one of ebbtide's own tables; its rows stay."""
+    text = java_table(spark, table).properties().get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
-    _expire(spark, RUNS_TABLE, age_ms)
+    _expire(spark, table, _due_snapshots(spark, table, age_ms))
 
 
 def _disk(topic: Topic) -> Disk:
@@ -242,29 +242,29 @@ def _disk(topic: Topic) -> Disk:
     return Disk(len(sizes), sum(sizes.values()))
 
 
-def _due_snapshots(spark: SparkSession, table: Any, max_age_ms: int) -> list[int]:
+def _due_of(topic: Topic, what: str) -> list[int]:
+    """Return the snapshots of a topic's table that are past their age and that no undo needs."""
+    spark, table = topic.spark, _tables(topic)[what]
+    due = _due_snapshots(spark, table, max_snapshot_age_ms(topic.properties))
+    needed = needed_until_ms(topic, what, java_table(spark, table), due)
+    return [snapshot for snapshot in due if snapshot not in needed]
+
+
+def _due_snapshots(spark: SparkSession, table: str, max_age_ms: int) -> list[int]:
     older_than_ms = _clock_ms() - max_age_ms
-    return [snapshot for snapshot, ms in _unnamed(spark, table).items() if ms < older_than_ms]
+    unnamed = _unnamed(spark, java_table(spark, table))
+    return [snapshot for snapshot, ms in unnamed.items() if ms < older_than_ms]
 
 
-def _expire(
-    spark: SparkSession, table: str, max_age_ms: int, planned: Collection[int] | None = None
-) -> int:
-    """Expire the snapshots past their age and delete their files; how many snapshots.
-
-    With `planned` no others are expired.
-    """
-    loaded = java_table(spark, table)
-    due = _due_snapshots(spark, loaded, max_age_ms)
-    if planned is not None:
-        due = [snapshot for snapshot in due if snapshot in planned]
+def _expire(spark: SparkSession, table: str, due: Collection[int]) -> int:
+    """Expire the snapshots and delete their files; how many snapshots."""
     if not due:
         return 0
     log.info("%d snapshots of %s are past their age", len(due), table)
     # Nothing expires by age alone. Where ids are named, Iceberg deletes what no snapshot reaches
     # any more. Else it would delete a Puffin file as soon as one of its vectors is replaced,
     # though others of it are live.
-    expiry = loaded.expireSnapshots().expireOlderThan(0).retainLast(1)
+    expiry = java_table(spark, table).expireSnapshots().expireOlderThan(0).retainLast(1)
     for snapshot in due:
         expiry = expiry.expireSnapshotId(snapshot)
     commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)

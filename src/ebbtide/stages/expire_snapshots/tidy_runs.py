@@ -1,21 +1,22 @@
-"""Keep `lake.ebbtide.runs` small: a day's rows become one file once the day is over."""
+"""Keep `lake.ebbtide.runs` and `undo_points` small: a day's rows become one file in the end."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from datetime import date, datetime, timedelta
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, is_transient
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import current_files
-from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.schema import RUNS_TABLE, UNDO_POINTS_TABLE
 from ebbtide.log.settings.names import CATALOG, quoted
 from ebbtide.runs.outages import explained
-from ebbtide.stages.expire_snapshots.stage import expire_run_snapshots
+from ebbtide.stages.expire_snapshots.stage import expire_own_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,28 @@ log = logging.getLogger(__name__)
 DAYS_BACK = 40
 
 
+class DailyTable(NamedTuple):
+    """One of ebbtide's own tables: its column of time, and how many days keep their small files.
+
+    Points are read by topic, so as long as runs can be undone by default each keeps its own file.
+    """
+
+    table: str
+    column: str
+    young_days: int
+
+
+RUNS = DailyTable(RUNS_TABLE, "started", 0)
+UNDO_POINTS = DailyTable(UNDO_POINTS_TABLE, "at", 4)
+
+
 def tidy_runs(spark: SparkSession, now: datetime) -> None:
     """Merge files and expire snapshots; where the catalog is away, another night does it."""
     try:
-        compact_runs(spark, now)
-        expire_run_snapshots(spark)
+        has_points = table_exists(spark, UNDO_POINTS.table)
+        for daily in (RUNS, UNDO_POINTS) if has_points else (RUNS,):
+            compact_days(spark, daily, now)
+            expire_own_snapshots(spark, daily.table)
     except Exception as failure:
         error = explained(failure)
         if not is_transient(error):
@@ -35,36 +53,37 @@ def tidy_runs(spark: SparkSession, now: datetime) -> None:
         log.warning("the table of runs is tidied another night: %s", error)
 
 
-def compact_runs(spark: SparkSession, now: datetime) -> int:
+def compact_days(spark: SparkSession, daily: DailyTable, now: datetime) -> int:
     """Rewrite each past day's files as one file; return how many files were rewritten.
 
     Readers open only the days of a run, so one file a day keeps them fast. Where another
     application does the same at this moment, it is left to finish.
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    first = today - timedelta(days=DAYS_BACK)
-    if not _is_any_in_pieces(spark, first.date(), today.date()):
+    end, first = today - timedelta(days=daily.young_days), today - timedelta(days=DAYS_BACK)
+    if not _is_any_in_pieces(spark, daily.table, first.date(), end.date()):
         return 0
-    where = f"started >= TIMESTAMP '{_text(first)}' and started < TIMESTAMP '{_text(today)}'"
+    column = quoted(daily.column)
+    where = f"{column} >= TIMESTAMP '{_text(first)}' and {column} < TIMESTAMP '{_text(end)}'"
     escaped = where.replace("'", "\\'")
     call = (
-        f"CALL {quoted(CATALOG)}.system.rewrite_data_files(table => '{RUNS_TABLE}', "
+        f"CALL {quoted(CATALOG)}.system.rewrite_data_files(table => '{daily.table}', "
         f"where => '{escaped}', options => map('min-input-files', '2', "
         "'max-concurrent-file-group-rewrites', '1'))"
     )
     try:
         row = commit(Step.REWRITE_FILES, lambda: spark.sql(call).first())
     except CommitConflictError as error:
-        log.warning("the files of runs are merged by another: %s", error)
+        log.warning("the files of %s are merged by another: %s", daily.table, error)
         return 0
     return 0 if row is None else int(row["rewritten_data_files_count"])
 
 
-def _is_any_in_pieces(spark: SparkSession, first: date, today: date) -> bool:
-    """Return whether a day from the first on and before today has several files."""
-    files = current_files(spark, java_table(spark, RUNS_TABLE))
+def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -> bool:
+    """Return whether a day from the first on and before the end has several files."""
+    files = current_files(spark, java_table(spark, table))
     count = Counter(day for file in files for day in file.partition.values())
-    return any(of > 1 and first <= day < today for day, of in count.items())
+    return any(of > 1 and first <= day < end for day, of in count.items())
 
 
 def _text(time: datetime) -> str:

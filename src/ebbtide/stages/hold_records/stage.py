@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import PlanError, RequestError
-from ebbtide.iceberg.commits import Step, current_run
+from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.replica_tables import check_is_no_replica, find_replica, replica_names
 from ebbtide.iceberg.topics import Topic, compare_and_set, load
 from ebbtide.log.holds import Hold, new_hold_id, newest_events
@@ -25,7 +25,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.runs.held.keeping import add_kept, count_covered, keep_removed, offsets_let_go
 from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Touched
 from ebbtide.runs.runs_table import JobOutcome
 
 ENDED = "hold_ended"
@@ -67,6 +67,10 @@ class HoldPlan:
         """Return the offsets of kept records that leave the table of held records."""
         return dict(self.let_go)
 
+    def touches(self) -> Touched:
+        """Return nothing: the log itself does not change."""
+        return Touched()
+
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return no bounds: the parameters say all."""
         return {}
@@ -95,7 +99,7 @@ def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan
     """Plan an event of a hold."""
     topic, asked = load(spark, name), order.parameters
     check_is_no_replica(topic, "hold records of")
-    run, action = current_run(), Action(asked["action"])
+    run, action = current_commits(), Action(asked["action"])
     run_id = run.run_id if run is not None and run.run_id else "-"
     events = [h for h in newest_events(read_holds(spark, name)) if h.hold_id == asked["hold_id"]]
     before = events[0] if events else None

@@ -32,7 +32,9 @@ from ebbtide.log.state.topic_state import (
     to_properties,
 )
 from ebbtide.runs.held.keeping import keep_removed
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runs.undo_points import note_before
 from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
     find_removals,
@@ -179,13 +181,14 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 def _keep(plan: RepairPlan) -> JobOutcome:
     """Return rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
+    repaired = Topic(topic.spark, topic.name, _properties(plan))
+    note_before(repaired, Touched(repaired.partitions))  # no run before it can be undone
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):
         if table.what in plan.removals:
             deleted = remove_rows(topic, table.table, plan.removals[table.what], step)
             outcome.files_removed += len(deleted.files)
             outcome.snapshot_ids += deleted.snapshots
-    repaired = Topic(topic.spark, topic.name, _properties(plan))
     outcome.topic["headers_rebuilt"] = rebuild_all_headers(repaired, plan.now_ms)
     state = {**state_of(_properties(plan)), **counted_anew(repaired)}
     state[TABLES] = table_ids(topic.spark, topic.name)

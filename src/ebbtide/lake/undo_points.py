@@ -1,0 +1,62 @@
+"""The runs of a topic that can be undone, until when, and which later ones go back with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ebbtide.lake.reader import Lake, chosen
+from ebbtide.log.settings.names import OWN_NAMESPACE
+from ebbtide.log.undo.points import UndoPoint, can_be_undone, points_to_undo
+
+UNDO_POINTS = (OWN_NAMESPACE, "undo_points")
+
+
+@dataclass(frozen=True, slots=True)
+class UndoableRun:
+    """A run that removed from a topic and may go back before `until`.
+
+    `partitions` are those in which it can, with `later_runs`, newest first. Whether the snapshots
+    are still there, and whether records of erased keys would return, only the plan tells.
+    """
+
+    run_id: str
+    at: datetime
+    until: datetime
+    jobs: tuple[str, ...]
+    partitions: tuple[int, ...]
+    later_runs: tuple[str, ...]
+
+
+def read_undo_points(lake: Lake, topic: str, since: datetime | None = None) -> list[UndoPoint]:
+    """Return a topic's points noted at `since` or later, oldest first."""
+    rows = lake.own_rows(UNDO_POINTS, chosen("at", since, {"topic": topic}))
+    return sorted(map(UndoPoint.of_row, rows), key=lambda point: point.at)
+
+
+def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
+    """Return the runs of a topic that can be undone at this time, newest first."""
+    undo_time = timedelta(milliseconds=lake.topic(topic).config.undo_ms)
+    points = read_undo_points(lake, topic, clock - undo_time)
+    run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
+    runs = (_undoable(points, run_id, undo_time) for run_id in run_ids)
+    return [run for run in runs if run is not None]
+
+
+def _undoable(points: Sequence[UndoPoint], run_id: str, undo_time: timedelta) -> UndoableRun | None:
+    """Return what of a run can go back; None where no partition can."""
+    going = {p: of for p, of in points_to_undo(points, run_id).items() if can_be_undone(of)}
+    if not going:
+        return None
+    together = {point for of in going.values() for point in of}
+    own = sorted((p for p in together if p.run_id == run_id), key=lambda point: point.at)
+    later = sorted(together - set(own), key=lambda point: point.at, reverse=True)
+    return UndoableRun(
+        run_id=run_id,
+        at=own[0].at,
+        until=own[0].at + undo_time,
+        jobs=tuple(dict.fromkeys(point.job for point in own)),
+        partitions=tuple(sorted(going)),
+        later_runs=tuple(dict.fromkeys(point.run_id for point in later)),
+    )

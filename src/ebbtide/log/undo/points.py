@@ -1,0 +1,111 @@
+"""What a removing run noted before it removed, and which runs' notes are still to be taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ebbtide.errors import RequestError
+from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
+
+MAX_NAMED = 5  # runs of an error
+UNDO_RUN = "undo_run"  # the job
+# Jobs that are never undone, and so nothing before them: what each did, and why not.
+NEVER_UNDONE = {
+    "erase_keys": ("keys were erased", "an erasure is never undone"),
+    "repair_state": ("changes of others were kept", "what was before is not known to be right"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UndoPoint:
+    """A topic before a job of a run removed from it, a row of `lake.ebbtide.undo_points`.
+
+    The snapshots are of both data tables, None for a table without one. `states` are those of the
+    partitions that the job changed. `truncated` names the connections of live topics that it
+    truncated too. A point of `undo_run` names in `undone` the points that went back, by partition.
+    """
+
+    point_id: str
+    run_id: str
+    job: str
+    topic: str
+    at: datetime
+    records_snapshot: int | None = None
+    batches_snapshot: int | None = None
+    states: Mapping[int, PartitionState] = field(default_factory=dict)
+    truncated: Sequence[str] = ()
+    undone: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> UndoPoint:
+        """Return the point of a row of the table, as pyarrow gives it."""
+        parsed = {name: json.loads(row[name]) for name in ("states", "truncated", "undone")}
+        parsed["states"] = parse_states(parsed["states"], row["topic"])
+        parsed["truncated"] = tuple(parsed["truncated"])
+        parsed["undone"] = {int(p): ids for p, ids in parsed["undone"].items()}
+        return cls(**{**row, **parsed})
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the point as a row of the table."""
+        properties: dict[str, str] = {}
+        for partition, state in self.states.items():
+            properties |= to_properties(partition, state)
+        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        kept = {"states": properties, "truncated": list(self.truncated), "undone": self.undone}
+        return row | {name: json.dumps(of, separators=(",", ":")) for name, of in kept.items()}
+
+
+# Points by partition, oldest first.
+PointsOfPartitions = Mapping[int, Sequence[UndoPoint]]
+
+
+def standing_points(points: Iterable[UndoPoint]) -> PointsOfPartitions:
+    """Return the points of a topic that no undo has taken back yet."""
+    oldest_first = sorted(points, key=lambda point: point.at)
+    undone = {
+        (partition, point_id)
+        for point in oldest_first
+        for partition, ids in point.undone.items()
+        for point_id in ids
+    }
+    standing: dict[int, list[UndoPoint]] = {}
+    for point in oldest_first:
+        for partition in point.states:
+            if (partition, point.point_id) not in undone:
+                standing.setdefault(partition, []).append(point)
+    return standing
+
+
+def points_to_undo(points: Iterable[UndoPoint], run_id: str) -> PointsOfPartitions:
+    """Return what goes back with a run: in each of its partitions its points and all later ones."""
+    chosen: dict[int, Sequence[UndoPoint]] = {}
+    for partition, of_partition in standing_points(points).items():
+        first = next((n for n, p in enumerate(of_partition) if p.run_id == run_id), None)
+        if first is not None:
+            chosen[partition] = of_partition[first:]
+    return chosen
+
+
+def check_is_noted(points: Sequence[UndoPoint], topic: str, run_id: str) -> None:
+    """Raise RequestError where no point of the topic is the run's."""
+    if any(point.run_id == run_id for point in points):
+        return
+    newest_first = sorted(
+        {point for of in standing_points(points).values() for point in of},
+        key=lambda point: point.at,
+        reverse=True,
+    )
+    runs = list(dict.fromkeys(point.run_id for point in newest_first))[:MAX_NAMED]
+    raise RequestError(
+        f"expected a run that removed from {topic} and can be undone, found that {run_id} is "
+        f"none; these can: {', '.join(runs) or 'none'}"
+    )
+
+
+def can_be_undone(points: Sequence[UndoPoint]) -> bool:
+    """Return whether none of these points is of a job that is never undone."""
+    return all(point.job not in NEVER_UNDONE for point in points)

@@ -1,0 +1,108 @@
+"""`lake.ebbtide.undo_points`: the topic before each removal, for `undo_run`; rows never change."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.commits import Step, commit, current_commits
+from ebbtide.iceberg.files.data_files import opened_file
+from ebbtide.iceberg.files.field_ids import columns_of, read_file
+from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.small_appends import prepare_append
+from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.schema import UNDO_POINTS_TABLE, create_undo_points
+from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.undo.points import UndoPoint
+from ebbtide.runs.proposals import Touched
+from ebbtide.spark.jvm import iceberg_class, java_class
+
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("point_id", "run_id", "job", "topic")),
+        ("at", pa.timestamp("us", tz="UTC")),
+        *((name, pa.int64()) for name in ("records_snapshot", "batches_snapshot")),
+        *((name, pa.string()) for name in ("states", "truncated", "undone")),
+    ]
+)
+# Topics are worked on in threads, and a catalog may check and create in two steps.
+_ONE_AT_A_TIME = Lock()
+
+
+def new_point_id() -> str:
+    """Return an id that no other point has."""
+    return uuid.uuid4().hex
+
+
+def note_before(topic: Topic, touched: Touched) -> None:
+    """Keep the topic as it is before the job at work removes from it; nothing if it will not.
+
+    An attempt that goes on where a killed one stopped adds a point; the first of a run counts.
+    """
+    commits, spark, name = current_commits(), topic.spark, topic.name
+    if not touched.partitions or commits is None or topic.config.undo_ms == 0:
+        return
+    records = touched.records_snapshot or current_snapshot(spark, name.records_table)
+    batches = touched.batches_snapshot or current_snapshot(spark, name.batches_table)
+    append_point(
+        spark,
+        UndoPoint(
+            point_id=new_point_id(),
+            run_id=commits.run_id,
+            job=commits.job,
+            topic=str(name),
+            at=datetime.now(UTC),
+            records_snapshot=records,
+            batches_snapshot=batches,
+            states={p: topic.partitions[p] for p in touched.partitions},
+            truncated=touched.truncated,
+        ),
+        Step.UNDO_POINT,
+    )
+
+
+def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
+    """Keep a point."""
+    with _ONE_AT_A_TIME:
+        if not table_exists(spark, UNDO_POINTS_TABLE):
+            create_undo_points(spark)
+    rows = pa.Table.from_pylist([point.to_row()], schema=_SCHEMA)
+    commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, f"at_day={point.at:%Y-%m-%d}"))
+
+
+def read_points(
+    spark: SparkSession, name: TopicName, since: datetime | None = None
+) -> list[UndoPoint]:
+    """Return a topic's points, those noted at `since` or later, in no order.
+
+    Few small files are read here: a query of Spark would cost each job a second of CPU time.
+    """
+    table = find_table(spark, UNDO_POINTS_TABLE)
+    current = None if table is None else table.currentSnapshot()
+    if table is None or current is None:
+        return []
+    expressions = iceberg_class(spark, "expressions.Expressions")
+    matches = expressions.equal("topic", str(name))
+    if since is not None:
+        since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
+        # `and` is a word of Python, so this Java method is asked for by name.
+        matches = getattr(expressions, "and")(
+            matches, expressions.greaterThanOrEqual("at", since_us)
+        )
+    store, columns = store_of(spark, table), columns_of(spark, table)
+    rows: list[dict[str, Any]] = []
+    for task in planned_tasks(table, int(current.snapshotId()), matches):
+        file = task.file()
+        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
+            read = read_file(opened, columns)
+        rows += read.filter(pc.equal(read["topic"], str(name))).to_pylist()
+    points = map(UndoPoint.of_row, rows)
+    return [point for point in points if since is None or point.at >= since]

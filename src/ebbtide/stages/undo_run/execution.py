@@ -1,0 +1,145 @@
+"""Give back a topic's rows and state, and finish what a killed run has begun.
+
+Order: plan written to the state, records, batches, the pause that keeps the next night from
+removing it all again, the note that the points went back, state. A retry leaves out the tables that
+hold a snapshot of the undo; the other steps come out the same again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from ebbtide.errors import CommitConflictError, StateError
+from ebbtide.iceberg.commits import Step, current_commits
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.planned.planned_merge import check_no_merge
+from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
+from ebbtide.log.holds import Event, Hold, Kind
+from ebbtide.log.state.topic_state import REPAIR, UNDO, PartitionState
+from ebbtide.log.undo.points import UNDO_RUN, PointsOfPartitions, UndoPoint
+from ebbtide.runs.holds_table import append_hold
+from ebbtide.runs.undo_points import append_point, new_point_id, read_points
+from ebbtide.stages.undo_run.plan import UndoPlan, plan_begun
+from ebbtide.stages.undo_run.returning_rows import Places
+from ebbtide.stages.undo_run.undone_partitions import finished
+from ebbtide.stages.undo_run.written_rows import Target, committed, give_back
+from ebbtide.text import number
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Undone:
+    """The topic after an undo, and the snapshots by which rows came back."""
+
+    topic: Topic
+    snapshots: list[int] = field(default_factory=list)
+
+
+def execute_points(plan: UndoPlan) -> Undone:
+    """Take the plan's points back on its topic."""
+    topic, undo = plan.topic, plan.undo
+    if not plan.points:
+        return Undone(topic)
+    if not plan.is_begun:
+        topic = compare_and_set(topic, Step.UNDO_STARTED, partial(_started, undo, topic))
+    undone = Undone(topic)
+    places = Places.of(topic, plan.points)
+    for target, returned in zip(Target.of(topic), (plan.records, plan.batches), strict=True):
+        snapshot = committed(topic, target, undo.id)
+        if snapshot is None:
+            snapshot = give_back(topic, target, returned, places, undo.id)
+        if snapshot is not None:
+            undone.snapshots.append(snapshot)
+    _pause(topic, undo)
+    _note(topic, undo)
+    undone.topic = set_counted(topic, Step.UNDO_STATE, partial(finished, undo, plan.points))
+    log.info("gave back %s records", number(plan.records_returned))
+    return undone
+
+
+def finish_undo(topic: Topic) -> Topic:
+    """Finish the undo in flight, if there is one; return the topic afterwards."""
+    undo = open_undo(topic.properties)
+    if undo is None:
+        return topic
+    log.info("finishes the undo of run %s", undo.run_id)
+    return execute_points(plan_begun(topic, undo, points_of(topic, undo))).topic
+
+
+def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
+    """Return the points of an undo in flight; StateError where a row of them is gone."""
+    by_id = {point.point_id: point for point in read_points(topic.spark, topic.name)}
+    for partition, ids in undo.points.items():
+        if missing := [of for of in ids if of not in by_id]:
+            raise StateError(
+                f"expected point {missing[0]} in lake.ebbtide.undo_points, which the undo in "
+                f"flight on {topic.name} takes back in partition {partition}, found that somebody "
+                f"deleted it; restore the table, or let {REPAIR} with keep_changes rebuild the "
+                "state from the topic's tables"
+            )
+    return {partition: [by_id[of] for of in ids] for partition, ids in undo.points.items()}
+
+
+# What a removing run changes of a state, and an ingest does not.
+_DECISIVE = ("log_start_offset", "first_dirty_offset", "cleaned_at_ms", "expired_end_offset")
+
+
+def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
+    """Write the undo down; CommitConflictError where other work was first."""
+    check_no_merge(current)
+    other = open_undo(current.properties)
+    changed = [p for p in undo.points if not _is_same(planned.partitions[p], current.partitions[p])]
+    if open_round(current) is not None or changed or (other is not None and other.id != undo.id):
+        raise CommitConflictError(
+            f"expected {current.name} as the undo was planned on it, found that another job has "
+            "removed from it or begun to; run the job again"
+        )
+    return {UNDO: undo.to_json()}
+
+
+def _is_same(planned: PartitionState, current: PartitionState) -> bool:
+    return all(getattr(planned, name) == getattr(current, name) for name in _DECISIVE)
+
+
+def _note(topic: Topic, undo: Undo) -> None:
+    """Keep that the points went back."""
+    point = UndoPoint(
+        point_id=new_point_id(),
+        run_id=_run_id(undo),
+        job=UNDO_RUN,
+        topic=str(topic.name),
+        at=datetime.now(UTC),
+        undone=undo.points,
+    )
+    append_point(topic.spark, point, Step.UNDO_NOTED)
+
+
+def _pause(topic: Topic, undo: Undo) -> None:
+    """Hold what returned, so that no night removes it before somebody could change a setting."""
+    is_whole = undo.points.keys() == topic.partitions.keys()
+    for partition in [None] if is_whole else sorted(undo.points):
+        where = "" if partition is None else f"-{partition}"
+        hold = Hold(
+            hold_id=f"undo-{undo.id[:8]}{where}",
+            event=Event.MADE,
+            at=datetime.now(UTC),
+            by=UNDO_RUN,
+            run_id=_run_id(undo),
+            kind=Kind.PAUSE,
+            topic=str(topic.name),
+            partition=partition,
+            reason=f"run {undo.run_id} was undone",
+            ends_at=datetime.fromtimestamp(undo.paused_until_ms / 1000, UTC),
+        )
+        append_hold(topic.spark, topic.name, hold)
+
+
+def _run_id(undo: Undo) -> str:
+    commits = current_commits()
+    return undo.id if commits is None else commits.run_id

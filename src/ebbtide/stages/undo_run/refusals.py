@@ -1,0 +1,79 @@
+"""Why a partition's runs cannot be undone, as far as their points and the snapshots tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.settings.config import UNDO_MS
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.undo.points import NEVER_UNDONE, PointsOfPartitions, UndoPoint
+
+
+def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[int, str]:
+    """Return the reason of each partition that has one.
+
+    `clock_ms` is that of the machines that commit, as for the age of snapshots.
+    """
+    oldest = datetime.fromtimestamp(clock_ms / 1000, UTC) - timedelta(
+        milliseconds=topic.config.undo_ms
+    )
+    gone = _Gone(topic)
+    reasons = {
+        p: _by_points(topic.partitions[p], p, of, oldest) or gone.snapshot_of(of)
+        for p, of in points.items()
+    }
+    return {partition: reason for partition, reason in reasons.items() if reason}
+
+
+def _by_points(
+    current: PartitionState, partition: int, points: Sequence[UndoPoint], oldest: datetime
+) -> str:
+    final = next((point for point in points if point.job in NEVER_UNDONE), None)
+    if final is not None:
+        what, why = NEVER_UNDONE[final.job]
+        return f"{what} by run {final.run_id} at {_moment(final.at)}, and {why}"
+    if points[0].at < oldest:
+        return (
+            f"run {points[0].run_id} removed at {_moment(points[0].at)}, which is longer ago than "
+            f"{UNDO_MS} allows"
+        )
+    start = points[0].states[partition].log_start_offset
+    later = [*(point.states[partition] for point in points[1:]), current]
+    for point, after in zip(points, later, strict=True):
+        if point.truncated and after.log_start_offset > start:
+            return (
+                f"run {point.run_id} truncated the live topic at kafka:"
+                f"{' and kafka:'.join(point.truncated)} up to offset {after.log_start_offset}, and "
+                "no broker gives that back"
+            )
+    return ""
+
+
+class _Gone:
+    """The snapshots that other tools have expired."""
+
+    def __init__(self, topic: Topic) -> None:
+        name = topic.name
+        self._records = java_table(topic.spark, name.records_table)
+        self._batches = java_table(topic.spark, name.batches_table)
+
+    def snapshot_of(self, points: Sequence[UndoPoint]) -> str:
+        """Return which snapshot of the points is gone; empty where all are there."""
+        for point in points:
+            for table, snapshot in (
+                (self._records, point.records_snapshot),
+                (self._batches, point.batches_snapshot),
+            ):
+                if snapshot is not None and table.snapshot(snapshot) is None:
+                    return (
+                        f"snapshot {snapshot} of {table.name()}, from before run {point.run_id}, "
+                        "is gone: another tool has expired it"
+                    )
+        return ""
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,105 @@
+"""Which runs go back together, and which still can."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ebbtide.errors import RequestError
+from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.undo.points import (
+    UndoPoint,
+    can_be_undone,
+    check_is_noted,
+    points_to_undo,
+    standing_points,
+)
+
+MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
+STATE = PartitionState(
+    log_start_offset=3,
+    log_end_offset=9,
+    first_dirty_offset=3,
+    first_unmarked_offset=9,
+    segments=(SegmentStart(0, 1), SegmentStart(5, 2)),
+)
+
+
+def point(name: str, hour: int, *partitions: int, job: str = "clean_log") -> UndoPoint:
+    """A point of run r<hour>."""
+    return UndoPoint(
+        point_id=name,
+        run_id=f"r{hour}",
+        job=job,
+        topic="log.a",
+        at=MIDNIGHT + timedelta(hours=hour),
+        records_snapshot=7,
+        states=dict.fromkeys(partitions, STATE),
+    )
+
+
+def undone(hour: int, **ids: list[str]) -> UndoPoint:
+    """The points that an undo took back, given as p0=[...]."""
+    of = {int(p[1:]): points for p, points in ids.items()}
+    at = MIDNIGHT + timedelta(hours=hour)
+    return UndoPoint(
+        point_id=f"u{hour}", run_id="u", job="undo_run", topic="log.a", at=at, undone=of
+    )
+
+
+NOTED = [point("c", 3, 1), point("a", 1, 0, 1), point("b", 2, 0)]
+
+
+def ids(points: dict[int, list[UndoPoint]]) -> dict[int, list[str]]:
+    return {p: [each.point_id for each in of] for p, of in points.items()}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "going"),
+    [
+        pytest.param("r1", {0: ["a", "b"], 1: ["a", "c"]}, id="all later ones of its partitions"),
+        pytest.param("r2", {0: ["b"]}, id="none of a partition that it left alone"),
+        pytest.param("r3", {1: ["c"]}, id="none before it"),
+        pytest.param("r9", {}, id="an unknown run takes nothing back"),
+    ],
+)
+def test_a_run_takes_the_later_ones_with_it(run_id: str, going: dict[int, list[str]]) -> None:
+    assert ids(dict(points_to_undo(NOTED, run_id))) == going
+
+
+def test_the_first_of_several_attempts_counts() -> None:
+    again = UndoPoint(**{**fields(point("d", 5, 0)), "run_id": "r1"})
+    assert ids(dict(points_to_undo([*NOTED, again], "r1")))[0] == ["a", "b", "d"]
+
+
+def fields(of: UndoPoint) -> dict[str, object]:
+    return {name: getattr(of, name) for name in UndoPoint.__dataclass_fields__}
+
+
+def test_what_went_back_in_one_partition_still_stands_in_others() -> None:
+    noted = [*NOTED, undone(4, p0=["a", "b"])]
+    assert ids(dict(standing_points(noted))) == {1: ["a", "c"]}
+    assert ids(dict(points_to_undo(noted, "r1"))) == {1: ["a", "c"]}
+    assert points_to_undo(noted, "r2") == {}
+
+
+def test_a_point_survives_its_row() -> None:
+    noted = point("a", 1, 0, 4)
+    assert fields(UndoPoint.of_row(noted.to_row())) == fields(noted)
+    back = undone(2, p0=["a"])
+    assert fields(UndoPoint.of_row(back.to_row())) == fields(back)
+
+
+def test_an_unknown_run_names_the_newest_that_can_be_undone() -> None:
+    check_is_noted(NOTED, "log.a", "r2")
+    with pytest.raises(RequestError, match=r"found that r9 is none; these can: r3, r2, r1$"):
+        check_is_noted(NOTED, "log.a", "r9")
+    with pytest.raises(RequestError, match=r"these can: none$"):
+        check_is_noted([], "log.a", "r1")
+
+
+def test_an_erasure_stands_in_the_way() -> None:
+    assert can_be_undone(NOTED)
+    assert not can_be_undone([*NOTED, point("e", 4, 0, job="erase_keys")])

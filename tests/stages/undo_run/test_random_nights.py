@@ -1,0 +1,32 @@
+"""An undo after any ingests and nights leaves what there would be without any of those nights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fresh_seed import FRESH_SEED
+from tests.lake_sandbox import LakeSandbox
+from tests.stages.undo_run.twins import Twins
+from tests.tables.planned import Jobs
+
+TOPICS = 2
+
+
+@pytest.mark.parametrize("seed", [FRESH_SEED + i for i in range(TOPICS)])
+def test_an_undo_is_as_if_the_nights_had_not_been(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path, seed: int
+) -> None:
+    twins = Twins(sandbox, jobs, cluster, tmp_path / "log", seed, partitions=2)
+    for _ in range(twins.random.randint(0, 1)):
+        twins.night(*twins.both)
+        twins.change()
+    first = twins.night(twins.name)
+    for _ in range(twins.random.randint(0, 2)):
+        twins.change()
+        twins.night(twins.name)
+    if twins.random.random() < 0.5:
+        twins.change()
+    twins.undo(first)
+    twins.assert_alike()

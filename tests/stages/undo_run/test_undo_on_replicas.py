@@ -1,0 +1,100 @@
+"""A run goes back on the topic's table replicas too, in catalogs of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import ExitCode
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.holds_table import standing_holds
+from jobs import delete_records, replicate_log, undo_run
+from tests.lake_sandbox import LakeSandbox
+from tests.stages.replicate_log.replicas import replica_of, replicate, sandbox, set_replicas
+from tests.stages.undo_run.twins import of_request
+from tests.tables.counted import assert_counted
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, at, ingest, mark
+from tests.tables.planned import Jobs
+
+__all__ = ["sandbox"]
+
+NOW = ("--now", at(FIRST_MS + DAY_MS).isoformat())
+SEGMENTS = [[Message("a", "1"), Message("b", "1")], [Message("a", "2"), Message("b", "2")]]
+
+
+@pytest.fixture
+def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """Two segments of two records, which the replica has too."""
+    name = TopicName(cluster, "t")
+    write_log(tmp_path / "log", "t", SEGMENTS, {"cleanup.policy": "compact,delete"})
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    mark(sandbox.session, str(name))
+    set_replicas(sandbox, name, f"other.{cluster}")
+    replicate(sandbox, name)
+    return name
+
+
+def left(sandbox: LakeSandbox, name: TopicName) -> list[list[int]]:
+    """The offsets of the topic and of its replica."""
+    of_both = (name, replica_of(name))
+    return [offsets(view_of_table(sandbox.session, of, 0)) for of in of_both]
+
+
+@pytest.fixture
+def deleted(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> str:
+    """The id of a run that has deleted up to offset 3 on both."""
+    asked = of_request(name, [{"partition": 0, "offset": 3}])
+    assert jobs.run(delete_records, *asked, *NOW) == 0
+    assert left(sandbox, name) == [[3], [3]]
+    return jobs.run_id
+
+
+def test_both_get_back_what_the_run_removed(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str
+) -> None:
+    asked = ("--topic", str(name), "--run", deleted)
+    plan = jobs.plan(undo_run, FIRST_MS + DAY_MS, *asked)
+    assert jobs.run(undo_run, "--plan", plan.plan_id) == 0
+    assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
+    run = jobs.last_run()
+    replica = replica_of(name)
+    assert run.topic_result["replicas"] == {str(replica): {"records_returned": 3}}
+    assert run.partitions[0]["low_watermark"] == 0
+    for of in (name, replica):
+        assert load(sandbox.session, of).partitions[0].log_start_offset == 0
+        assert len(standing_holds(sandbox.session, of, at(FIRST_MS))) == 1
+        assert_counted(sandbox.session, of)
+    # A night asks for nothing new at replicas, and a pause must not fail it.
+    start = of_request(name, [{"partition": 0, "offset": 0}])
+    assert jobs.run(delete_records, *start, *NOW) == 0
+    assert jobs.run(replicate_log, "--topic", str(name), *NOW) == 0
+    assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
+
+
+def test_an_undo_killed_between_both_is_finished_by_a_retry(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str, kill_at: list[Step]
+) -> None:
+    asked = ("--topic", str(name), "--run", deleted, *NOW)
+    kill_at.append(Step.UNDO_STATE)  # the replica's, which goes first
+    assert jobs.run(undo_run, *asked) != 0
+    assert left(sandbox, name) == [[3], [0, 1, 2, 3]]
+    assert jobs.run(undo_run, *asked) == 0
+    assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
+
+
+def test_the_topic_stays_where_its_replica_cannot_go_back(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str
+) -> None:
+    replica = replica_of(name)
+    sandbox.session.sql(
+        f"CALL other.system.expire_snapshots(table => '{replica.cluster}.t', older_than => "
+        "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+    )
+    assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == ExitCode.FAILED
+    assert f"partition 0: of {replica}: snapshot" in str(jobs.last_run().error)
+    assert left(sandbox, name) == [[3], [3]]

@@ -1,0 +1,259 @@
+"""A run that removed goes back: rows, state and low watermark, with all later ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.errors import ExitCode
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.schema import UNDO_POINTS_TABLE
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import UNDO
+from ebbtide.runs.holds_table import standing_holds
+from jobs import clean_log, delete_records, erase_keys, expire_segments, repair_state, undo_run
+from tests.lake_sandbox import LakeSandbox
+from tests.stages.undo_run.twins import of_request
+from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
+from tests.tables.planned import Jobs
+
+NIGHT_MS = FIRST_MS + 10 * DAY_MS
+CONFIG = {
+    "cleanup.policy": "compact,delete",
+    "min.cleanable.dirty.ratio": "0.01",
+    "retention.ms": str(4 * DAY_MS),
+}
+SEGMENTS = [
+    [Message("a", "1"), Message("b", "1")],
+    [Message("a", "2", 5 * DAY_MS), Message("c", None, 5 * DAY_MS)],
+    [Message("d", "1", 6 * DAY_MS)],
+]
+NOW = ("--now", at(NIGHT_MS).isoformat())
+ALL = [0, 1, 2, 3, 4]
+
+
+@pytest.fixture
+def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+    """Two partitions of the same records."""
+    name = TopicName(cluster, "t")
+    for partition in (0, 1):
+        write_log(tmp_path / "log", "t", SEGMENTS, CONFIG, partition=partition)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    mark(sandbox.session, str(name))
+    return name
+
+
+class Bench:
+    """Runs removing jobs on the topic, and undoes them."""
+
+    def __init__(self, sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
+        self.spark, self.jobs, self.name = sandbox.session, jobs, name
+        self.of_topic = ("--topic", str(name))
+
+    def clean(self) -> str:
+        """Remove offset 0 of each partition, by compaction; the run's id."""
+        assert self.jobs.run(clean_log, *self.of_topic, *NOW) == 0
+        return self.jobs.run_id
+
+    def delete(self, **starts: int) -> str:
+        """Move log starts, given as p0=2."""
+        asked = [{"partition": int(p[1:]), "offset": of} for p, of in starts.items()]
+        assert self.jobs.run(delete_records, *of_request(self.name, asked), *NOW) == 0
+        return self.jobs.run_id
+
+    def undo(self, run_id: str) -> int:
+        """Undo it at once; the exit code."""
+        return self.jobs.run(undo_run, *self.of_topic, "--run", run_id, *NOW)
+
+    def left(self, partition: int) -> list[int]:
+        return offsets(view_of_table(self.spark, self.name, partition))
+
+    def starts(self) -> list[int]:
+        return [of.log_start_offset for of in load(self.spark, self.name).partitions.values()]
+
+    @property
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """The numbers of the last run."""
+        numbers: dict[int, dict[str, Any]] = self.jobs.last_run().partitions
+        return numbers
+
+    @property
+    def error(self) -> str:
+        return str(self.jobs.last_run().error)
+
+
+@pytest.fixture
+def bench(sandbox: LakeSandbox, jobs: Jobs, topic: TopicName) -> Bench:
+    return Bench(sandbox, jobs, topic)
+
+
+def test_later_runs_go_back_too_but_only_where_the_run_has_removed(bench: Bench) -> None:
+    bench.clean()
+    deleted = bench.delete(p0=2)
+    bench.delete(p0=4, p1=3)
+    assert (bench.left(0), bench.left(1), bench.starts()) == ([4], [3, 4], [4, 3])
+
+    plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", deleted)
+    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [1, 2, 3]}
+    (going,) = plan.summary["partitions"].values()
+    assert going["rules"]["removed_by delete_records"]["records"] == 3
+    assert going["oldest_event_ms"] == FIRST_MS
+    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
+
+    assert (bench.left(0), bench.left(1), bench.starts()) == ([1, 2, 3, 4], [3, 4], [0, 3])
+    numbers = bench.partitions[0]
+    assert numbers["log_start_offset_before"] == 4
+    assert (numbers["low_watermark"], numbers["records_returned"]) == (0, 3)
+    assert numbers["runs_undone"] == 2
+    assert bench.jobs.last_run().rows_removed == 0
+
+
+def test_what_returned_is_left_alone_for_a_week(bench: Bench) -> None:
+    cleaned = bench.clean()
+    assert bench.undo(cleaned) == 0
+    assert bench.left(0) == ALL
+    until = at(bench.jobs.last_run().topic_result["paused_until_ms"])
+    (pause,) = standing_holds(bench.spark, bench.name, at(NIGHT_MS))
+    assert (pause.ends_at, pause.partition) == (until, None)
+    for job in (clean_log, expire_segments):
+        assert bench.jobs.run(job, *bench.of_topic, *NOW) == 0
+        assert (bench.left(0), bench.left(1)) == (ALL, ALL)
+    later = ("--now", (until + timedelta(seconds=1)).isoformat())
+    assert bench.jobs.run(clean_log, *bench.of_topic, *later) == 0
+    assert bench.left(0) == ALL[1:]
+
+
+def test_a_run_is_undone_once(bench: Bench) -> None:
+    cleaned = bench.clean()
+    assert bench.undo(cleaned) == 0
+    snapshots = [java_table(bench.spark, t).currentSnapshot().snapshotId() for t in tables(bench)]
+    assert bench.undo(cleaned) == 0
+    assert "is undone already" in bench.jobs.last_run().topic_result["note"]
+    assert snapshots == [
+        java_table(bench.spark, t).currentSnapshot().snapshotId() for t in tables(bench)
+    ]
+
+
+def tables(bench: Bench) -> tuple[str, str]:
+    return bench.name.records_table, bench.name.batches_table
+
+
+def test_readers_of_a_stream_get_no_old_record_as_a_new_one(bench: Bench) -> None:
+    """They skip overwrites, and would deliver an append; also where whole segments come back."""
+    assert bench.jobs.run(expire_segments, *bench.of_topic, *NOW) == 0
+    assert (bench.left(0), bench.starts()) == ([4], [4, 4])
+    assert bench.undo(bench.jobs.run_id) == 0
+    assert (bench.left(0), bench.starts()) == (ALL, [0, 0])
+    for table in tables(bench):
+        assert java_table(bench.spark, table).currentSnapshot().operation() == "overwrite"
+
+
+def test_an_unknown_run_names_those_that_can_be_undone(bench: Bench) -> None:
+    cleaned = bench.clean()
+    assert bench.undo("nobody") == ExitCode.FAILED
+    assert bench.error.endswith(f"found that nobody is none; these can: {cleaned}")
+
+
+def test_what_was_truncated_at_the_brokers_stays_gone(bench: Bench) -> None:
+    """As the point of a run says that had a live replica."""
+    deleted = bench.delete(p0=2)
+    bench.spark.sql(
+        f"UPDATE {UNDO_POINTS_TABLE} SET truncated = '[\"events\"]' WHERE run_id = '{deleted}'"
+    )
+    assert bench.undo(deleted) == ExitCode.FAILED
+    assert "truncated the live topic at kafka:events up to offset 2" in bench.error
+    assert bench.left(0) == [2, 3, 4]
+
+
+def test_a_run_that_is_too_long_ago_stays(bench: Bench) -> None:
+    cleaned = bench.clean()
+    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": "1"})
+    assert bench.undo(cleaned) == ExitCode.FAILED
+    assert "longer ago than ebbtide.undo.ms allows" in bench.error
+
+
+def test_a_run_whose_snapshot_another_tool_expired_stays(bench: Bench) -> None:
+    cleaned = bench.clean()
+    bench.spark.sql(
+        f"CALL lake.system.expire_snapshots(table => '{bench.name}', older_than => "
+        "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+    )
+    assert bench.undo(cleaned) == ExitCode.FAILED
+    assert f"from before run {cleaned}, is gone: another tool has expired it" in bench.error
+
+
+def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its own run, nor a night that removed an erased key's record."""
+    set_properties(bench.spark, str(bench.name), {"ebbtide.source": ""})
+    cleaned = bench.clean()
+    monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "a")
+    asked = ("--requested-by", "me", "--reason", "asked", "--append")
+    assert bench.jobs.run(erase_keys, *bench.of_topic, *asked, *NOW) == 0
+    erased = bench.jobs.run_id
+    for run_id in (cleaned, erased):
+        assert bench.undo(run_id) == ExitCode.FAILED
+        assert f"keys were erased by run {erased}" in bench.error
+    bench.spark.sql(f"DELETE FROM {UNDO_POINTS_TABLE} WHERE run_id = '{erased}'")
+    assert bench.undo(cleaned) == ExitCode.FAILED
+    assert "1 records of keys that were erased would return" in bench.error
+
+
+def test_what_others_did_and_a_repair_kept_is_not_undone_either(bench: Bench) -> None:
+    cleaned = bench.clean()
+    bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 4")
+    assert bench.jobs.run(repair_state, *bench.of_topic, "--keep-changes", *NOW) == 0
+    repaired = bench.jobs.run_id
+    assert bench.undo(cleaned) == ExitCode.FAILED
+    assert f"changes of others were kept by run {repaired}" in bench.error
+
+
+def test_more_that_was_removed_since_the_plan_needs_a_new_one(bench: Bench) -> None:
+    cleaned = bench.clean()
+    plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", cleaned)
+    bench.delete(p0=4)
+    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == ExitCode.FAILED
+    assert bench.jobs.last_run().error_class == "PlanExceededError"
+    assert bench.left(0) == [4]
+
+
+def test_a_round_that_a_killed_run_began_goes_back_with_the_run_that_finished_it(
+    bench: Bench, kill_at: list[Step]
+) -> None:
+    before = view_of_table(bench.spark, bench.name, 0)
+    kill_at.append(Step.ROUND_BATCHES)
+    assert bench.jobs.run(clean_log, *bench.of_topic, *NOW) != 0
+    assert bench.undo(bench.clean()) == 0
+    assert view_of_table(bench.spark, bench.name, 0) == before
+
+
+UNDO_STEPS = [
+    Step.UNDO_STARTED,
+    Step.UNDO_RECORDS,
+    Step.UNDO_BATCHES,
+    Step.HOLD_EVENT,
+    Step.UNDO_NOTED,
+    Step.UNDO_STATE,
+]
+
+
+@pytest.mark.parametrize("step", UNDO_STEPS)
+def test_a_killed_undo_is_finished_by_a_retry(
+    bench: Bench, kill_at: list[Step], step: Step
+) -> None:
+    cleaned = bench.clean()
+    bench.delete(p1=3)
+    plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", cleaned)
+    kill_at.append(step)
+    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) != 0
+    assert not kill_at
+    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
+    assert (bench.left(0), bench.left(1), bench.starts()) == (ALL, ALL, [0, 0])
+    assert UNDO not in load(bench.spark, bench.name).properties
+    assert len(standing_holds(bench.spark, bench.name, at(NIGHT_MS))) == 1
