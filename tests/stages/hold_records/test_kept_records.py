@@ -17,8 +17,8 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import drop_unheld, keep_removed
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from jobs import clean_log, delete_records, expire_segments
-from tests.holds.builders import MADE, hashed, kept, make_hold
 from tests.lake_sandbox import LakeSandbox
+from tests.stages.hold_records.builders import MADE, hashed, kept, make_hold
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log

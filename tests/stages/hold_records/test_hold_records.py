@@ -21,8 +21,8 @@ from ebbtide.orchestration.report import find_run, render_run
 from ebbtide.runs import holds_table
 from ebbtide.stages.erase_keys.plan import plan_erase
 from jobs import expire_snapshots, hold_records
-from tests.holds.builders import hashed, kept
 from tests.lake_sandbox import LakeSandbox
+from tests.stages.hold_records.builders import hashed, kept
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, clean, ingest, mark, set_properties
 from tests.tables.planned import Jobs
