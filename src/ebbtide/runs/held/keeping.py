@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -29,9 +29,9 @@ from ebbtide.runs.held.rows import (
     HOLD_ID,
     any_covers,
     at_offsets,
+    below_starts,
     covered,
     covers,
-    with_rows_below_start,
     within_holds,
 )
 from ebbtide.runs.holds_table import read_holds, standing_holds
@@ -49,17 +49,24 @@ _PLACE = [HOLD_ID, "partition", "offset"]
 _JUDGED = ["partition", "offset", "event_time", "key"]
 
 
-def keep_leaving(topic: Topic, removes: Removes, more_holds: Sequence[Hold] = ()) -> KeptRows:
+def keep_leaving(
+    topic: Topic,
+    removes: Removes,
+    more_holds: Sequence[Hold] = (),
+    below: Mapping[int, int] | None = None,
+) -> KeptRows:
     """Copy the held ones of the records at these offsets; how many, by hold.
 
-    Beside them those below the log start offsets. `more_holds` are of a replica's primary.
+    Beside them those below the log start offsets, and below those of `below` by partition.
+    `more_holds` are of a replica's primary.
     """
     holds = _holds_on(topic, more_holds)
-    leaving = within_holds(with_rows_below_start(topic, removes), holds)
-    if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
+    leaving = within_holds(removes, holds)
+    starts = below_starts(topic, holds) | (dict(below or {}) if holds else {})
+    if not (leaving or starts) or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
     rows = topic.spark.table(topic.name.records_table).select(RECORD_NAMES)
-    return _keep(topic, at_offsets(topic.spark, rows, leaving), holds)
+    return _keep(topic, at_offsets(topic.spark, rows, leaving, starts), holds)
 
 
 def add_kept(kept: KeptRows, more: KeptRows) -> None:
@@ -75,7 +82,7 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
     rows = topic.spark.table(topic.name.records_table).select(_JUDGED)
-    return _counted(covered(at_offsets(topic.spark, rows, leaving), holds), holds)
+    return _counted(covered(at_offsets(topic.spark, rows, leaving, {}), holds), holds)
 
 
 def count_covered(topic: Topic, hold: Hold) -> Counter[int]:

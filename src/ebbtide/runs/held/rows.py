@@ -55,14 +55,16 @@ def covered(rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
     )
 
 
-def with_rows_below_start(topic: Topic, removes: Removes) -> dict[int, BitMap64]:
-    """Return what leaves, and beside it all below each log start offset, which goes any time."""
-    leaving = {partition: offsets.copy() for partition, offsets in removes.items()}
-    for partition, state in topic.partitions.items():
-        if state.log_start_offset:
-            leaving.setdefault(partition, BitMap64())
-            leaving[partition] |= offset_range(0, state.log_start_offset)
-    return leaving
+def below_starts(topic: Topic, holds: Sequence[Hold]) -> dict[int, int]:
+    """Return the log start offsets below which a hold may cover a row: rows there go any time."""
+    return {
+        partition: state.log_start_offset
+        for partition, state in topic.partitions.items()
+        if any(
+            hold.is_on(partition) and (hold.first_offset or 0) < state.log_start_offset
+            for hold in holds
+        )
+    }
 
 
 def within_holds(leaving: Removes, holds: Sequence[Hold]) -> dict[int, BitMap64]:
@@ -80,16 +82,24 @@ def within_holds(leaving: Removes, holds: Sequence[Hold]) -> dict[int, BitMap64]
     return may_be
 
 
-def at_offsets(spark: SparkSession, rows: DataFrame, removes: Removes) -> DataFrame:
-    """Return the rows at these offsets; a first run of offsets stays a range."""
-    ranges, single = [], []
+def at_offsets(
+    spark: SparkSession, rows: DataFrame, removes: Removes, below: Mapping[int, int]
+) -> DataFrame:
+    """Return the rows at these offsets, and those below an offset by partition.
+
+    A first run of offsets stays a range. A log may be so long that all below its start, as a set
+    of offsets, would fill the memory.
+    """
+    partition_of, offset = F.col("partition"), F.col("offset")
+    ranges = [(partition_of == partition) & (offset < end) for partition, end in below.items()]
+    single = []
     for partition, offsets in sorted(removes.items()):
         if not offsets:
             continue
-        first, end = offsets.min(), _end_of_first_run(offsets)
-        offset = F.col("offset")
-        ranges.append((F.col("partition") == partition) & (offset >= first) & (offset < end))
-        if rest := offsets - offset_range(first, end):
+        first, end = max(offsets.min(), below.get(partition, 0)), _end_of_first_run(offsets)
+        ranges.append((partition_of == partition) & (offset >= first) & (offset < end))
+        rest = offsets - offset_range(offsets.min(), end)
+        if rest := rest - offset_range(rest.min() if rest else 0, below.get(partition, 0)):
             single.append((partition, rest))
     in_ranges = rows.where(any_column(ranges))
     if not single:

@@ -30,7 +30,6 @@ from ebbtide.iceberg.topics import (
 )
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.compaction import MAX_OFFSET
-from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.replica_lag import (
     Replication,
     States,
@@ -208,8 +207,8 @@ def _replicate(
         numbers["records_removed"] = truncation.rows.total()
     tables = tables_of(source, name)
     if replication.taken_over or replication.emptied:
-        emptied = {p: offset_range(0, MAX_OFFSET) for p in replication.emptied}
-        keep_leaving(replica, emptied, holds_at(source.topic, now_ms))
+        emptied = dict.fromkeys(replication.emptied, MAX_OFFSET)
+        keep_leaving(replica, {}, holds_at(source.topic, now_ms), emptied)
         remove_leftovers(replica, replication)
     lacking = {
         partition: (states[partition], leader)
