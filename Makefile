@@ -26,13 +26,14 @@ UV := .venv/bin/uv
 WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
+PICTURES := in-airflow topic-in-airflow form question run
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose test-browser vendor fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose test-browser pictures vendor fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -74,6 +75,9 @@ test-browser: setup-test ## The pages in Chromium: every role, light and dark, p
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
 	@$(PY) -m pytest -m browser tests/browser
+
+pictures: test-browser ## The pictures of the pages in README and docs/pages.md, as test-browser has taken them
+	@cp $(foreach page,$(PICTURES),$(HOME_DIR)/browser/pictures/$(page)-light.png $(HOME_DIR)/browser/pictures/$(page)-dark.png) docs/pictures
 
 vendor: ## Fetch the pages' scripts from npm at their pinned versions
 	@$(PYTHON) conf/npm/fetch.py src/ebbtide/orchestration/pages/static/vendor htmx.org uplot

@@ -62,6 +62,10 @@ class RequestError(EbbtideError):
     """A request or an argument that is not well formed."""
 
 
+class MissingPageError(EbbtideError):
+    """An address of a page that there is not."""
+
+
 class UnknownTopicError(EbbtideError):
     """A topic that has no table."""
 

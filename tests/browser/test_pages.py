@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.browser.conftest import AXE
 from tests.browser.example_lake import AUDIT, ERASED, FLIGHTS, ORDERS, nights
+from tests.browser.running_airflow import serious
 
 pytestmark = pytest.mark.browser
 
@@ -25,6 +25,11 @@ PAGES = {
     "run-that-failed": f"runs/{NIGHT}?dag=nightly_retention&topic={ORDERS}",
     "dag": "dags/nightly_retention",
     "keys": "keys",
+    "forms": "forms",
+    "form-of-a-topic": f"forms/delete_records?topic={FLIGHTS}",
+    "form-of-settings": f"forms/configure_topic?topic={ORDERS}&name=kafka.retention.ms",
+    "form-of-keys": "forms/erase_keys",
+    "form-of-stages": "forms/retention_now",
     "problem": "topics/log.none",
 }
 
@@ -48,17 +53,6 @@ def signed_in(chromium: Any, airflow_url: str, token: str) -> Iterator[Any]:
     yield page
     for context in contexts:
         context.close()
-
-
-def serious(page: Any) -> list[str]:
-    """What axe-core finds that keeps somebody from using the page."""
-    page.add_script_tag(path=str(AXE)) if page.evaluate("() => !window.axe") else None
-    results = page.evaluate("() => axe.run()")
-    return [
-        f"{of['id']}: {of['help']}: {[node['html'][:120] for node in of['nodes'][:3]]}"
-        for of in results["violations"]
-        if of["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -144,5 +138,6 @@ def test_the_pages_lie_in_airflows_own(signed_in: Any, pictures: Path, theme: st
     frame.get_by_role("heading", name=FLIGHTS).wait_for()
     page.wait_for_url(f"**/plugin/ebbtide/ebbtide/topics/{FLIGHTS}")
     page.screenshot(path=pictures / f"topic-in-airflow-{theme}.png")
-    frame.get_by_role("link", name="configure_topic").click()
-    page.wait_for_url("**/dags/configure_topic**")
+    frame.get_by_role("link", name="Change settings").click()
+    frame.get_by_role("heading", name="Change settings").wait_for()
+    page.wait_for_url("**/plugin/ebbtide/ebbtide/forms/configure_topic**")

@@ -2,9 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +13,10 @@ from ebbtide.orchestration.pages import VIEWS
 from ebbtide.orchestration.pages.rendering import render
 from tests.airflow_env import ROOT
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
+from tests.plugins.html import text_of
 
 NIGHT = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2)
 FASTAPIS_OWN = ["/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect"]
-
-
-@pytest.fixture
-def anonymous() -> Iterator[Any]:
-    from fastapi.testclient import TestClient
-
-    with TestClient(api_server()) as client:
-        yield client
-
-
-@pytest.fixture
-def viewer() -> Iterator[Any]:
-    """A client of a user who may look and change nothing."""
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from fastapi.testclient import TestClient
-
-    app = api_server()
-    user = SimpleAuthManagerUser(username="ann", role="VIEWER")
-    token = app.state.auth_manager.generate_jwt(user)
-    with TestClient(app) as client:
-        client.headers["Authorization"] = f"Bearer {token}"
-        yield client
-
-
-def api_server() -> Any:
-    """Airflow's own application, with our plugin as it mounts it."""
-    from airflow.api_fastapi.app import cached_app
-
-    return cached_app(apps="core")
-
-
-class _Text(HTMLParser):
-    """The words of a page, without what is in tags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.words += data.split()
-
-
-def text_of(html: str) -> str:
-    parser = _Text()
-    parser.feed(html)
-    return " ".join(parser.words)
 
 
 def row_names(html: str) -> list[str]:
@@ -141,7 +94,7 @@ def test_a_topic_with_its_last_night_and_what_failed_since(viewer: Any, lake: La
     page = text_of(viewer.get("/ebbtide/topics/log.a").text)
     assert "cleanup.policy compact" in page
     assert "3 records left the table on " in page
-    assert "2 segments 5 4 100 100 2 1 " in page
+    assert "2 segments 5 delete records of partition 0 4 100 100 2 1 " in page
     assert "2026-09-21" in page  # the horizon
 
 
@@ -180,6 +133,7 @@ def test_a_kept_plan(viewer: Any, lake: LakeSandbox) -> None:
     assert f"delete_records {plan.plan_id}" in text
     assert "Stands open Asked for by ann" in text
     assert "delete_records log.a: a plan" in text
+    assert "Ask for its approval" in text
     assert "Nobody has answered it yet." in text
     assert plan.digest in text
     missing = viewer.get("/ebbtide/plans/none")

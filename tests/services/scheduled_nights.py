@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ebbtide.iceberg.planned.planned_merge import Merge
 from ebbtide.log.state.topic_state import MERGE
@@ -31,9 +33,9 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT), RUN_SECONDS)
     report = api.log("nightly_retention", night, "verdict")
     assert all(name in report for name in NAMES)
-    page = json.loads(api.read("GET", "/ebbtide/api/topics"))
-    assert [topic["name"] for topic in page["topics"]] == NAMES
-    assert all(topic["last_night"] for topic in page["topics"])
+    page = api.read("GET", "/ebbtide/")
+    assert re.findall(r'<th scope="row">\s*<a href="[^"]*">([^<]+)</a>', page) == NAMES
+    assert page.count(f"/ebbtide/runs/{quote(night, safe='')}?dag=nightly_retention") >= len(NAMES)
 
     night = api.trigger("nightly_retention", _night_at(SECOND_NIGHT))
     api.wait_until("running", "nightly_retention", night, "clean_log", RUN_SECONDS)

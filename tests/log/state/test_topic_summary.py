@@ -20,12 +20,13 @@ SUMMARY = TopicSummary(
     dirty_records=3,
     file_bytes=900,
     next_horizon_ms=5,
+    oldest_segment_ms=4,
 )
 
 
 def state(**changes: Any) -> PartitionState:
     """Segments from 0, 10 and 20, of which the last is active; dirty from 10 on."""
-    starts = (SegmentStart(0, 0), SegmentStart(10, 0), SegmentStart(20, 0))
+    starts = (SegmentStart(0, 4), SegmentStart(10, 0), SegmentStart(20, 0))
     return PartitionState(
         log_start_offset=0,
         log_end_offset=30,
@@ -43,6 +44,8 @@ def test_records_are_dirty_from_the_first_dirty_offset_to_the_active_segment() -
     assert made == replace(SUMMARY, records=117)
     assert made.dirty_share == 0.25
     assert replace(made, closed_records=0).dirty_share is None
+    empty = summarize(config, {0: replace(state(), log_start_offset=30)}, {}, 0, {}, {})
+    assert empty.oldest_segment_ms is None
 
 
 def test_a_job_adds_what_only_it_knows() -> None:

@@ -7,7 +7,7 @@ whose numbers mean something else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -37,6 +37,7 @@ class TopicSummary:
     dirty_records: int
     file_bytes: int  # of the files that the newest snapshots of both tables need
     next_horizon_ms: int | None = None
+    oldest_segment_ms: int | None = None  # when the oldest segment of a partition was last written
     waiting: int | None = None  # tombstones and markers that stay until their horizon
     low_watermark_lag: int | None = None  # offsets that the slowest replica has yet to give up
     drifted_settings: int | None = None  # settings that the brokers have differently
@@ -95,10 +96,18 @@ def summarize(
         dirty_records=dirty,
         file_bytes=file_bytes,
         next_horizon_ms=min(horizons, default=None),
+        oldest_segment_ms=min(_oldest_segments(states.values()), default=None),
         waiting=_waiting(partitions.values()),
         low_watermark_lag=_lag(partitions.values()),
         drifted_settings=len(topic["drift"]) if "drift" in topic else None,
     )
+
+
+def _oldest_segments(states: Iterable[PartitionState]) -> Iterator[int]:
+    """Yield the time of each log's first segment that has records."""
+    for state in states:
+        if state.segments and state.log_end_offset > state.log_start_offset:
+            yield state.segments[0].modified_ms
 
 
 def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:

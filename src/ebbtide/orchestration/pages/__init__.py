@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 PREFIX = "ebbtide"
+AIRFLOW_APP = "airflow_app"  # in a request's scope: the application that ours is part of
 _FRAMED = {"icon": f"{PREFIX}/static/icon.svg", "icon_dark_mode": f"{PREFIX}/static/icon-dark.svg"}
 # Airflow puts the ids of what is looked at in the place of the names in braces.
 VIEWS: tuple[dict[str, Any], ...] = (
@@ -43,7 +44,7 @@ VIEWS: tuple[dict[str, Any], ...] = (
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request with the application, which is built at the first one."""
-    await _app()(scope, receive, send)
+    await _app()({**scope, AIRFLOW_APP: scope.get("app")}, receive, send)
 
 
 @cache

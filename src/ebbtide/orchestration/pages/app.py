@@ -6,16 +6,18 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any
+from typing import Annotated
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import Depends, FastAPI, Form, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 
 from ebbtide.errors import (
     AccessDeniedError,
     EbbtideError,
+    MissingPageError,
     PlanError,
     RequestError,
     UnavailableError,
@@ -23,12 +25,24 @@ from ebbtide.errors import (
 )
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import Encoding
-from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query, render
+from ebbtide.orchestration.pages import answers
+from ebbtide.orchestration.pages.airflow_api import Api
+from ebbtide.orchestration.pages.answers import root_of
+from ebbtide.orchestration.pages.form_routes import add_forms
+from ebbtide.orchestration.pages.forms.all_forms import FORMS
+from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
+from ebbtide.orchestration.pages.run_routes import add_runs
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview.history import Histories
-from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
+from ebbtide.orchestration.pages.views.overview.needs import questions, unreadable
+from ebbtide.orchestration.pages.views.overview.page import (
+    COLUMNS,
+    FILTERS,
+    Asked,
+    Overview,
+    overview,
+)
 from ebbtide.orchestration.pages.views.run.dag import dag_page
-from ebbtide.orchestration.pages.views.run.page import run_page
 from ebbtide.orchestration.pages.views.run.plan import plan_page
 from ebbtide.orchestration.pages.views.topic.page import topic_page
 
@@ -37,6 +51,7 @@ MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml
 PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     UnknownTopicError: ("No such topic", 404),
     PlanError: ("No such plan", 404),
+    MissingPageError: ("No such page", 404),
     RequestError: ("No such page", 400),
     AccessDeniedError: ("The lake cannot be read", 503),
     UnavailableError: ("The lake cannot be read", 503),
@@ -59,8 +74,10 @@ def build_app() -> FastAPI:
     )
     app.exception_handler(EbbtideError)(_problem)
     _add_topics(app)
-    _add_runs(app)
+    add_runs(app)
+    _add_plans(app)
     _add_keys(app)
+    add_forms(app)
     app.get("/static/{name:path}")(_static)
     app.api_route("/{path:path}", methods=["GET", "POST"])(_missing)
     return app
@@ -70,8 +87,9 @@ def _add_topics(app: FastAPI) -> None:
     histories = Histories()
 
     @app.get("/")
-    def topics(
+    async def topics(
         request: Request,
+        api: Api,
         search: str = "",
         only: str = "",
         sort: str = "",
@@ -79,11 +97,21 @@ def _add_topics(app: FastAPI) -> None:
         page: int = 1,
     ) -> Response:
         asked = Asked.of(search, only, sort, order, page)
-        clock_ms = int(datetime.now(UTC).timestamp() * 1000)
-        with open_lake() as lake:
-            shown = overview(lake, histories.read_on(lake), asked, clock_ms)
-        root = _root(request)
-        return _page(
+        asking = await api.open_questions()
+        waiting = (
+            questions(asking.value["hitl_details"], FORMS)
+            if asking.is_good
+            else [unreadable(f"Airflow does not say what runs ask: {asking.problem}")]
+        )
+
+        def read() -> Overview:
+            clock_ms = int(datetime.now(UTC).timestamp() * 1000)
+            with open_lake() as lake:
+                return overview(lake, histories.read_on(lake), asked, clock_ms, waiting)
+
+        shown = await run_in_threadpool(read)
+        root = root_of(request)
+        return answers.page(
             request,
             "overview.html",
             page=shown,
@@ -96,7 +124,7 @@ def _add_topics(app: FastAPI) -> None:
     def topic(request: Request, name: str, page: int = 1) -> Response:
         with open_lake() as lake:
             shown = topic_page(lake, name, page)
-        return _page(
+        return answers.page(
             request,
             "topic.html",
             page=shown,
@@ -104,29 +132,20 @@ def _add_topics(app: FastAPI) -> None:
         )
 
 
-def _add_runs(app: FastAPI) -> None:
-    @app.get("/runs/{run_id}")
-    def run(
-        request: Request, run_id: str, dag: str = "", topic: str = "", page: int = 1
-    ) -> Response:
-        with open_lake() as lake:
-            shown = run_page(lake, run_id, dag or None, topic or None, page)
-        return _page(
-            request,
-            "run.html",
-            page=shown,
-            page_link=lambda number: query({"dag": dag, "page": number}),
-        )
-
+def _add_plans(app: FastAPI) -> None:
     @app.get("/plans/{plan_id}")
     def plan(request: Request, plan_id: str) -> Response:
         with open_lake() as lake:
-            return _page(request, "plan.html", page=plan_page(lake, plan_id, datetime.now(UTC)))
+            return answers.page(
+                request, "plan.html", page=plan_page(lake, plan_id, datetime.now(UTC))
+            )
 
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:
         with open_lake() as lake:
-            return _page(request, "dag.html", page=dag_page(lake, dag_id))
+            return answers.page(
+                request, "dag.html", page=dag_page(lake, dag_id), has_form=dag_id in FORMS
+            )
 
 
 def _add_keys(app: FastAPI) -> None:
@@ -161,7 +180,7 @@ def _keys(
     page: KeyPage | None = None,
     problem: str | None = None,
 ) -> Response:
-    answer = _page(
+    answer = answers.page(
         request,
         "keys.html",
         page=page,
@@ -172,8 +191,7 @@ def _keys(
         problem=problem,
         status_code=200 if problem is None else 400,
     )
-    answer.headers["Cache-Control"] = "no-store"
-    return answer
+    return answers.unkept(answer)
 
 
 def _static(name: str) -> Response:
@@ -196,7 +214,7 @@ def _static_files() -> dict[str, Traversable]:
 
 
 def _missing(request: Request) -> Response:
-    return _page(
+    return answers.page(
         request,
         "problem.html",
         title="No such page",
@@ -210,15 +228,6 @@ def _problem(request: Request, error: Exception) -> Response:
         (answer for kind, answer in PROBLEMS.items() if isinstance(error, kind)),
         ("The lake cannot be read", 500),
     )
-    return _page(request, "problem.html", title=title, text=str(error), status_code=status_code)
-
-
-def _page(request: Request, template: str, *, status_code: int = 200, **values: Any) -> Response:
-    html = render(template, _root(request), **values)
-    return HTMLResponse(html, status_code, headers=SECURITY_HEADERS)
-
-
-def _root(request: Request) -> str:
-    """Return the path that the plugin is mounted at, below Airflow's own base path."""
-    root: str = request.scope.get("root_path", "")
-    return root.rstrip("/")
+    return answers.page(
+        request, "problem.html", title=title, text=str(error), status_code=status_code
+    )

@@ -29,6 +29,14 @@ class Mark(NamedTuple):
     label: str
 
 
+class Range(NamedTuple):
+    """A part of a bar, in its coordinates, and what is there."""
+
+    x: float
+    width: float
+    label: str
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A partition from its first to its last offset, as coordinates in [0, BAR_WIDTH]."""
@@ -38,6 +46,7 @@ class Bar:
     active: float
     boundaries: tuple[float, ...]
     replicas: tuple[Mark, ...]
+    held: tuple[Range, ...]
     label: str
 
 
@@ -71,8 +80,15 @@ def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str
     )
 
 
-def bar(state: PartitionState, replica_starts: Mapping[str, int]) -> Bar:
-    """Return a partition's bar; `replica_starts` are the log start offsets of its replicas."""
+def bar(
+    state: PartitionState,
+    replica_starts: Mapping[str, int],
+    held: Sequence[tuple[int, int, str]] = (),
+) -> Bar:
+    """Return a partition's bar; `replica_starts` are the log start offsets of its replicas.
+
+    `held` are ranges of offsets, each from its first to before its end, and what holds them.
+    """
     first = min([state.log_start_offset, state.first_segment, *replica_starts.values()])
     length = max(state.log_end_offset - first, 1)
 
@@ -91,11 +107,12 @@ def bar(state: PartitionState, replica_starts: Mapping[str, int]) -> Bar:
         active=x(max(state.active_segment, state.log_start_offset)),
         boundaries=tuple(dict.fromkeys(x(base) for base in bases[::step])),
         replicas=marks,
-        label=_in_words(state, marks),
+        held=tuple(Range(x(a), round(x(b) - x(a), 1), label) for a, b, label in held),
+        label=_in_words(state, [*(mark.label for mark in marks), *(label for *_, label in held)]),
     )
 
 
-def _in_words(state: PartitionState, marks: Sequence[Mark]) -> str:
+def _in_words(state: PartitionState, more: Sequence[str]) -> str:
     segments = len(state.segments)
     return ", ".join(
         [
@@ -103,7 +120,7 @@ def _in_words(state: PartitionState, marks: Sequence[Mark]) -> str:
             f"first dirty offset {state.first_dirty_offset:,}",
             f"log end offset {state.log_end_offset:,}",
             f"{segments:,} {'segment' if segments == 1 else 'segments'}",
-            *(mark.label for mark in marks),
+            *more,
         ]
     )
 

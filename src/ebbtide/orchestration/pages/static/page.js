@@ -33,10 +33,10 @@
   const draw = (figure) => {
     const svg = figure.querySelector("svg");
     const points = JSON.parse(figure.dataset.points);
-    // Days as 11-23; times of day too where all points lie within two days.
+    // Days as 11-23; times of day where all points lie within two days.
     const times = points[0];
     const isShort = times[times.length - 1] - times[0] < 2 * 86400;
-    const day = (seconds) => new Date(seconds * 1000).toISOString().slice(5, isShort ? 16 : 10).replace("T", " ");
+    const day = (seconds) => new Date(seconds * 1000).toISOString().slice(...(isShort ? [11, 16] : [5, 10]));
     const axis = { stroke: computed("--dim"), grid: { stroke: computed("--line"), width: 1 }, ticks: { show: false } };
     figure.querySelector(".uplot")?.remove();
     const chart = new uPlot({
@@ -44,7 +44,7 @@
       height: 150,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { y: { range: (self, low, high) => [0, high || 1] } },
-      axes: [{ ...axis, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, space: 60, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
       series: [
         { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
         { label: figure.dataset.unit, stroke: computed("--clean"), width: 2, fill: computed("--clean").replace(/\)$/, " / 0.15)"),
@@ -63,5 +63,6 @@
     let waiting;
     addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 200); });
     addEventListener("storage", drawAll);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   }
 })();

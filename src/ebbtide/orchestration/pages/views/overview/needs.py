@@ -1,13 +1,14 @@
-"""List what needs somebody: failures with their cause, horizons that are overdue, drift.
+"""List what needs somebody: questions, failures with their cause, overdue horizons, drift.
 
 Each kind is a function from the rows to its needs; `KINDS` has them in the order of the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
@@ -19,11 +20,11 @@ NEWS = timedelta(days=3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """One thing to look at: on which topic, in which run, and what to do about it."""
+    """One thing to look at: on which topic or in which run, and what to do about it."""
 
     kind: str
-    topic: str
     text: str
+    topic: str | None = None
     at_ms: int | None = None
     run_id: str | None = None
     dag: str | None = None
@@ -32,6 +33,21 @@ class Need:
 def needs(rows: Sequence[TopicRow], clock_ms: int) -> list[Need]:
     """Return all needs of the topics, the kinds in order and each kind's newest first."""
     return [need for kind in KINDS for need in kind(rows, clock_ms)]
+
+
+def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> list[Need]:
+    """Return the questions of these DAGs' runs that nobody has answered, as Airflow has them."""
+    return [
+        Need(
+            kind="approval",
+            text=detail["subject"],
+            at_ms=int(datetime.fromisoformat(detail["created_at"]).timestamp() * 1000),
+            run_id=of["dag_run_id"],
+            dag=of["dag_id"],
+        )
+        for detail in details
+        if (of := detail["task_instance"])["dag_id"] in dags
+    ]
 
 
 def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
@@ -53,10 +69,27 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
         )
 
 
+def unreadable(problem: str) -> Need:
+    """Say that something of all topics cannot be read."""
+    return Need(kind="unreadable", text=problem)
+
+
 def _unreadable(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
     for row in rows:
         if row.problem is not None:
             yield Need(kind="unreadable", topic=row.name, text=row.problem)
+
+
+def _reviews(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
+    for row in rows:
+        for of in row.holds:
+            if of.is_to_be_reviewed:
+                owner = f"; {of.hold.owner} owns it" if of.hold.owner else ""
+                yield Need(
+                    kind="review",
+                    topic=row.name,
+                    text=f"{of.hold} was to be reviewed by {of.hold.review_date}{owner}",
+                )
 
 
 def _overdue(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
@@ -83,10 +116,10 @@ def _drifts(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
             )
 
 
-# Approvals that wait and holds to review are kinds of their own, first in this list.
 KINDS: tuple[Callable[[Sequence[TopicRow], int], Iterator[Need]], ...] = (
     _failures,
     _unreadable,
+    _reviews,
     _overdue,
     _drifts,
 )

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
+from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake
+from ebbtide.orchestration.pages.views.holds import HoldRow, by_topic, standing_holds
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
-from ebbtide.orchestration.pages.views.overview.needs import Need, needs
+from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow, filled, topic_rows
 
 TOPICS_A_PAGE = 50
@@ -38,6 +41,7 @@ COLUMNS: Mapping[str, Column] = {
     "size": Column("Size", lambda row: row.file_bytes),
     "records": Column("Records", lambda row: row.records),
     "dirty": Column("Dirty", lambda row: row.dirty_share),
+    "oldest": Column("Oldest segment", lambda row: row.oldest_segment_ms, is_descending=False),
     "horizon": Column("Next horizon", lambda row: row.next_horizon_ms, is_descending=False),
     "lag": Column("Replica lag", lambda row: row.low_watermark_lag),
     "night": Column("Last night", lambda row: row.night_ms),
@@ -48,6 +52,7 @@ FILTERS: Mapping[str, Filter] = {
     "overdue": Filter("Overdue", lambda row, clock_ms: row.is_overdue(clock_ms)),
     "waiting": Filter("Waiting for a horizon", lambda row, _: bool(row.waiting)),
     "erasing": Filter("Keys being erased", lambda row, _: bool(row.open_erasures)),
+    "held": Filter("Held", lambda row, _: bool(row.holds)),
     "lagging": Filter("Replicas behind", lambda row, _: bool(row.low_watermark_lag)),
     "drifted": Filter("Settings drifted", lambda row, _: bool(row.drifted_settings)),
     "disabled": Filter("Not enabled", lambda row, _: not row.is_enabled),
@@ -107,6 +112,9 @@ class Totals:
     night_ms: int | None
     waiting: int
     overdue: int
+    erasing: int
+    holds: int
+    oldest_segment_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +138,18 @@ class Overview:
 
 
 def overview(
-    lake: Lake, histories: Mapping[str, TopicHistory], asked: Asked, clock_ms: int
+    lake: Lake,
+    histories: Mapping[str, TopicHistory],
+    asked: Asked,
+    clock_ms: int,
+    waiting: Sequence[Need] = (),
 ) -> Overview:
-    """Return the page; only topics on it that no job of this version has told are opened."""
-    rows = topic_rows(lake.topic_names(), histories)
+    """Return the page; only topics on it that no job of this version has told are opened.
+
+    `waiting` are the questions of runs, which come first of what needs somebody.
+    """
+    held, problems = _holds(lake, clock_ms)
+    rows = topic_rows(lake.topic_names(), histories, held)
     matching = _sorted([row for row in rows if _matches(row, asked, clock_ms)], asked)
     pages = max(-(-len(matching) // TOPICS_A_PAGE), 1)
     asked = replace(asked, page=min(asked.page, pages))
@@ -141,7 +157,7 @@ def overview(
     shown = [filled(row, lake) for row in matching[start : start + TOPICS_A_PAGE]]
     unreadable = [row for row in shown if row.problem is not None]
     seen = {row.name: row for row in rows} | {row.name: row for row in unreadable}
-    all_needs = needs(list(seen.values()), clock_ms)
+    all_needs = [*waiting, *problems, *needs(list(seen.values()), clock_ms)]
     return Overview(
         asked=asked,
         totals=_totals(rows, clock_ms),
@@ -156,6 +172,14 @@ def overview(
         pages=pages,
         clock_ms=clock_ms,
     )
+
+
+def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldRow]], list[Need]]:
+    """Return the holds of each topic, or that they cannot be read."""
+    try:
+        return by_topic(standing_holds(lake, datetime.fromtimestamp(clock_ms / 1000, UTC))), []
+    except EbbtideError as error:
+        return {}, [unreadable(str(error))]
 
 
 def _matches(row: TopicRow, asked: Asked, clock_ms: int) -> bool:
@@ -184,4 +208,10 @@ def _totals(rows: Sequence[TopicRow], clock_ms: int) -> Totals:
         night_ms=int(newest.ended.timestamp() * 1000) if newest else None,
         waiting=sum(row.waiting or 0 for row in rows),
         overdue=sum(row.is_overdue(clock_ms) for row in rows),
+        erasing=sum(row.open_erasures for row in rows),
+        holds=sum(len(row.holds) for row in rows),
+        oldest_segment_ms=min(
+            (row.oldest_segment_ms for row in rows if row.oldest_segment_ms is not None),
+            default=None,
+        ),
     )

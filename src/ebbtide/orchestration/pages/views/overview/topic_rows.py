@@ -11,6 +11,7 @@ from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import Lake
 from ebbtide.orchestration.pages.charts import sparkline
+from ebbtide.orchestration.pages.views.holds import HoldRow
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -30,9 +31,11 @@ class TopicRow:
     dirty_share: float | None = None
     waiting: int | None = None
     next_horizon_ms: int | None = None
+    oldest_segment_ms: int | None = None
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
     open_erasures: int = 0
+    holds: Sequence[HoldRow] = ()
     night: Sequence[Attempt] = ()
     failures: Sequence[Attempt] = ()
     problem: str | None = None
@@ -64,9 +67,13 @@ class TopicRow:
         return self.is_enabled and horizon is not None and horizon < clock_ms - DAY_MS
 
 
-def topic_rows(names: Iterable[str], histories: Mapping[str, TopicHistory]) -> list[TopicRow]:
+def topic_rows(
+    names: Iterable[str],
+    histories: Mapping[str, TopicHistory],
+    holds: Mapping[str, Sequence[HoldRow]],
+) -> list[TopicRow]:
     """Return a row for each topic."""
-    return [_row(name, histories.get(name)) for name in names]
+    return [replace(_row(name, histories.get(name)), holds=holds.get(name, ())) for name in names]
 
 
 def _row(name: str, history: TopicHistory | None) -> TopicRow:
@@ -97,6 +104,7 @@ def _summarized(history: TopicHistory) -> dict[str, Any]:
         "file_bytes": summary.file_bytes,
         "dirty_share": summary.dirty_share,
         "next_horizon_ms": summary.next_horizon_ms,
+        "oldest_segment_ms": summary.oldest_segment_ms,
     }
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from ebbtide.lake.reader import Lake, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.report import find_run
 from ebbtide.text import NOTHING, moment, number, size
 
@@ -25,6 +27,7 @@ class PartitionResult:
 
     partition: int
     log_start_offset: int | None
+    low_watermark_before: int | None
     low_watermark: int | None
     log_end_offset: int | None
     numbers: Mapping[str, str]
@@ -102,7 +105,7 @@ def run_page(lake: Lake, run_id: str, dag: str | None, topic: str | None, page: 
         dag=dag or (runs[0].dag if runs else None),
         first=runs[0] if runs else None,
         topics=topics[start : start + TOPICS_A_PAGE],
-        stages=[_stage(run) for run in topics[0].runs] if len(topics) == 1 else [],
+        stages=_stages(lake, topics[0]) if len(topics) == 1 else [],
         topic_count=len(topics),
         failed=sum(of.has_failed for of in topics),
         rows_removed=sum(of.rows_removed for of in topics),
@@ -120,7 +123,19 @@ def topics_of_run(runs: Iterable[Run]) -> list[TopicOfRun]:
     return sorted(topics, key=lambda of: (not of.has_failed, of.name))
 
 
-def _stage(run: Run) -> Stage:
+def _stages(lake: Lake, topic: TopicOfRun) -> list[Stage]:
+    """Return the stages in order; each begins with the low watermarks that the one before left."""
+    began = topic.runs[0].started
+    earlier = lake.runs(began - HISTORY, topic=topic.name)
+    marks = low_watermarks(run for run in earlier if run.ended <= began)
+    stages = []
+    for run in topic.runs:
+        stages.append(_stage(run, marks))
+        marks = {**marks, **low_watermarks([run])}
+    return stages
+
+
+def _stage(run: Run, before: Mapping[int, int]) -> Stage:
     result = run.topic_result
     return Stage(
         run=run,
@@ -132,15 +147,18 @@ def _stage(run: Run) -> Stage:
             if isinstance(pair, list)
         },
         numbers=in_words(result),
-        partitions=[_partition(p, numbers) for p, numbers in sorted(run.partitions.items())],
+        partitions=[
+            _partition(p, numbers, before.get(p)) for p, numbers in sorted(run.partitions.items())
+        ],
     )
 
 
-def _partition(partition: int, numbers: Mapping[str, Any]) -> PartitionResult:
+def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -> PartitionResult:
     mark = numbers.get("low_watermark", INVALID_LOW_WATERMARK)
     return PartitionResult(
         partition=partition,
         log_start_offset=numbers.get("log_start_offset"),
+        low_watermark_before=before,
         low_watermark=None if mark == INVALID_LOW_WATERMARK else mark,
         log_end_offset=numbers.get("log_end_offset"),
         numbers=in_words(numbers),
@@ -156,8 +174,8 @@ def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
             continue
         if name.endswith(_BEFORE):
             what = name.removesuffix(_BEFORE)
-            after = _text(name, numbers.get(f"{what}{_AFTER}"))
-            texts[what] = f"{_text(name, value)} → {after}"
+            after = _text(name, numbers.get(f"{what}{_AFTER}", numbers.get(what)))
+            texts[what.replace("_", " ")] = f"{_text(name, value)} → {after}"
         elif (text := _text(name, value)) != NOTHING:
             texts[name.replace("_", " ").removesuffix(" ms")] = text
     return texts

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 from ebbtide.lake.contents import PartitionContents, read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
+from ebbtide.orchestration.pages.views.holds import HoldRow, held_offsets, standing_holds
+from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
-from ebbtide.orchestration.pages.views.topic.settings import SettingRow, form_of, setting_rows
+from ebbtide.orchestration.pages.views.topic.settings import SettingRow, setting_rows
 from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
+from ebbtide.text import number
 
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
+DAYS = 14  # of horizons that are due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,14 @@ class DueHorizon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DueDay:
+    """A day from today on, and how many partitions have their next horizon on it."""
+
+    day: date
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPage:
     """The page of one topic; partitions are those of the page asked for, totals are of all."""
 
@@ -63,13 +75,14 @@ class TopicPage:
     page: int
     pages: int
     horizons: Sequence[DueHorizon]
+    days: Sequence[DueDay]
     deletion: str
     charts: Sequence[Chart]
     removals: Sequence[Removal]
     settings: Sequence[SettingRow]
-    form: str
     runs: Sequence[Run]
     replicas: Sequence[ReplicaRow]
+    holds: Sequence[HoldRow]
     queries: Sequence[Query]
 
     @property
@@ -86,6 +99,7 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
     contents = read_contents(lake, name)
     replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
     rows = setting_rows(topic, runs)
+    holds = standing_holds(lake, clock, name)
     deletion = newest_deletion(topic, runs, clock)
     pages = max(-(-len(topic.partitions) // PARTITIONS_A_PAGE), 1)
     page = min(max(page, 1), pages)
@@ -94,32 +108,23 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         records=sum(of.records for of in contents.values()),
         file_bytes=sum(of.file_bytes for of in contents.values()),
         oldest_event_ms=_oldest_event(contents.values()),
-        partitions=_partitions(topic, contents, replicas, runs, page),
+        partitions=_partitions(topic, contents, replicas, holds, runs, page),
         partition_count=len(topic.partitions),
         page=page,
         pages=pages,
-        horizons=due_horizons(topic.partitions),
+        horizons=(horizons := due_horizons(topic.partitions)),
+        days=due_days(horizons, clock.date()),
         deletion=deletion.in_words()
         if deletion
         else f"Nothing was deleted in the last {HISTORY.days} days.",
         charts=trends(runs),
         removals=removals(runs),
         settings=rows,
-        form=form_of(name, any(row.broker is not None for row in rows)),
         runs=runs[: -RUNS_SHOWN - 1 : -1],
         replicas=replicas,
+        holds=holds,
         queries=queries(name, lake.records(name).metadata_location),
     )
-
-
-def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
-    """Return the newest low watermark of each partition that a job reported."""
-    return {
-        partition: numbers["low_watermark"]
-        for run in runs
-        for partition, numbers in run.partitions.items()
-        if numbers.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
-    }
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
@@ -136,10 +141,21 @@ def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
     ]
 
 
+def due_days(horizons: Sequence[DueHorizon], today: date) -> list[DueDay]:
+    """Return the next `DAYS` days, of which today has what is overdue too."""
+    counts: Counter[date] = Counter()
+    for due in horizons:
+        day = datetime.fromtimestamp(due.at_ms / 1000, UTC).date()
+        counts[max(day, today)] += len(due.partitions)
+    days = (today + timedelta(days=number) for number in range(DAYS))
+    return [DueDay(day=day, partitions=counts[day]) for day in days]
+
+
 def _partitions(
     topic: LakeTopic,
     contents: Mapping[int, PartitionContents],
     replicas: Sequence[ReplicaRow],
+    holds: Sequence[HoldRow],
     runs: Sequence[Run],
     page: int,
 ) -> list[PartitionRow]:
@@ -154,9 +170,21 @@ def _partitions(
                 partition, None if topic.has_replicas else state.log_start_offset
             ),
             waits_for_round=topic.config.is_compacted and state.next_clean_ms == 0,
-            bar=bar(state, _starts(replicas, partition)),
+            bar=bar(state, _starts(replicas, partition), _held(holds, partition, state)),
         )
         for partition, state in list(topic.partitions.items())[start : start + PARTITIONS_A_PAGE]
+    ]
+
+
+def _held(
+    holds: Sequence[HoldRow], partition: int, state: PartitionState
+) -> list[tuple[int, int, str]]:
+    """Return what is held of a partition's log, and by which hold."""
+    first = min(state.log_start_offset, state.first_segment)
+    ranges = held_offsets(holds, partition, first, state.log_end_offset)
+    return [
+        (start, end, f"{of.hold} from {number(start)} to {number(end)}")
+        for of, start, end in ranges
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,8 +55,3 @@ def newest_drift(runs: Iterable[Run]) -> Mapping[str, str]:
     """Return the brokers' values of settings that differ, by the newest ingest that compared."""
     compared = [run.topic_result["drift"] for run in runs if "drift" in run.topic_result]
     return {of["name"]: of["broker"] for of in compared[-1]} if compared else {}
-
-
-def form_of(topic: str, has_drift: bool) -> str:
-    """Return what to paste into the form of configure_topic, as JSON."""
-    return json.dumps({"topic": topic, "from_source": has_drift, "plan_only": True})

@@ -1,0 +1,119 @@
+"""Airflow's own API, asked within the API server with the rights of the user who looks.
+
+So Airflow checks each right, keeps its audit log, and says who triggered a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
+from fastapi import Depends, Request
+
+from ebbtide.orchestration.pages import AIRFLOW_APP
+
+MAX_QUESTIONS = 20
+LOGIN_SECONDS = 60  # that a token holds which is made for one question
+# Nothing is sent over a network: the application answers in this process.
+_ADDRESS = "http://airflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer of the API: its status, and its JSON as Python values."""
+
+    status: int
+    value: Any
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the API did what it was asked for."""
+        return 200 <= self.status < 300
+
+    @property
+    def problem(self) -> str:
+        """Say why it did not, in Airflow's own words."""
+        detail = self.value.get("detail") if isinstance(self.value, dict) else None
+        if isinstance(detail, list):  # of a request that does not fit its schema
+            return "; ".join(str(of.get("msg", of)) for of in detail)
+        return str(detail or f"Airflow answered {self.status}")
+
+
+class AirflowApi:
+    """Airflow's public API for one user."""
+
+    def __init__(self, request: Request, user: GetUserDep) -> None:
+        self._app = request.scope[AIRFLOW_APP]
+        self._user = user
+
+    @property
+    def user_name(self) -> str:
+        """The name that Airflow keeps with what the user does."""
+        return str(self._user.get_name())
+
+    def may_trigger(self, dag: str) -> bool:
+        """Return whether the user may start runs of a DAG."""
+        return self._may("POST", DagAccessEntity.RUN, dag)
+
+    def may_answer(self, dag: str) -> bool:
+        """Return whether the user may answer what runs of a DAG ask."""
+        return self._may("PUT", DagAccessEntity.HITL_DETAIL, dag)
+
+    def _may(self, method: ResourceMethod, entity: DagAccessEntity, dag: str) -> bool:
+        details = DagDetails(id=dag, team_name=DagModel.get_team_name(dag))
+        return bool(
+            get_auth_manager().is_authorized_dag(
+                method=method, access_entity=entity, details=details, user=self._user
+            )
+        )
+
+    async def open_questions(self) -> Reply:
+        """Return what runs ask that the user may see, newest first."""
+        path = ("dags", "~", "dagRuns", "~", "hitlDetails")
+        order = {"limit": MAX_QUESTIONS, "order_by": "-created_at"}
+        return await self.get(*path, response_received="false", state="awaiting_input", **order)
+
+    async def get(self, *path: str, **query: Any) -> Reply:
+        """Read what lies at a path below /api/v2."""
+        return await self._ask("GET", path, query=query)
+
+    async def post(self, *path: str, body: Mapping[str, Any]) -> Reply:
+        """Make something."""
+        return await self._ask("POST", path, body)
+
+    async def patch(self, *path: str, body: Mapping[str, Any]) -> Reply:
+        """Change something."""
+        return await self._ask("PATCH", path, body)
+
+    async def _ask(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any] | None = None,
+    ) -> Reply:
+        """Ask without holding a thread: Airflow answers in threads of the same pool."""
+        token = get_auth_manager().generate_jwt(
+            self._user, expiration_time_in_seconds=LOGIN_SECONDS
+        )
+        # Airflow takes a run with a referrer for one that was started in its UI.
+        headers = {"Authorization": f"Bearer {token}", "Referer": f"{_ADDRESS}/ebbtide/"}
+        address = "/".join([f"{_ADDRESS}/api/v2", *(quote(part, safe="~") for part in path)])
+        transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, headers=headers) as client:
+            answer = await client.request(method, address, json=body, params=query)
+        try:
+            return Reply(answer.status_code, answer.json())
+        except ValueError:
+            return Reply(answer.status_code, answer.text)
+
+
+Api = Annotated[AirflowApi, Depends(AirflowApi)]

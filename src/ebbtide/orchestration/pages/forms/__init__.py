@@ -1,0 +1,1 @@
+"""Forms that start DAGs: what each asks for, and how its fields become the DAG's Params."""

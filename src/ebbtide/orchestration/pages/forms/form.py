@@ -1,0 +1,165 @@
+"""The parts of a form, and what somebody has filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+from ebbtide.errors import RequestError
+
+
+class Kind(StrEnum):
+    """The kinds of fields; the template has a piece for each."""
+
+    TEXT = "text"
+    LINES = "lines"
+    NUMBER = "number"
+    TIME = "time"  # UTC
+    DATE = "date"
+    CHOICE = "choice"  # one of `choices`
+    CHOICES = "choices"  # any of `choices`
+    TOPICS = "topics"  # any of the lake's topics
+    CHECK = "check"
+    OFFSETS = "offsets"  # one for each partition
+    SETTINGS = "settings"  # the topic's, each to be changed
+
+
+class Suggestions(StrEnum):
+    """Lists that fields of text suggest."""
+
+    TOPICS = "topics"
+    PARTITIONS = "partitions"
+    CONNECTIONS = "connections"
+    AGES = "ages"
+    HOLDS = "holds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field; a secret one is never shown again."""
+
+    name: str
+    label: str
+    kind: Kind = Kind.TEXT
+    help: str = ""
+    is_required: bool = False
+    is_secret: bool = False
+    suggests: Suggestions | None = None
+    choices: Sequence[str] = ()
+    default: str | Sequence[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Fields that belong together; one that is not open has to be unfolded."""
+
+    legend: str
+    fields: Sequence[Field]
+    help: str = ""
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Button:
+    """A way to send a form; its name is that of the choice `go`."""
+
+    name: str
+    label: str
+    help: str
+
+
+PLAN = Button(
+    name="plan",
+    label="Plan only",
+    help="shows what would go and keeps it as a plan; nothing is changed.",
+)
+ASK = Button(
+    name="ask",
+    label="Plan, then ask for approval",
+    help="does the same, then waits until somebody approves the plan, and executes it.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What was filled in, by field: texts as they were sent; `go` is the button."""
+
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, Any]]) -> Self:
+        """Return what pairs of names and texts say; a name may come several times."""
+        values: dict[str, list[str]] = {}
+        for name, value in pairs:
+            if isinstance(value, str):
+                values.setdefault(name, []).append(value)
+        return cls(values)
+
+    def text(self, name: str) -> str | None:
+        """Return a field's text; None where it is empty."""
+        given = self.values.get(name, ("",))
+        return (given[-1].strip() or None) if given else None
+
+    def lines(self, name: str) -> list[str] | None:
+        """Return the lines of a field that are not empty; None where there is none."""
+        texts = [line for text in self.values.get(name, ()) for line in text.splitlines()]
+        return [line.strip() for line in texts if line.strip()] or None
+
+    def keys(self, name: str) -> list[str] | None:
+        """Return the lines as they are: blanks at an end of a key belong to it."""
+        texts = [line for text in self.values.get(name, ()) for line in text.splitlines()]
+        return [line for line in texts if line] or None
+
+    def number(self, name: str) -> int | None:
+        """Return a field's whole number; None where it is empty, RequestError for another text."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise RequestError(f"expected a whole number for {name}, found {text!r}") from None
+
+    def time(self, name: str) -> str | None:
+        """Return a time in UTC as the Params of DAGs have it; a browser sends it without a zone."""
+        text = self.text(name)
+        if text is None or text.endswith("Z") or "+" in text:
+            return text
+        return f"{text}:00Z" if text.count(":") == 1 else f"{text}Z"
+
+    def is_checked(self, name: str) -> bool:
+        """Return whether a box is checked."""
+        return bool(self.values.get(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form for a DAG; `params` makes the DAG's Params of what was filled in.
+
+    With `needs_topic` the form is shown once a topic is chosen, since its fields depend on it.
+    """
+
+    dag: str
+    title: str
+    intro: str
+    groups: Sequence[Group]
+    params: Callable[[Filled], dict[str, Any]]
+    buttons: Sequence[Button] = (PLAN, ASK)
+    needs_topic: bool = False
+
+    @property
+    def fields(self) -> list[Field]:
+        """All fields, in order."""
+        return [of for group in self.groups for of in group.fields]
+
+
+def plans_only(filled: Filled) -> bool:
+    """Return whether the run is to end after its plan, which it does unless the other is chosen."""
+    return filled.text("go") != ASK.name
+
+
+def without_empty(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Params that were given: the DAG's own defaults hold for all others."""
+    return {name: value for name, value in params.items() if value is not None}

@@ -1,0 +1,108 @@
+"""The form of hold_records: which records a case holds, why, and until when somebody looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebbtide.log.requests.erase_request import Encoding
+from ebbtide.orchestration.pages.forms.form import (
+    Button,
+    Field,
+    Filled,
+    Form,
+    Group,
+    Kind,
+    Suggestions,
+    plans_only,
+    without_empty,
+)
+
+ACTIONS = ("make", "change", "end")
+_TEXTS = ("action", "topic", "hold", "case_id", "reason", "owner", "review_date")
+_NUMBERS = ("partition", "first_offset", "end_offset")
+_TIMES = ("event_time_from", "event_time_until")
+
+
+def _params(filled: Filled) -> dict[str, Any]:
+    return without_empty(
+        {
+            **{name: filled.text(name) for name in _TEXTS},
+            **{name: filled.number(name) for name in _NUMBERS},
+            **{name: filled.time(name) for name in _TIMES},
+            "keys": filled.keys("keys"),
+            "encoding": filled.text("encoding"),
+            "plan_only": plans_only(filled),
+        }
+    )
+
+
+FORM = Form(
+    dag="hold_records",
+    title="Hold records",
+    intro="What a hold covers is kept when a rule or somebody removes it, for as long as the hold "
+    "stands. A new hold, and one that covers more, acts at once; ending one, or covering less, "
+    "has to be approved.",
+    groups=(
+        Group(
+            legend="What",
+            fields=(
+                Field(name="action", label="Do", kind=Kind.CHOICE, choices=ACTIONS),
+                Field(name="topic", label="Topic", is_required=True, suggests=Suggestions.TOPICS),
+                Field(
+                    name="hold",
+                    label="Hold",
+                    suggests=Suggestions.HOLDS,
+                    help="Its id, to change or to end it; empty for a new one.",
+                ),
+            ),
+        ),
+        Group(
+            legend="Which records",
+            help="All that is filled in applies together. Nothing filled in means all records.",
+            fields=(
+                Field(name="partition", label="Partition", kind=Kind.NUMBER),
+                Field(name="first_offset", label="From offset", kind=Kind.NUMBER),
+                Field(name="end_offset", label="Before offset", kind=Kind.NUMBER),
+                Field(name="event_time_from", label="From time (UTC)", kind=Kind.TIME),
+                Field(name="event_time_until", label="Before time (UTC)", kind=Kind.TIME),
+                Field(
+                    name="keys",
+                    label="Keys",
+                    kind=Kind.LINES,
+                    is_secret=True,
+                    help="One a line. The hold keeps their SHA-256 alone; Airflow keeps what was "
+                    "typed with the run.",
+                ),
+                Field(
+                    name="encoding",
+                    label="Keys are written as",
+                    kind=Kind.CHOICE,
+                    choices=[str(encoding) for encoding in Encoding],
+                ),
+            ),
+        ),
+        Group(
+            legend="Why",
+            fields=(
+                Field(name="case_id", label="Case", help="Such as the number of a lawsuit."),
+                Field(name="reason", label="Reason"),
+                Field(name="owner", label="Owner", help="Who is asked when it is to be reviewed."),
+                Field(
+                    name="review_date",
+                    label="Review date",
+                    kind=Kind.DATE,
+                    help="From then on every page and plan warns.",
+                ),
+            ),
+        ),
+    ),
+    buttons=(
+        Button(name="plan", label="Plan only", help="shows what would be held."),
+        Button(
+            name="ask",
+            label="Send",
+            help="holds more at once; to hold less, or nothing any more, somebody has to approve.",
+        ),
+    ),
+    params=_params,
+)

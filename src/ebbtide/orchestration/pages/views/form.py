@@ -1,0 +1,176 @@
+"""A form as its page shows it: fields with what is filled in, and what is suggested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.log.settings.config import SETTINGS
+from ebbtide.log.settings.defaults import default_text
+from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from ebbtide.orchestration.pages.forms.configure_topic import (
+    NEW_NAME,
+    NEW_VALUE,
+    UNSET,
+    VALUE,
+    WAS,
+)
+from ebbtide.orchestration.pages.forms.delete_records import OFFSET
+from ebbtide.orchestration.pages.forms.form import Field, Filled, Form, Suggestions
+
+AGES = ("P1D", "P7D", "P30D", "P90D", "P365D")
+PARTITIONS_SHOWN = 50
+NEW_SETTINGS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRow:
+    """A partition's field: what is filled in, and between which offsets its log lies."""
+
+    partition: int
+    name: str
+    value: str
+    log_start_offset: int
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """A setting's field, the value that it has now, and its default."""
+
+    name: str
+    value: str
+    was: str
+    default: str
+    is_unset: bool
+    value_name: str
+    was_name: str
+    unset_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSetting:
+    """A row for a setting that is not set yet."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormPage:
+    """A form: who may send it, what it suggests, and the topic that it is about, if it is chosen.
+
+    `why_not` says why the user cannot send it, `problem` what was wrong with what was sent.
+    """
+
+    form: Form
+    filled: Filled
+    names: Sequence[str]
+    topic: LakeTopic | None
+    why_not: str | None = None
+    problem: str | None = None
+    is_paused: bool = False
+    suggestions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def needs_topic(self) -> bool:
+        """Whether a topic has to be chosen first."""
+        return self.form.needs_topic and self.topic is None
+
+    def value(self, of: Field) -> str:
+        """Return a field's text: what was filled in, else its default; nothing of a secret one."""
+        if of.is_secret:
+            return ""
+        given = self.filled.values.get(of.name)
+        if given is not None:
+            return "\n".join(given)
+        return of.default if isinstance(of.default, str) else ""
+
+    def is_chosen(self, of: Field, choice: str) -> bool:
+        """Return whether one of a field's choices is chosen."""
+        given = self.filled.values.get(of.name)
+        return choice in (of.default if given is None else given)
+
+    @property
+    def offsets(self) -> list[OffsetRow]:
+        """The first partitions of the topic; what was given with `partition` is filled in."""
+        if self.topic is None:
+            return []
+        partition, offset = self.filled.text("partition"), self.filled.text("offset")
+        return [
+            OffsetRow(
+                partition=number,
+                name=f"{OFFSET}{number}",
+                value=self.filled.text(f"{OFFSET}{number}")
+                or (offset or "" if partition == str(number) else ""),
+                log_start_offset=state.log_start_offset,
+                log_end_offset=state.log_end_offset,
+            )
+            for number, state in list(self.topic.partitions.items())[:PARTITIONS_SHOWN]
+        ]
+
+    @property
+    def more_partitions(self) -> int:
+        """How many partitions have no field of their own."""
+        return 0 if self.topic is None else max(len(self.topic.partitions) - PARTITIONS_SHOWN, 0)
+
+    @property
+    def settings(self) -> list[SettingRow]:
+        """The settings that the topic has."""
+        if self.topic is None:
+            return []
+        return [
+            _setting_row(name, self.topic.properties[name], self.filled)
+            for name in setting_names()
+            if name in self.topic.properties
+        ]
+
+    @property
+    def new_settings(self) -> list[NewSetting]:
+        """Rows for settings that are not set; one that the address names comes first."""
+        names = list(self.filled.values.get(NEW_NAME, ()))
+        values = list(self.filled.values.get(NEW_VALUE, ()))
+        is_set = self.topic is not None and self.filled.text("name") in self.topic.properties
+        if not names and not is_set:
+            names, values = [self.filled.text("name") or ""], [self.filled.text("value") or ""]
+        rows = [NewSetting(name=n, value=v) for n, v in zip(names, values, strict=False)]
+        return rows + [NewSetting(name="", value="")] * max(NEW_SETTINGS - len(rows), 0)
+
+
+def setting_names() -> list[str]:
+    """Return the names of all settings."""
+    return [*SETTINGS, MAX_SNAPSHOT_AGE]
+
+
+def form_page(lake: Lake, form: Form, filled: Filled, **given: Any) -> FormPage:
+    """Return the page of a form; UnknownTopicError where the topic that it needs is not there."""
+    name = filled.text("topic")
+    topic = lake.topic(name) if form.needs_topic and name else None
+    names = lake.topic_names()
+    suggestions = {
+        Suggestions.TOPICS: names,
+        Suggestions.AGES: AGES,
+        "settings": setting_names(),
+        **given.pop("suggestions", {}),
+    }
+    return FormPage(
+        form=form, filled=filled, names=names, topic=topic, suggestions=suggestions, **given
+    )
+
+
+def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
+    given = filled.text(f"{VALUE}{name}")
+    if given is None and filled.text("name") == name:
+        given = filled.text("value")
+    return SettingRow(
+        name=name,
+        value=was if given is None else given,
+        was=was,
+        default=default_text(SETTINGS[name].field) if name in SETTINGS else "",
+        is_unset=filled.is_checked(f"{UNSET}{name}"),
+        value_name=f"{VALUE}{name}",
+        was_name=f"{WAS}{name}",
+        unset_name=f"{UNSET}{name}",
+    )

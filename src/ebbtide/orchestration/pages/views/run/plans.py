@@ -1,0 +1,49 @@
+"""The plans of a run: what each would remove, how it stands, and who has answered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ebbtide.lake.reader import Lake
+from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
+from ebbtide.log.plans.plan import Plan
+
+PLANS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOfRun:
+    """A plan without its offsets, and its events, oldest first."""
+
+    plan: Plan
+    standing: Standing
+    events: Sequence[PlanEvent]
+
+    @property
+    def may_be_asked_for(self) -> bool:
+        """Whether approve_plan can execute it."""
+        return self.standing in (Standing.OPEN, Standing.APPROVED)
+
+    @property
+    def answer(self) -> PlanEvent | None:
+        """Who approved or rejected it last."""
+        answers = [e for e in self.events if e.event in (Event.APPROVED, Event.REJECTED)]
+        return answers[-1] if answers else None
+
+
+def plans_of_run(
+    lake: Lake, run_id: str, dag: str | None, named: Sequence[str], clock: datetime
+) -> list[PlanOfRun]:
+    """Return the plans that a run has made, and those that it was started for."""
+    plans = [p for p in lake.plans(run_id=run_id) if dag is None or p.dag in (dag, None)]
+    if named:
+        plans += lake.plans(plan_id=list(named))
+    ids = [plan.plan_id for plan in plans]
+    events = lake.plan_events(plan_id=ids) if ids else []
+    listed = []
+    for plan in plans[:PLANS_SHOWN]:
+        own = [event for event in events if event.plan_id == plan.plan_id]
+        listed.append(PlanOfRun(plan=plan, standing=standing_of(plan, own, clock), events=own))
+    return listed

@@ -1,0 +1,141 @@
+"""How a run stands by Airflow: its tasks, what it was started with, and the question it asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+OVER = ("success", "failed")
+WAITS = "awaiting_input"
+KEYS = "keys"  # of the Params; they may be personal
+_KINDS = {"success": "good", "failed": "bad", "upstream_failed": "bad", WAITS: "warn"}
+_WORDS = {None: "to come", WAITS: "waits for an answer", "upstream_failed": "not reached"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task of the run, or one of a mapped one; `badge` is the kind of its badge."""
+
+    task: str
+    map_index: int
+    name: str
+    state: str | None
+    attempt: int
+    started: datetime | None
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Self:
+        """Return a task instance of Airflow's API."""
+        task, index = value["task_id"], value["map_index"]
+        mapped = "" if index < 0 else f" {value.get('rendered_map_index') or index}"
+        return cls(
+            task=task,
+            map_index=index,
+            name=f"{task}{mapped}",
+            state=value["state"],
+            attempt=value["try_number"],
+            started=_time(value["start_date"]),
+        )
+
+    @property
+    def badge(self) -> str:
+        """The kind of its badge."""
+        return _KINDS.get(self.state or "", "")
+
+    @property
+    def in_words(self) -> str:
+        """Its state as a person would say it."""
+        return _WORDS.get(self.state) or str(self.state).replace("_", " ")
+
+    @property
+    def has_log(self) -> bool:
+        """Whether an attempt has begun."""
+        return self.attempt > 0 and self.started is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a run asks, and of whom: of everybody who may, where nobody is named."""
+
+    task: str
+    map_index: int
+    subject: str
+    options: Sequence[str]
+    asked: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A run as Airflow has it; times are UTC."""
+
+    state: str
+    user: str | None
+    started: datetime | None
+    ended: datetime | None
+    note: str | None
+    params: Mapping[str, str]
+    plans: Sequence[str]
+    tasks: Sequence[Task]
+    question: Question | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen in it."""
+        return self.state in OVER
+
+    @property
+    def badge(self) -> str:
+        """The kind of its badge."""
+        return _KINDS.get(self.state, "")
+
+    @property
+    def waits_for(self) -> list[Task]:
+        """The tasks that wait for an answer."""
+        return [task for task in self.tasks if task.state == WAITS]
+
+
+def progress_of(run: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]) -> Progress:
+    """Return the progress of a run from what Airflow's API says of it and of its tasks."""
+    conf = run["conf"] or {}
+    listed = sorted(map(Task.of, tasks), key=_order)
+    return Progress(
+        state=run["state"],
+        user=run["triggering_user_name"],
+        started=_time(run["start_date"]),
+        ended=_time(run["end_date"]),
+        note=run["note"],
+        params={name: _text(name, value) for name, value in conf.items() if value is not None},
+        plans=[str(plan) for plan in conf.get("plans") or ()],
+        tasks=listed,
+    )
+
+
+def question_of(detail: Mapping[str, Any]) -> Question | None:
+    """Return what the API says of a question; None for one that somebody has answered."""
+    if detail["response_received"]:
+        return None
+    instance = detail["task_instance"]
+    return Question(
+        task=instance["task_id"],
+        map_index=instance["map_index"],
+        subject=detail["subject"],
+        options=detail["options"],
+        asked=[user["name"] or user["id"] for user in detail["assigned_users"]],
+    )
+
+
+def _order(task: Task) -> tuple[bool, str, str]:
+    return task.started is None, str(task.started or ""), task.name
+
+
+def _text(name: str, value: Any) -> str:
+    if name == KEYS:
+        return f"{len(value)}, not shown here"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

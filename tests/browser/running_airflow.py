@@ -1,0 +1,103 @@
+"""An Airflow that runs our DAGs on a lake with the sample log, and the people who log in to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.browser.conftest import AXE
+from tests.lake_sandbox import LakeSandbox
+from tests.services.airflow_services import LOGIN, Airflow
+from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE, run_job
+from tests.services.postgresql import PostgreSql
+
+PASSWORD = "a-password"
+PEOPLE = {"ann": "user", "bob": "op", "vera": "viewer"}
+RUN_SECONDS = 240.0
+
+
+@contextmanager
+def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]]:
+    """Start PostgreSQL and Airflow's four components; each plan needs a second pair of eyes."""
+    lake = LakeSandbox(directory / "home")
+    source = ("--source", str(SAMPLE), "--cluster", CLUSTER, "--now", FIRST_NIGHT)
+    run_job(lake, "ingest_segments", *source)
+    passwords = directory / "passwords.json"
+    passwords.write_text(json.dumps(dict.fromkeys(PEOPLE, PASSWORD) | dict([LOGIN])))
+    users = [f"{LOGIN[0]}:admin", *(f"{name}:{role}" for name, role in PEOPLE.items())]
+    settings = {
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(users),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
+        "EBBTIDE_FOUR_EYES": "true",
+    }
+    server = PostgreSql(directory)
+    try:
+        with server, Airflow(lake, server, settings) as airflow:
+            airflow.api()  # once it knows all DAGs
+            yield airflow, lake
+    finally:
+        server.remove()
+
+
+class Person:
+    """Somebody with a browser of their own, who logs in as everybody does."""
+
+    def __init__(self, browser: Any, url: str, name: str, theme: str = "light") -> None:
+        self.name = name
+        self.context = browser.new_context(
+            viewport={"width": 1280, "height": 900},
+            color_scheme=theme,
+            base_url=url,
+            bypass_csp=True,  # for axe-core, which is put into the page
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.addresses: list[str] = []
+        self.page.on("request", lambda request: self.addresses.append(request.url))
+
+    def log_in(self) -> Person:
+        """Give name and password to Airflow's own page."""
+        self.page.goto("/auth/login")
+        self.page.get_by_label("Username").fill(self.name)
+        self.page.get_by_label("Password").fill(PASSWORD)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(lambda url: not urlsplit(url).path.startswith("/auth"))
+        return self
+
+    def open(self, path: str) -> Any:
+        """Look at one of our pages."""
+        self.page.goto(f"/ebbtide/{path}", wait_until="load")
+        return self.page
+
+    def press(self, button: str) -> Any:
+        """Press a button of a form, and look at what it leads to."""
+        self.page.get_by_role("button", name=button, exact=True).click()
+        self.page.wait_for_load_state("load")
+        return self.page
+
+    def wait_for(self, text: str) -> None:
+        """Look on until the page says so, which it does by itself."""
+        self.page.get_by_text(text).first.wait_for(timeout=RUN_SECONDS * 1000)
+
+    def in_both_themes(self, picture: Callable[[str], Path]) -> None:
+        """Take a picture in light and in dark, and let axe-core look at each."""
+        for theme in ("light", "dark"):
+            self.page.emulate_media(color_scheme=theme)
+            self.page.screenshot(path=picture(theme))
+            assert serious(self.page) == []
+        self.page.emulate_media(color_scheme="light")
+
+
+def serious(page: Any) -> list[str]:
+    """What axe-core finds that keeps somebody from using the page."""
+    page.add_script_tag(path=str(AXE)) if page.evaluate("() => !window.axe") else None
+    results = page.evaluate("() => axe.run()")
+    return [
+        f"{of['id']}: {of['help']}: {[node['html'][:120] for node in of['nodes'][:3]]}"
+        for of in results["violations"]
+        if of["impact"] in ("serious", "critical")
+    ]

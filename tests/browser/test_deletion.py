@@ -1,0 +1,192 @@
+"""Records are deleted from the pages alone: form, plan, approval by somebody else, result."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.lake.reader import open_lake
+from tests.browser.running_airflow import Person, airflow_with_people
+from tests.lake_sandbox import LakeSandbox
+
+pytestmark = pytest.mark.browser
+
+AUDIT = "sample.audit"
+UP_TO = 1500
+PARTITION = re.compile(r"^0\b.*$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, LakeSandbox]]:
+    with airflow_with_people(tmp_path_factory.mktemp("airflow")) as (airflow, lake):
+        yield f"http://127.0.0.1:{airflow.port}", lake
+
+
+@pytest.fixture
+def person(chromium: Any, running: tuple[str, LakeSandbox]) -> Iterator[Callable[[str], Person]]:
+    """Makes people who are logged in."""
+    people: list[Person] = []
+
+    def somebody(name: str) -> Person:
+        people.append(Person(chromium, running[0], name).log_in())
+        return people[-1]
+
+    yield somebody
+    for one in people:
+        print(f"{one.name} is at {one.page.url}:\n{one.page.inner_text('body')}")  # of a failure
+        one.context.close()
+
+
+@pytest.fixture
+def picture(pictures: Path) -> Callable[[str], Callable[[str], Path]]:
+    """Names pictures by page and theme."""
+    return lambda name: lambda theme: pictures / f"{name}-{theme}.png"
+
+
+def live_rows(lake: LakeSandbox) -> int:
+    with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
+        return opened.live_rows(AUDIT)[0]
+
+
+def log_start(lake: LakeSandbox) -> int:
+    with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
+        return opened.topic(AUDIT).partitions[0].log_start_offset
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_anonymous_gets_401_on_every_route(running: tuple[str, LakeSandbox]) -> None:
+    from ebbtide.orchestration.pages.app import build_app
+
+    routes = [
+        (re.sub(r"{[^}]*}", "any", route.path), method)  # type: ignore[attr-defined]
+        for route in build_app().routes
+        for method in route.methods  # type: ignore[attr-defined]
+    ]
+    assert len(routes) > 12
+    for path, method in [*routes, ("/openapi.json", "GET"), ("/docs", "GET")]:
+        request = urllib.request.Request(f"{running[0]}/ebbtide{path}", method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        assert refused.value.code == 401, (path, method)
+
+
+def test_records_go_once_somebody_else_has_approved_the_plan(
+    running: tuple[str, LakeSandbox],
+    person: Callable[[str], Person],
+    picture: Callable[[str], Callable[[str], Path]],
+) -> None:
+    lake = running[1]
+    before = live_rows(lake)
+    assert log_start(lake) < UP_TO
+    vera, ann, bob = person("vera"), person("ann"), person("bob")
+
+    # Ann fills the form in, coming from the topic's page.
+    page = ann.open(f"topics/{AUDIT}")
+    page.get_by_role("link", name="Delete records", exact=True).click()
+    page.get_by_label("Up to offset in partition 0").fill(str(UP_TO))
+    ann.in_both_themes(picture("form"))
+    ann.press("Plan, then ask for approval")
+    assert "/ebbtide/runs/" in page.url
+    run = page.url.rpartition("/ebbtide/")[2]
+
+    # Who may only look sees the same form, and may not send it.
+    seen = vera.open(f"forms/delete_records?topic={AUDIT}")
+    assert "vera may look, and may not start runs of delete_records." in seen.inner_text("main")
+    assert seen.get_by_role("button", name="Plan only").is_disabled()
+
+    # The run's page follows the run by itself, until it asks.
+    ann.wait_for("delete_records: remove")
+    assert "ann has asked for it, so somebody else has to approve it" in page.inner_text("main")
+    assert page.get_by_role("button", name="Approve").is_disabled()
+    planned = re.search(r"remove ([\d,]+) records from sample.audit", page.inner_text("main"))
+    assert planned
+    assert live_rows(lake) == before
+    assert "may look, and may not answer" in vera.open(run).inner_text("main")
+
+    # Bob finds it on the first page.
+    asked = bob.open("")
+    asked.get_by_role("link", name="its run").first.click()
+    asked.get_by_label("Note").fill("ticket 17")
+    bob.in_both_themes(picture("question"))
+    bob.press("Approve")
+    bob.wait_for("Approved by bob (ticket 17).")
+    bob.wait_for("success asked for by ann")
+
+    # The numbers of the page are those of the tables.
+    shown = bob.open(f"{run}&topic={AUDIT}")
+    bob.in_both_themes(picture("run"))
+    text = shown.inner_text("main")
+    assert "approved by bob at" in text
+    removed = re.search(r"records removed\s*([\d,]+)", text)
+    assert removed
+    assert number(removed[1]) == number(planned[1]) == before - live_rows(lake) > 0
+    assert log_start(lake) == UP_TO
+    row = shown.get_by_role("row").filter(has_text=f"{UP_TO:,}").first.inner_text()
+    assert f"{UP_TO:,}" in row
+    topic = bob.open(f"topics/{AUDIT}").get_by_role("img", name=f"log start offset {UP_TO:,}")
+    assert topic.count() == 1
+    bob.in_both_themes(picture("topic"))
+    shown = bob.open(f"{run.partition('?')[0]}/log?dag=delete_records&task=delete_records")
+    assert "Airflow has kept no log" not in shown.inner_text("main")
+    assert shown.locator("pre.log").count() == 1
+
+
+def test_a_plan_alone_changes_nothing_and_can_be_asked_for(
+    running: tuple[str, LakeSandbox], person: Callable[[str], Person]
+) -> None:
+    lake = running[1]
+    before, start = live_rows(lake), log_start(lake)
+    ann = person("ann")
+    page = ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={start + 10}")
+    ann.press("Plan only")
+    ann.wait_for("success asked for by ann")
+    page.reload()
+    assert live_rows(lake) == before
+    assert "open" in page.locator("#plans + p").inner_text()
+    ann.press("Ask for approval")
+    assert "dag=approve_plan" in page.url
+
+
+def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(
+    running: tuple[str, LakeSandbox],
+    person: Callable[[str], Person],
+    picture: Callable[[str], Callable[[str], Path]],
+) -> None:
+    lake = running[1]
+    left, start = live_rows(lake), log_start(lake)
+    assert start == UP_TO
+    ann, bob = person("ann"), person("bob")
+    page = ann.open(f"topics/{AUDIT}")
+    runs = page.get_by_role("row").filter(has_text="delete_records").filter(has_text="1,500")
+    runs.get_by_role("link").first.click()
+    page.get_by_role("link", name="Undo this run").click()
+    assert page.get_by_label("Topic").input_value() == AUDIT
+    ann.press("Plan, then ask for approval")
+    run = page.url.rpartition("/ebbtide/")[2]
+    ann.wait_for("so somebody else has to approve it")
+    bob.open(run)
+    bob.in_both_themes(picture("undo"))
+    bob.press("Approve")
+    bob.wait_for("success asked for by ann")
+    assert live_rows(lake) == left + UP_TO
+    assert log_start(lake) == 0
+
+    # What came back is under a hold: the same deletion is refused, which names it.
+    page = ann.open(f"topics/{AUDIT}")
+    ann.in_both_themes(picture("topic-under-a-hold"))
+    (hold,) = re.findall(r"^undo-[0-9a-f]{8}", page.inner_text("main"), re.MULTILINE)
+    ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={UP_TO}")
+    ann.press("Plan only")
+    ann.wait_for("failed asked for by ann")
+    page.reload()
+    assert hold in page.inner_text("main")
+    assert live_rows(lake) == left + UP_TO

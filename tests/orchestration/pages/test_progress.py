@@ -1,0 +1,74 @@
+"""How a run stands, from what Airflow's API says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebbtide.orchestration.pages.run_routes import log_lines
+from ebbtide.orchestration.pages.views.overview.needs import questions
+from ebbtide.orchestration.pages.views.run.progress import progress_of, question_of
+
+AT = "2026-11-24T10:00:00Z"
+TASK = {"task_id": "plan", "map_index": -1, "state": "success", "try_number": 1, "start_date": AT}
+RUN = {
+    "state": "running",
+    "triggering_user_name": "ann",
+    "start_date": AT,
+    "end_date": None,
+    "note": None,
+    "conf": {"topic": "log.a", "keys": ["k-secret", "b"], "age": None, "offsets": {"0": 4}},
+}
+DETAIL = {
+    "subject": "delete_records: remove 3 records from log.a?",
+    "options": ["Approve", "Reject"],
+    "assigned_users": [{"id": "7", "name": "bob"}],
+    "response_received": False,
+    "created_at": AT,
+    "task_instance": {
+        "task_id": "approve",
+        "map_index": -1,
+        "dag_id": "delete_records",
+        "dag_run_id": "manual__1",
+    },
+}
+
+
+def task(name: str, **changes: Any) -> dict[str, Any]:
+    return {**TASK, "task_id": name, **changes}
+
+
+def test_tasks_come_in_the_order_in_which_they_began() -> None:
+    tasks = [
+        task("verdict", start_date=None, state=None, try_number=0),
+        task("approve", start_date="2026-11-24T10:05:00Z", state="awaiting_input"),
+        task("plan", map_index=1, rendered_map_index="clean_log"),
+    ]
+    progress = progress_of(RUN, tasks)
+    assert [of.name for of in progress.tasks] == ["plan clean_log", "approve", "verdict"]
+    assert [of.in_words for of in progress.tasks] == ["success", "waits for an answer", "to come"]
+    assert [of.has_log for of in progress.tasks] == [True, True, False]
+    assert [of.task for of in progress.waits_for] == ["approve"]
+    assert not progress.is_over
+
+
+def test_the_params_are_shown_without_keys() -> None:
+    params = progress_of(RUN, []).params
+    assert params == {"topic": "log.a", "keys": "2, not shown here", "offsets": '{"0": 4}'}
+
+
+def test_a_question_is_open_until_somebody_has_answered() -> None:
+    question = question_of(DETAIL)
+    assert question is not None
+    assert (question.task, question.asked) == ("approve", ["bob"])
+    assert question_of({**DETAIL, "response_received": True}) is None
+
+
+def test_questions_of_other_dags_are_not_ours() -> None:
+    (need,) = questions([DETAIL], ["delete_records"])
+    assert (need.kind, need.run_id, need.dag) == ("approval", "manual__1", "delete_records")
+    assert questions([DETAIL], ["erase_keys"]) == []
+
+
+def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
+    content = [{"event": "::group::Log message source"}, {"event": "a\nb"}, "c", {"event": " "}]
+    assert log_lines(content) == ["a", "b", "c"]

@@ -1,0 +1,219 @@
+"""Forms start DAGs by Airflow's own API, with the rights of the user who sends them."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from ebbtide.orchestration.pages.forms.all_forms import FORMS
+from tests.lake_sandbox import LakeSandbox, state_of
+from tests.plugins.html import text_of
+
+pytestmark = pytest.mark.usefixtures("known_dags")
+
+SignedIn = Callable[[str, str], Any]
+KEY = "k-secret-7"
+SENT: dict[str, dict[str, Any]] = {
+    "delete_records": {"topic": "log.a", "offset.0": "40", "offset.1": "", "go": "ask"},
+    "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "go": "plan"},
+    "configure_topic": {
+        "topic": "log.a",
+        "value.kafka.cleanup.policy": "compact,delete",
+        "was.kafka.cleanup.policy": "compact",
+        "new_name": ["kafka.retention.ms", ""],
+        "new_value": ["86400000", ""],
+        "go": "plan",
+    },
+    "erase_keys": {
+        "topic": "log.a",
+        "keys": f"{KEY}\nother",
+        "requested_by": "ann",
+        "reason": "7",
+        "encoding": "utf-8",
+        "go": "plan",
+    },
+    "undo_run": {"topic": "log.a", "run": "run-1", "go": "ask"},
+    "approve_plan": {"plans": "clean_log-20261122-5f0c1a2b", "go": "ask"},
+}
+STARTED = {
+    "delete_records": {"topic": "log.a", "offsets": {"0": 40}, "plan_only": False},
+    "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "plan_only": True},
+    "configure_topic": {
+        "topic": "log.a",
+        "set": ["kafka.cleanup.policy=compact,delete", "kafka.retention.ms=86400000"],
+        "plan_only": True,
+    },
+    "erase_keys": {"topic": "log.a", "keys": [KEY, "other"], "reason": "7", "plan_only": True},
+    "undo_run": {"topic": "log.a", "run": "run-1", "plan_only": False},
+    "approve_plan": {"plans": ["clean_log-20261122-5f0c1a2b"]},
+}
+
+
+@pytest.fixture
+def topic(lake: LakeSandbox) -> str:
+    lake.topic("log.a", {0: state_of(log_start_offset=5), 1: state_of()})
+    return "log.a"
+
+
+def runs_of(dag: str) -> list[Any]:
+    from airflow.models.dagrun import DagRun
+
+    return list(DagRun.find(dag_id=dag))
+
+
+@pytest.mark.parametrize("dag", FORMS)
+def test_a_form_starts_a_run_in_the_users_name(signed_in: SignedIn, topic: str, dag: str) -> None:
+    client = signed_in("bob", "USER")
+    answer = client.post(f"/ebbtide/forms/{dag}", data=SENT[dag])
+    assert answer.status_code == 303, text_of(answer.text)
+    match = re.fullmatch(rf"/ebbtide/runs/([^?]+)\?dag={dag}", answer.headers["location"])
+    assert match, answer.headers["location"]
+    (run,) = [run for run in runs_of(dag) if run.run_id == unquote(match[1])]
+    assert run.triggering_user_name == "bob"
+    assert str(run.triggered_by) in ("ui", "DagRunTriggeredByType.UI")
+    assert STARTED[dag].items() <= run.conf.items()
+    shown = client.get(answer.headers["location"])
+    assert shown.status_code == 200
+    assert "queued asked for by bob" in text_of(shown.text)
+    assert 'hx-trigger="every 4s"' in shown.text
+
+
+@pytest.mark.parametrize("dag", FORMS)
+def test_a_viewer_sees_the_form_and_why_it_cannot_be_sent(
+    viewer: Any, topic: str, dag: str
+) -> None:
+    before = len(runs_of(dag))
+    shown = viewer.get(f"/ebbtide/forms/{dag}?topic={topic}")
+    assert shown.status_code == 200
+    assert f"ann may look, and may not start runs of {dag}." in text_of(shown.text)
+    assert len(re.findall("<button[^>]* disabled", shown.text)) == len(FORMS[dag].buttons)
+    sent = viewer.post(f"/ebbtide/forms/{dag}", data=SENT[dag])
+    assert sent.status_code == 403
+    assert len(runs_of(dag)) == before
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+        {"sec-fetch-site": None, "origin": "https://evil.example"},
+        {"sec-fetch-site": None, "origin": "null"},
+        {"sec-fetch-site": None},
+        {"sec-fetch-site": "cross-site", "authorization": "Basic YTpi"},
+    ],
+    ids=str,
+)
+def test_another_sites_form_starts_nothing(
+    signed_in: SignedIn, topic: str, headers: dict[str, str | None]
+) -> None:
+    client = signed_in("bob", "ADMIN")
+    del client.headers["sec-fetch-site"]
+    client.headers.update({name: value for name, value in headers.items() if value is not None})
+    before = len(runs_of("delete_records"))
+    answer = client.post("/ebbtide/forms/delete_records", data=SENT["delete_records"])
+    assert answer.status_code == 403
+    assert len(runs_of("delete_records")) == before
+
+
+def test_all_that_is_posted_and_changes_something_is_of_the_same_origin(
+    signed_in: SignedIn,
+) -> None:
+    from ebbtide.orchestration.pages.app import build_app
+
+    client = signed_in("bob", "ADMIN")
+    client.headers["sec-fetch-site"] = "same-site"
+    posted = {
+        route.path  # type: ignore[attr-defined]
+        for route in build_app().routes
+        if "POST" in route.methods  # type: ignore[attr-defined]
+    }
+    assert {"/forms/{dag}", "/runs/{run_id}/answer"} < posted
+    for path in posted - {"/keys", "/{path:path}"}:  # neither changes anything
+        address = re.sub(r"{[^}]*}", "delete_records", path)
+        answer = client.post(f"/ebbtide{address}?dag=delete_records", data={"answer": "Approve"})
+        assert answer.status_code == 403, path
+
+
+def test_a_browser_without_fetch_metadata_is_known_by_its_origin(
+    signed_in: SignedIn, topic: str
+) -> None:
+    client = signed_in("bob", "USER")
+    del client.headers["sec-fetch-site"]
+    client.headers["origin"] = "http://testserver"
+    answer = client.post("/ebbtide/forms/delete_records", data=SENT["delete_records"])
+    assert answer.status_code == 303
+
+
+def test_the_form_is_filled_in_from_where_one_came(viewer: Any, topic: str) -> None:
+    path = f"/ebbtide/forms/delete_records?topic={topic}&partition=1&offset=60"
+    html = viewer.get(path).text
+    assert re.search(r'name="offset.1"[^>]*value="60"', html)
+    assert re.search(r'name="offset.0"[^>]*value=""', html)
+    assert "0 5 100 1 0 100" in text_of(html)  # partition, log start, log end
+    assert '<option value="log.a">' in html
+
+
+def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: str) -> None:
+    html = viewer.get("/ebbtide/forms/delete_records").text
+    assert "Show its form" in html
+    assert "offset.0" not in html
+
+
+@pytest.mark.parametrize(
+    ("dag", "change", "problem"),
+    [
+        ("delete_records", {"offset.0": ""}, "expected exactly one of offsets, timestamp"),
+        ("delete_records", {"age": "P1D"}, "expected exactly one of offsets, timestamp"),
+        ("delete_records", {"offset.0": "x"}, "expected a whole number for offset.0, found 'x'"),
+        ("retention_now", {"stages": []}, "expected at least one stage"),
+        ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name beside '2'"),
+        ("configure_topic", {"new_name": ["kafka retention", ""]}, "does not match"),
+        ("erase_keys", {"reason": ""}, "Invalid input for param reason"),
+    ],
+)
+def test_what_is_wrong_is_said_above_the_form(
+    signed_in: SignedIn, topic: str, dag: str, change: dict[str, Any], problem: str
+) -> None:
+    before = len(runs_of(dag))
+    answer = signed_in("bob", "USER").post(f"/ebbtide/forms/{dag}", data={**SENT[dag], **change})
+    assert answer.status_code == 400
+    assert problem in text_of(answer.text)
+    assert len(runs_of(dag)) == before
+
+
+def test_a_key_is_in_no_address_no_page_and_no_log(
+    signed_in: SignedIn, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+
+    client = signed_in("bob", "USER")
+    wrong = client.post("/ebbtide/forms/erase_keys", data={**SENT["erase_keys"], "reason": ""})
+    assert KEY not in wrong.text
+    assert wrong.headers["cache-control"] == "no-store"
+    sent = client.post("/ebbtide/forms/erase_keys", data=SENT["erase_keys"])
+    assert KEY not in sent.headers["location"]
+    assert KEY not in client.get(sent.headers["location"]).text
+    assert KEY not in caplog.text
+    with create_session() as session:
+        logged = [str(of.extra) for of in session.query(Log).filter_by(dag_id="erase_keys")]
+    assert any("requested_by" in of for of in logged)
+    assert KEY not in json.dumps(logged)
+
+
+def test_a_paused_dag_is_unpaused_if_that_is_wanted(signed_in: SignedIn, topic: str) -> None:
+    from airflow.models.dag import DagModel
+
+    client = signed_in("bob", "USER")
+    assert (
+        "Unpause the DAG delete_records"
+        in client.get(f"/ebbtide/forms/delete_records?topic={topic}").text
+    )
+    client.post("/ebbtide/forms/delete_records", data={**SENT["delete_records"], "unpause": "1"})
+    assert DagModel.get_current("delete_records").is_paused is False
+    assert "Unpause the DAG" not in client.get("/ebbtide/forms/delete_records?topic=log.a").text

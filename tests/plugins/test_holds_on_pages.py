@@ -1,0 +1,77 @@
+"""Holds on the pages: on a topic's bars, in the list of topics, and when somebody has to look."""
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from ebbtide.log.holds import Event, Hold, Kind
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.holds_table import append_hold
+from tests.lake_sandbox import LakeSandbox, state_of
+from tests.plugins.html import text_of
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def hold(lake: LakeSandbox, **changes: Any) -> Hold:
+    """Keep an event of a hold on log.a: one of partition 0, offsets 20 to 30, unless told."""
+    made = Hold(
+        **{
+            "hold_id": "h-1",
+            "event": Event.MADE,
+            "at": NOW - timedelta(days=1),
+            "by": "ann",
+            "run_id": "run-1",
+            "kind": Kind.KEEP,
+            "topic": "log.a",
+            "partition": 0,
+            "first_offset": 20,
+            "end_offset": 30,
+            "case_id": "C-7",
+            "owner": "legal",
+            **changes,
+        }
+    )
+    append_hold(lake.session, TopicName.parse("log.a"), made)
+    return made
+
+
+def test_a_hold_is_on_its_topics_page_and_bar(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a", {0: state_of(), 1: state_of()})
+    hold(lake)
+    hold(lake, hold_id="h-2", kind=Kind.PAUSE, partition=1, ends_at=NOW + timedelta(days=2))
+    hold(lake, hold_id="h-3", key_hashes=("ab" * 32,), partition=None)
+    hold(lake, hold_id="h-3", event=Event.ENDED, at=NOW)
+    html = viewer.get("/ebbtide/topics/log.a").text
+    assert html.count('class="held"') == 2
+    assert '<rect class="held" x="200.0" width="100.0"' in html
+    assert "hold h-1 (case C-7) from 20 to 30" in html
+    text = text_of(html)
+    assert "h-1 partition 0, from offset 20, before offset 30 C-7" in text
+    assert "h-2 pause partition 1, from offset 20, before offset 30 C-7 - legal" in text
+    assert f"ends {NOW + timedelta(days=2):%Y-%m-%d %H:%M}" in text
+    assert "h-3" not in text
+
+
+def test_a_hold_to_review_needs_somebody(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    lake.topic("log.b")
+    hold(lake, review_date=date(2026, 1, 1))
+    hold(lake, hold_id="h-2", review_date=date(2999, 1, 1))
+    html = viewer.get("/ebbtide/").text
+    text = text_of(html)
+    needed = "review log.a hold h-1 (case C-7) was to be reviewed by 2026-01-01; legal owns it"
+    assert needed in text
+    assert "hold h-2 (case" not in text
+    assert "Holds 2 " in text
+    held = viewer.get("/ebbtide/?only=held").text
+    assert re.findall(r'<th scope="row">\s*<a href="[^"]*">([^<]+)</a>', held) == ["log.a"]
+
+
+def test_holds_that_cannot_be_read_hide_no_topic(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    hold(lake)
+    lake.session.sql("UPDATE lake.ebbtide.holds SET kind = 'forever'")
+    text = text_of(viewer.get("/ebbtide/").text)
+    assert "unreadable expected a hold in each row of lake.ebbtide.holds" in text
+    assert "1 to 1 of 1 topic" in text

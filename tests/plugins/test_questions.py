@@ -1,0 +1,91 @@
+"""What a run asks: on the first page, on its own, and answered there."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.lake_sandbox import LakeSandbox
+from tests.plugins.html import text_of
+
+pytestmark = pytest.mark.usefixtures("known_dags")
+
+SignedIn = Callable[[str, str], Any]
+SUBJECT = "delete_records: remove 3 records from log.a?"
+
+
+@pytest.fixture
+def asking(signed_in: SignedIn, lake: LakeSandbox) -> str:
+    """The path of a run that ann has started, and that asks."""
+    lake.topic("log.a")
+    sent = {"topic": "log.a", "offset.0": "40", "go": "ask"}
+    answer = signed_in("ann", "USER").post("/ebbtide/forms/delete_records", data=sent)
+    path: str = answer.headers["location"]
+    run_id = unquote(path.rpartition("/")[2].partition("?")[0])
+    ask(run_id)
+    lake.plan("log.a", "delete_records", run_id=run_id, dag="delete_records", requested_by="ann")
+    return path
+
+
+def ask(run_id: str) -> None:
+    """Leave the task as the operator does that waits for an answer."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
+        ti.state = "awaiting_input"
+        ti.start_date = datetime.now(UTC)
+        options = {"options": ["Approve", "Reject"], "defaults": ["Reject"]}
+        session.add(HITLDetail(ti_id=ti.id, subject=SUBJECT, body="", params={}, **options))
+
+
+def test_a_question_comes_first_of_what_needs_somebody(viewer: Any, asking: str) -> None:
+    html = viewer.get("/ebbtide/").text
+    assert f"approval {SUBJECT} its run" in text_of(html)
+    assert f'<a href="{asking}">its run</a>' in html
+
+
+def test_a_viewer_reads_the_question_and_cannot_answer(viewer: Any, asking: str) -> None:
+    html = viewer.get(asking).text
+    text = text_of(html)
+    assert f"{SUBJECT} Partition Records Whole files" in text
+    assert "0 3 0 30 B delete records: 3 records" in text
+    assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
+    sent = viewer.post(answer_of(asking), data=answer("Approve"))
+    assert sent.status_code == 403
+
+
+def test_somebody_else_answers_with_a_note(signed_in: SignedIn, asking: str) -> None:
+    bob = signed_in("bob", "USER")
+    assert 'name="answer" value="Approve">' in bob.get(asking).text
+    sent = bob.post(answer_of(asking), data=answer("Approve"))
+    assert (sent.status_code, sent.headers["location"]) == (303, asking)
+    assert f'<a href="{asking}">its run</a>' not in bob.get("/ebbtide/").text
+    assert 'name="answer"' not in bob.get(asking).text
+    again = bob.post(answer_of(asking), data=answer("Reject"))
+    assert again.status_code == 409
+
+
+def test_with_four_eyes_who_asked_cannot_answer(
+    signed_in: SignedIn, asking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = signed_in("ann", "USER")
+    assert 'name="answer" value="Approve">' in ann.get(asking).text
+    monkeypatch.setenv("EBBTIDE_FOUR_EYES", "true")
+    html = ann.get(asking).text
+    assert "ann has asked for it, so somebody else has to approve it" in html
+    assert 'name="answer" value="Approve" disabled>' in html
+
+
+def answer_of(path: str) -> str:
+    run, _, query = path.partition("?")
+    return f"{run}/answer?{query}"
+
+
+def answer(option: str) -> dict[str, str]:
+    return {"task": "approve", "map_index": "-1", "answer": option, "note": "ticket 17"}

@@ -1,0 +1,46 @@
+"""A run that can be taken back says so on its page, until when, and what goes back with it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ebbtide.iceberg.commits import Step
+from ebbtide.log.undo.points import UndoPoint
+from ebbtide.runs.undo_points import append_point
+from tests.lake_sandbox import LakeSandbox, partition_result, state_of
+from tests.plugins.html import text_of
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def removed(lake: LakeSandbox, run_id: str, at: datetime) -> None:
+    """A run that removed from partition 0, and noted before what there was."""
+    lake.run("log.a", "clean_log", run_id=run_id, now=at, partitions={0: partition_result()})
+    states = {0: state_of()}
+    point = UndoPoint(
+        point_id=run_id, run_id=run_id, job="clean_log", topic="log.a", at=at, states=states
+    )
+    append_point(lake.session, point, Step.UNDO_POINT)
+
+
+def test_a_run_offers_its_undo_until_its_files_may_go(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    for run_id, days in (("old", 4), ("one", 2), ("two", 1)):
+        removed(lake, run_id, NOW - timedelta(days=days))
+    html = viewer.get("/ebbtide/runs/one").text
+    assert 'href="/ebbtide/forms/undo_run?topic=log.a&amp;run=one"' in html
+    until = f"{NOW + timedelta(days=1):%Y-%m-%d %H:%M}"
+    text = text_of(html)
+    assert f"Undo this run until {until}: what it removed from partition 0 comes back." in text
+    assert "1 later run goes back with it: two ." in text
+    assert "go back with it" not in viewer.get("/ebbtide/runs/two").text
+    assert "Undo this run" not in viewer.get("/ebbtide/runs/old").text
+
+
+@pytest.mark.usefixtures("known_dags")
+def test_the_form_is_filled_in_with_the_run(viewer: Any, lake: LakeSandbox) -> None:
+    lake.topic("log.a")
+    html = viewer.get("/ebbtide/forms/undo_run?topic=log.a&run=one").text
+    assert 'name="run" type="text" value="one"' in html
+    assert 'name="topic" type="text" value="log.a"' in html
