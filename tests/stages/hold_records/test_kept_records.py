@@ -9,12 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from ebbtide.errors import ExitCode, HoldError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import drop_unheld, keep_removed
+from ebbtide.runs.held.rows import at_offsets
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from jobs import clean_log, delete_records, expire_segments
 from tests.lake_sandbox import LakeSandbox
@@ -221,3 +223,20 @@ def test_holds_that_cannot_be_read_stop_removal(
         assert jobs.run(job, *arguments) == ExitCode.FAILED
         assert jobs.last_run().error_class == "HoldError"
     assert left(sandbox, name) == ALL
+
+
+@pytest.mark.parametrize(
+    ("leaving", "below"),
+    [([], 0), ([], 4), ([3, 4, 5], 0), ([3, 4, 5], 4), ([1, 3, 4, 8], 0), ([1, 3, 8], 4), ([2], 9)],
+)
+def test_rows_are_found_by_single_offsets_and_ranges_once_each(
+    sandbox: LakeSandbox, leaving: list[int], below: int
+) -> None:
+    spark = sandbox.session
+    both = (
+        "SELECT cast(p AS INT) AS `partition`, o AS offset FROM range(2) AS a(p), range(9) AS b(o)"
+    )
+    rows = spark.sql(both)
+    found = at_offsets(spark, rows, {1: BitMap64(leaving)}, {1: below} if below else {})
+    expected = sorted({(1, offset) for offset in [*leaving, *range(below)]})
+    assert sorted((row["partition"], row["offset"]) for row in found.collect()) == expected
