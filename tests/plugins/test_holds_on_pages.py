@@ -62,7 +62,7 @@ def test_the_page_of_a_key_names_the_holds_that_may_cover_it(
     lake.topic("log.a")
     sha256 = hashlib.sha256(b"k").hexdigest()
     hold(lake)
-    hold(lake, hold_id="h-2", key_hashes=(sha256,), case_id="C-8")
+    hold(lake, hold_id="h-2", key_hashes=(sha256,), case_id="C-8", at=NOW)
     hold(lake, hold_id="h-3", key_hashes=("ab" * 32,), case_id="C-9")
     hold(lake, hold_id="h-4", kind=Kind.PAUSE)
     asked = {"topic": "log.a", "key": "k", "encoding": "utf-8"}
