@@ -99,6 +99,8 @@ def test_a_hold_is_made_by_form(
     page.get_by_label("From offset").fill(str(HELD[0]))
     page.get_by_label("Before offset").fill(str(HELD[1]))
     page.get_by_label("Case").fill("C-7")
+    page.get_by_label("Reason").fill("lawsuit")
+    page.get_by_label("Owner").fill("legal")
     ann.in_both_themes(picture("form-of-a-hold"))
     ann.press("Send")
     run = page.url.rpartition("/ebbtide/")[2]
