@@ -12,27 +12,39 @@ if TYPE_CHECKING:
     from benchmarks.scale.kept import Kept
 
 TWICE_AS_MANY = 2.2  # times the CPU seconds at most
+MEMORY = 1.2  # times the driver's memory at most, from the fewest batches to the most
 OTHERS_IDLE = 2.0  # times those of a night without the idle topics at most
 
 
-def scale_bounds(shown: Mapping[str, Sequence[Kept]]) -> str:
-    """A row a case: the bound, its worst step, and whether it holds."""
-    rows = [["case", "bound", "CPU s", "over CPU s", "times", "bound is"]]
+def scale_bounds(kept: Mapping[str, Sequence[Kept]], shown: Mapping[str, Sequence[Kept]]) -> str:
+    """A row a bound: its worst step, and whether it holds; of all that is kept, and is shown."""
+    rows = [["case", "bound", "it took", "over", "times", "bound is"]]
     for case in CASES:
-        rows += _twice_as_many(shown.get(case, ())) if len(CASES[case].counts) == 2 else ()
+        rows += _twice_as_many(shown.get(case, ()))
+    rows += _flat_memory(kept.get("executors", ()))
     rows += _idle_topics(shown.get("topics", ()))
     return markdown(rows)
 
 
 def _twice_as_many(of_case: Sequence[Kept]) -> Iterator[list[str]]:
     """The step that grows most between the two counts."""
-    if len(of_case) != 2:
+    if len(of_case) != 2 or of_case[1].count != 2 * of_case[0].count:
         return
     few, many = of_case
     pairs = [(step, other) for step in many.steps if (other := few.step(step.name))]
     worst, before = max(pairs, key=lambda pair: pair[0].cpu_s / pair[1].cpu_s)
     says = f"{few.count:,} to {many.count:,}: at most {TWICE_AS_MANY} times; {worst.name}"
-    yield _row(many.case, says, worst.cpu_s, before.cpu_s, TWICE_AS_MANY)
+    yield _cpu_row(many.case, says, worst.cpu_s, before.cpu_s, TWICE_AS_MANY)
+
+
+def _flat_memory(of_case: Sequence[Kept]) -> Iterator[list[str]]:
+    """What the driver holds of the most batches over what it holds of the fewest."""
+    if len(of_case) != 2:
+        return
+    few, many = of_case
+    before, after = (kept.steps[0].facts["driver_mib"] for kept in of_case)
+    says = f"{few.count:,} to {many.count:,}: at most {MEMORY} times the driver's memory"
+    yield _row(many.case, says, f"{after:,} MiB", f"{before:,} MiB", after / before, MEMORY)
 
 
 def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
@@ -47,10 +59,14 @@ def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
                 f"a night of {kept.count:,} of which {WITH_WORK} have work: at most "
                 f"{OTHERS_IDLE} times one of those {WITH_WORK}"
             )
-            yield _row(kept.case, says, of_all, alone, OTHERS_IDLE)
+            yield _cpu_row(kept.case, says, of_all, alone, OTHERS_IDLE)
 
 
-def _row(case: str, says: str, cpu_s: float, over_s: float, at_most: float) -> list[str]:
-    times = cpu_s / over_s
+def _cpu_row(case: str, says: str, cpu_s: float, over_s: float, at_most: float) -> list[str]:
+    seconds = (f"{of:.1f} s of CPU" for of in (cpu_s, over_s))
+    return _row(case, says, *seconds, cpu_s / over_s, at_most)
+
+
+def _row(case: str, says: str, took: str, over: str, times: float, at_most: float) -> list[str]:
     judged = "held" if times <= at_most else "missed"
-    return [case, says, f"{cpu_s:.1f}", f"{over_s:.1f}", f"{times:.2f}", judged]
+    return [case, says, took, over, f"{times:.2f}", judged]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from benchmarks.scale.lake import NIGHT, NOW, TOPICS_PER_APPLICATION, ScaleLake, names
 from benchmarks.scale.logs import OneRecordBatches, Shape
 from benchmarks.scale.processes import Taken
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 
 WITH_WORK = 5
 LATER = "2026-12-02T00:00:00+00:00"
@@ -35,12 +36,25 @@ def _partitions(directory: Path, count: int) -> Iterator[Step]:
     yield from _life_of_a_topic(directory, Shape(partitions=count, segments=10))
 
 
+def _many_of_both(directory: Path, count: int) -> Iterator[Step]:
+    yield from _life_of_a_topic(directory, Shape(partitions=count, segments=100, apart_ms=10_000))
+
+
 def _segments(directory: Path, count: int) -> Iterator[Step]:
     yield from _life_of_a_topic(directory, Shape(segments=count, apart_ms=10_000))
 
 
 def _batches(directory: Path, count: int) -> Iterator[Step]:
     yield from _life_of_a_topic(directory, OneRecordBatches(count))
+
+
+def _executors(directory: Path, count: int) -> Iterator[Step]:
+    """A round of which workers do all work on rows, and what the driver then holds."""
+    lake = ScaleLake(directory)
+    OneRecordBatches(count).write(lake.log)
+    lake.ingest()
+    taken = lake.job("clean_log", names(1), conf=[f"{DRIVER_ROWS_SETTING}=0"])
+    yield Step("clean_log", taken, {"driver_mib": taken.driver_rss_bytes // (1024 * 1024)})
 
 
 def _runs(directory: Path, count: int) -> Iterator[Step]:
@@ -134,6 +148,12 @@ CASES = {
     "runs": Case("years of `runs`, 80 rows a night", (5, 10), _runs),
     "segments": Case("segments, one partition", (50_000, 100_000), _segments),
     "batches": Case("batches of one record, one partition", (16_000_000, 32_000_000), _batches),
+    "executors": Case(
+        "batches of one record, one partition, all work by executors",
+        (1_000_000, 32_000_000),
+        _executors,
+    ),
+    "both": Case("partitions of 100 segments, one topic", (1000,), _many_of_both),
 }
 
 

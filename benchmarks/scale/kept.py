@@ -120,13 +120,14 @@ def scale_tables(kept: Iterable[Kept]) -> str:
         f"### Many {CASES[case].many}\n\n{_dates(of_case)}\n\n{_table(of_case)}"
         for case, of_case in shown.items()
     ]
-    return "\n\n".join([scale_bounds(shown), *tables])
+    return "\n\n".join([scale_bounds(by_case, shown), *tables])
 
 
 def _largest(of_case: Sequence[Kept]) -> list[Kept]:
-    """The measurement with the most, behind that with half as many where there is one."""
+    """The counts that the case has; else the most, behind half as many where there is that."""
+    own = [kept for kept in of_case if kept.count in CASES[kept.case].counts]
     most = of_case[-1]
-    return [kept for kept in of_case if kept.count * 2 == most.count or kept is most]
+    return own or [kept for kept in of_case if kept.count * 2 == most.count or kept is most]
 
 
 def _dates(of_case: Sequence[Kept]) -> str:

@@ -40,12 +40,16 @@ class ScaleLake:
         source = ("--source", str(self.log), "--cluster", CLUSTER)
         return self.job("ingest_segments", topics, *source, *settings)
 
-    def job(self, job: str, topics: Sequence[str], *more: str, now: str = NOW) -> Taken:
-        """One job on these topics."""
+    def job(
+        self, job: str, topics: Sequence[str], *more: str, now: str = NOW, conf: Sequence[str] = ()
+    ) -> Taken:
+        """One job on these topics, with these properties of Spark."""
+        options = [option for pair in conf for option in ("--conf", pair)]
         named = [option for topic in topics for option in ("--topic", topic)]
         return measured(
             [
-                *(str(BIN / "spark-submit"), "--py-files", str(self.sandbox.home / "ebbtide.zip")),
+                *(str(BIN / "spark-submit"), *options),
+                *("--py-files", str(self.sandbox.home / "ebbtide.zip")),
                 *(f"{ROOT}/jobs/{job}.py", *named, *more, "--now", now, "--run-id", "measured"),
             ],
             self._environment(),

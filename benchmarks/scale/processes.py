@@ -6,11 +6,12 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 
-from benchmarks.clean_log.contenders.meter import TICKS_PER_SECOND, process_tree
+from benchmarks.clean_log.contenders.meter import PROC, TICKS_PER_SECOND, process_tree
 from benchmarks.scale.opens import Opens
 
 POLL_SECONDS = 0.2
@@ -25,6 +26,7 @@ class Taken:
     peak_rss_bytes: int
     said: str
     opens: int | None = None  # of files of the lake
+    driver_rss_bytes: int = 0  # the same without Spark's Python workers
 
 
 class FailedCommandError(Exception):
@@ -55,7 +57,8 @@ def _measured(command: Sequence[str], environment: Mapping[str, str]) -> Taken:
         raise FailedCommandError(f"{command[-1]} ended with {process.returncode}:\n{lines}")
     # A JVM that a script of ours has started is not waited for: only samples tell what it took.
     cpu_s = max(usage.ru_utime + usage.ru_stime, sampler.most_cpu_s)
-    return Taken(time.monotonic() - started, cpu_s, sampler.peak_rss_bytes, said)
+    wall_s, peak_bytes = time.monotonic() - started, sampler.peak_rss_bytes
+    return Taken(wall_s, cpu_s, peak_bytes, said, driver_rss_bytes=sampler.driver_rss_bytes)
 
 
 class _Sampler(Thread):
@@ -63,18 +66,28 @@ class _Sampler(Thread):
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
-        self.peak_rss_bytes, self.most_cpu_s = 0, 0.0
+        self.peak_rss_bytes, self.driver_rss_bytes, self.most_cpu_s = 0, 0, 0.0
         self._root, self._ended = root, Event()
 
     def run(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
-            tree = process_tree(self._root).values()
-            rss_bytes = sum(process.rss_bytes for process in tree)
-            cpu_s = sum(process.cpu_ticks for process in tree) / TICKS_PER_SECOND
+            tree = process_tree(self._root)
+            rss_bytes = sum(process.rss_bytes for process in tree.values())
+            workers = [pid for pid in tree if _is_worker(pid)]
+            of_workers = sum(tree[pid].rss_bytes for pid in workers)
+            cpu_s = sum(process.cpu_ticks for process in tree.values()) / TICKS_PER_SECOND
             self.peak_rss_bytes = max(self.peak_rss_bytes, rss_bytes)
+            self.driver_rss_bytes = max(self.driver_rss_bytes, rss_bytes - of_workers)
             self.most_cpu_s = max(self.most_cpu_s, cpu_s)
 
     def end(self) -> None:
         """Stop looking."""
         self._ended.set()
         self.join()
+
+
+def _is_worker(pid: int) -> bool:
+    """Return whether a process is one of Spark's Python workers, or their daemon."""
+    with suppress(OSError):
+        return b"pyspark.daemon" in (PROC / str(pid) / "cmdline").read_bytes()
+    return False

@@ -99,6 +99,9 @@ DELETE = {"kafka.cleanup.policy": "delete"}
             None,
             id="a replica",
         ),
+        pytest.param(
+            "clean_log", topic_of({**COMPACT, "ebbtide.undo": "{}"}), None, id="a killed undo"
+        ),
         pytest.param("ingest_segments", topic_of({}), None, id="ingest always has work"),
         pytest.param("expire_snapshots", topic_of({}), None, id="so has expire_snapshots"),
     ],

@@ -28,7 +28,10 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     api.must_succeed("ingest_segments", {"now": FIRST_NIGHT}, RUN_SECONDS)
     for name in NAMES:
         settings = {"topic": name, "set": ["ebbtide.max.delete.ratio=1"], "plan_only": False}
-        api.must_succeed("configure_topic", settings, RUN_SECONDS)
+        run_id = api.trigger("configure_topic", settings)
+        api.approve_if_asked("configure_topic", run_id, "the sample's limits", RUN_SECONDS)
+        state = api.wait("configure_topic", run_id, RUN_SECONDS)
+        assert state == "success", api.states("configure_topic", run_id)
 
     night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT), RUN_SECONDS)
     report = api.log("nightly_retention", night, "verdict")

@@ -96,6 +96,7 @@ class Step(StrEnum):
     ROWS_COUNTED = "rows_counted"
     UNDO_POINT = "undo_point"
     UNDO_STARTED = "undo_started"
+    UNDO_TAGGED = "undo_tagged"
     UNDO_RECORDS = "undo_records"
     UNDO_BATCHES = "undo_batches"
     UNDO_NOTED = "undo_noted"

@@ -8,7 +8,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,6 +81,22 @@ def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, upda
                 "the job again"
             ) from error
         raise
+
+
+def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collection[int]) -> None:
+    """Tag the snapshots that the work is going to read, by one commit; those tagged stay so."""
+    loaded = java_table(spark, table)
+    names = {
+        WorkTag(f"{tag.kind}.{number}", tag.id).before: snapshot
+        for number, snapshot in enumerate(sorted(snapshots))
+    }
+    missing = {name: of for name, of in names.items() if loaded.refs().get(name) is None}
+    if not missing:
+        return
+    tags = loaded.manageSnapshots()
+    for name, snapshot in missing.items():
+        tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
+    commit(Step.UNDO_TAGGED, tags.commit)
 
 
 def release_tags(

@@ -18,7 +18,7 @@ from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
 from ebbtide.log.retention import is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
-from ebbtide.log.state.topic_state import REMOVING, ROUND, PartitionState
+from ebbtide.log.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
 
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
@@ -42,6 +42,8 @@ def nothing_to_do(
     """
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
+    if UNDO in topic.properties:
+        return None  # a killed undo is to be finished
     if job == "clean_log":
         return _nothing_to_clean(topic, now_ms)
     if job == "expire_segments":

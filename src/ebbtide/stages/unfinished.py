@@ -22,7 +22,7 @@ from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
 from ebbtide.stages.ingest_segments.append import live_slice
 from ebbtide.stages.ingest_segments.table_ends import ends_passed
-from ebbtide.stages.undo_run.execution import finish_undo
+from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,8 @@ def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
         topic = give_up_lost_round(topic)
     if duty(job, Work.ROUND) is Duty.FINISH:
         topic = finish_round(topic)
+    if duty(job, Work.UNDO) in (Duty.FINISH, Duty.RESUME):
+        topic = give_up_lost_undo(topic)
     if duty(job, Work.UNDO) is Duty.FINISH:
         topic = finish_undo(topic)
     return topic

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ebbtide.iceberg.commits import Step
+from ebbtide.stages.clean_log.segment_merge import merge_segments
+from ebbtide.stages.expire_snapshots import stage
 from tests.fresh_seed import FRESH_SEED
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.undo_run.twins import Twins
@@ -16,9 +20,17 @@ TOPICS = 2
 
 @pytest.mark.parametrize("seed", [FRESH_SEED + i for i in range(TOPICS)])
 def test_an_undo_is_as_if_the_nights_had_not_been(
-    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path, seed: int
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    cluster: str,
+    tmp_path: Path,
+    kill_at: list[Step],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
-    twins = Twins(sandbox, jobs, cluster, tmp_path / "log", seed, partitions=2)
+    """Also where jobs were killed in between, and where segments have been merged."""
+    monkeypatch.setattr(stage, "merge_segments", partial(merge_segments, at_least=2))
+    twins = Twins(sandbox, jobs, cluster, tmp_path / "log", seed, kill_at)
     for _ in range(twins.random.randint(0, 1)):
         twins.night(*twins.both)
         twins.change()

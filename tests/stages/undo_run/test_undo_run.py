@@ -181,10 +181,7 @@ def test_a_run_that_is_too_long_ago_stays(bench: Bench) -> None:
 
 def test_a_run_whose_snapshot_another_tool_expired_stays(bench: Bench) -> None:
     cleaned = bench.clean()
-    bench.spark.sql(
-        f"CALL lake.system.expire_snapshots(table => '{bench.name}', older_than => "
-        "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
-    )
+    expire_all_others(bench)
     assert bench.undo(cleaned) == ExitCode.FAILED
     assert f"from before run {cleaned}, is gone: another tool has expired it" in bench.error
 
@@ -233,8 +230,43 @@ def test_a_round_that_a_killed_run_began_goes_back_with_the_run_that_finished_it
     assert view_of_table(bench.spark, bench.name, 0) == before
 
 
+def expire_all_others(bench: Bench) -> None:
+    """Expire the snapshots that are neither current nor tagged, as another tool may."""
+    for table in (str(bench.name), f"{bench.name.cluster}_batches.t"):
+        bench.spark.sql(
+            f"CALL lake.system.expire_snapshots(table => '{table}', older_than => "
+            "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+        )
+
+
+def assert_nothing_in_flight(bench: Bench) -> None:
+    assert UNDO not in load(bench.spark, bench.name).properties
+    for table in tables(bench):
+        assert java_table(bench.spark, table).refs().size() == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [
+        pytest.param(Step.UNDO_TAGGED, ALL[1:], id="an undo that read nothing yet is given up"),
+        pytest.param(Step.UNDO_BATCHES, ALL, id="later its snapshots are held"),
+    ],
+)
+def test_another_tool_expires_snapshots_of_a_killed_undo(
+    bench: Bench, kill_at: list[Step], step: Step, left: list[int]
+) -> None:
+    cleaned = bench.clean()
+    kill_at.append(step)
+    assert bench.undo(cleaned) != 0
+    expire_all_others(bench)
+    assert bench.jobs.run(expire_segments, *bench.of_topic, "--now", at(FIRST_MS).isoformat()) == 0
+    assert bench.left(0) == left
+    assert_nothing_in_flight(bench)
+
+
 UNDO_STEPS = [
     Step.UNDO_STARTED,
+    Step.UNDO_TAGGED,
     Step.UNDO_RECORDS,
     Step.UNDO_BATCHES,
     Step.HOLD_EVENT,
@@ -255,5 +287,5 @@ def test_a_killed_undo_is_finished_by_a_retry(
     assert not kill_at
     assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
     assert (bench.left(0), bench.left(1), bench.starts()) == (ALL, ALL, [0, 0])
-    assert UNDO not in load(bench.spark, bench.name).properties
+    assert_nothing_in_flight(bench)
     assert len(standing_holds(bench.spark, bench.name, at(NIGHT_MS))) == 1

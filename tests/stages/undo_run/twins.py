@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
@@ -23,6 +24,12 @@ from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
 from tests.tables.planned import Jobs
 
+# Where a job may leave work to a retry.
+KILLS = [
+    *(Step.ROUND_RECORDS, Step.ROUND_BATCHES, Step.ROUND_STATE),
+    *(Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES),
+    *(Step.MERGE_BATCHES, Step.MERGE_STATE, Step.EXPIRE_SNAPSHOTS),
+]
 CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.01"}
 
 
@@ -30,9 +37,16 @@ class Twins:
     """Both topics, and what happens to them by a seed."""
 
     def __init__(
-        self, sandbox: LakeSandbox, jobs: Jobs, cluster: str, log: Path, seed: int, partitions: int
+        self,
+        sandbox: LakeSandbox,
+        jobs: Jobs,
+        cluster: str,
+        log: Path,
+        seed: int,
+        kill_at: list[Step],
+        partitions: int = 2,
     ) -> None:
-        self.spark, self.jobs, self.log = sandbox.session, jobs, log
+        self.spark, self.jobs, self.log, self.kill_at = sandbox.session, jobs, log, kill_at
         self.name, self.twin = TopicName(cluster, "t"), TopicName(f"{cluster}_twin", "t")
         self.random = random.Random(seed)
         self.now_ms = FIRST_MS + 20 * DAY_MS
@@ -95,12 +109,18 @@ class Twins:
             asked = self._request() if job is delete_records else None
             for name in names:
                 arguments = ("--topic", str(name)) if asked is None else of_request(name, asked)
-                self.run(job, run_id, *arguments)
+                is_killed = names == (self.name,) and self.random.random() < 0.25
+                self.run(job, run_id, *arguments, is_killed=is_killed)
         return run_id
 
-    def run(self, job: ModuleType, run_id: str, *arguments: str) -> None:
-        code = job.main([*arguments, "--now", at(self.now_ms).isoformat(), "--run-id", run_id])
-        assert code == 0, (job.__name__, arguments)
+    def run(self, job: ModuleType, run_id: str, *arguments: str, is_killed: bool = False) -> None:
+        """Run a job; one that is killed at some commit, if it comes there, is run again."""
+        given = [*arguments, "--now", at(self.now_ms).isoformat(), "--run-id", run_id]
+        if is_killed:
+            self.kill_at.append(self.random.choice(KILLS))
+            job.main(given)
+            self.kill_at.clear()
+        assert job.main(given) == 0, (job.__name__, arguments)
 
     def undo(self, run_id: str) -> None:
         """Plan it and execute the plan."""

@@ -14,7 +14,7 @@ from typing import Any
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
-from ebbtide.iceberg.planned.planned_undo import check_no_undo
+from ebbtide.iceberg.planned.planned_undo import check_no_undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.compaction import MAX_OFFSET
@@ -84,9 +84,9 @@ def open_round(topic: Topic) -> CleaningRound | None:
 
 
 def is_open(topic: Topic, work_id: str) -> bool:
-    """Return whether a round or merge of this id is in flight."""
-    this_round, merge = open_round(topic), open_merge(topic)
-    return work_id in {work.id for work in (this_round, merge) if work is not None}
+    """Return whether a round, a merge or an undo of this id is in flight."""
+    works = open_round(topic), open_merge(topic), open_undo(topic.properties)
+    return work_id in {work.id for work in works if work is not None}
 
 
 def start_round(topic: Topic, this_round: CleaningRound) -> None:

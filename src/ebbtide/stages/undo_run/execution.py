@@ -1,8 +1,9 @@
 """Give back a topic's rows and state, and finish what a killed run has begun.
 
-Order: plan written to the state, records, batches, the pause that keeps the next night from
-removing it all again, the note that the points went back, state. A retry leaves out the tables that
-hold a snapshot of the undo; the other steps come out the same again.
+Order: plan written to the state, tags that hold the snapshots to be read, records, batches, the
+pause that keeps the next night from removing it all again, the note that the points went back,
+state. A retry leaves out the tables that hold a snapshot of the undo; the other steps come out the
+same again.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from ebbtide.errors import CommitConflictError, StateError
 from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
-from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.planned.planned_round import is_open, open_round
 from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
+from ebbtide.iceberg.work_tags import WorkTag, release_tags, tag_before
 from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.state.topic_state import REPAIR, UNDO, PartitionState
 from ebbtide.log.undo.points import UNDO_RUN, PointsOfPartitions, UndoPoint
 from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.undo_points import append_point, new_point_id, read_points
 from ebbtide.stages.undo_run.plan import UndoPlan, plan_begun
+from ebbtide.stages.undo_run.refusals import missing_snapshots
 from ebbtide.stages.undo_run.returning_rows import Places
 from ebbtide.stages.undo_run.undone_partitions import finished
 from ebbtide.stages.undo_run.written_rows import Target, committed, give_back
@@ -48,6 +51,7 @@ def execute_points(plan: UndoPlan) -> Undone:
         return Undone(topic)
     if not plan.is_begun:
         topic = compare_and_set(topic, Step.UNDO_STARTED, partial(_started, undo, topic))
+    _hold_snapshots(topic, undo, plan.points)
     undone = Undone(topic)
     places = Places.of(topic, plan.points)
     for target, returned in zip(Target.of(topic), (plan.records, plan.batches), strict=True):
@@ -59,6 +63,7 @@ def execute_points(plan: UndoPlan) -> Undone:
     _pause(topic, undo)
     _note(topic, undo)
     undone.topic = set_counted(topic, Step.UNDO_STATE, partial(finished, undo, plan.points))
+    release_tags(topic.spark, _tables(topic), partial(is_open, undone.topic))
     log.info("gave back %s records", number(plan.records_returned))
     return undone
 
@@ -70,6 +75,42 @@ def finish_undo(topic: Topic) -> Topic:
         return topic
     log.info("finishes the undo of run %s", undo.run_id)
     return execute_points(plan_begun(topic, undo, points_of(topic, undo))).topic
+
+
+def give_up_lost_undo(topic: Topic) -> Topic:
+    """Give up an undo in flight that has given back nothing and cannot, since snapshots are gone.
+
+    Another tool may expire them before they are tagged. Return the topic afterwards.
+    """
+    undo = open_undo(topic.properties)
+    if undo is None:
+        return topic
+    reason = "; ".join(missing_snapshots(topic, points_of(topic, undo)).values())
+    is_begun = any(committed(topic, of, undo.id) is not None for of in Target.of(topic))
+    if is_begun or not reason:
+        return topic
+    log.warning("gives up the undo of run %s: %s", undo.run_id, reason)
+
+    def forgotten(current: Topic) -> PropertyChanges | None:
+        in_flight = open_undo(current.properties)
+        return {UNDO: None} if in_flight is not None and in_flight.id == undo.id else None
+
+    return compare_and_set(topic, Step.UNDO_STATE, forgotten)
+
+
+def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
+    """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
+    together = {point for of in points.values() for point in of}
+    of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
+    for table, snapshots in zip(_tables(topic), of_tables, strict=True):
+        held = {snapshot for snapshot in snapshots if snapshot is not None}
+        if any(of.table == table and committed(topic, of, undo.id) for of in Target.of(topic)):
+            continue  # what it was to give is given
+        tag_before(topic.spark, table, WorkTag("undo", undo.id), held)
+
+
+def _tables(topic: Topic) -> tuple[str, str]:
+    return topic.name.records_table, topic.name.batches_table
 
 
 def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:

@@ -20,12 +20,9 @@ def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[in
     oldest = datetime.fromtimestamp(clock_ms / 1000, UTC) - timedelta(
         milliseconds=topic.config.undo_ms
     )
-    gone = _Gone(topic)
-    reasons = {
-        p: _by_points(topic.partitions[p], p, of, oldest) or gone.snapshot_of(of)
-        for p, of in points.items()
-    }
-    return {partition: reason for partition, reason in reasons.items() if reason}
+    reasons = {p: _by_points(topic.partitions[p], p, of, oldest) for p, of in points.items()}
+    reasons = {partition: reason for partition, reason in reasons.items() if reason}
+    return {**missing_snapshots(topic, points), **reasons}
 
 
 def _by_points(
@@ -52,27 +49,23 @@ def _by_points(
     return ""
 
 
-class _Gone:
-    """The snapshots that other tools have expired."""
-
-    def __init__(self, topic: Topic) -> None:
-        name = topic.name
-        self._records = java_table(topic.spark, name.records_table)
-        self._batches = java_table(topic.spark, name.batches_table)
-
-    def snapshot_of(self, points: Sequence[UndoPoint]) -> str:
-        """Return which snapshot of the points is gone; empty where all are there."""
-        for point in points:
-            for table, snapshot in (
-                (self._records, point.records_snapshot),
-                (self._batches, point.batches_snapshot),
-            ):
+def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str]:
+    """Return, by partition, which snapshot of its points another tool has expired."""
+    tables = [
+        java_table(topic.spark, table)
+        for table in (topic.name.records_table, topic.name.batches_table)
+    ]
+    missing: dict[int, str] = {}
+    for partition, of_partition in points.items():
+        for point in reversed(of_partition):
+            snapshots = (point.records_snapshot, point.batches_snapshot)
+            for table, snapshot in zip(tables, snapshots, strict=True):
                 if snapshot is not None and table.snapshot(snapshot) is None:
-                    return (
+                    missing[partition] = (
                         f"snapshot {snapshot} of {table.name()}, from before run {point.run_id}, "
                         "is gone: another tool has expired it"
                     )
-        return ""
+    return missing
 
 
 def _moment(at: datetime) -> str:
