@@ -71,7 +71,7 @@ test-compose: setup-test ## docker-compose.yaml: image, services, nights by its 
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m compose tests/compose
 
-test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core (needs npm and chromium)
+test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form (needs npm, chromium, PostgreSQL)
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
 	@$(PY) -m pytest -m browser tests/browser

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError
@@ -21,6 +22,7 @@ from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.state.topic_state import to_properties
+from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
@@ -59,6 +61,15 @@ class MarkPlan:
     def counts(self) -> dict[int, Counts]:
         """The number of records that change, by partition."""
         return count_changes(self.changes, self.topic.partitions)
+
+    @property
+    def to_quarantine(self) -> dict[int, BitMap64]:
+        """The offsets of records that go to quarantine, by partition."""
+        going: dict[int, BitMap64] = {}
+        for (partition, _), by_code in self.changes.items():
+            if offsets := by_code.get(TO_QUARANTINE):
+                going[partition] = going.get(partition, BitMap64()) | offsets
+        return going
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -106,6 +117,8 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
     if plan.snapshot is not None and outcome.rows_removed:
+        if kept := keep_leaving(topic, plan.to_quarantine):
+            outcome.topic["kept_by_holds"] = kept
         with plan.rule.failing_clearly():
             outcome.snapshot_ids += take_to_quarantine(topic, _forbidden(plan), run)
     if plan.snapshot is not None and plan.changes:
