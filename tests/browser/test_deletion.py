@@ -6,11 +6,13 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import open_lake
 from tests.browser.running_airflow import Person, airflow_with_people
 from tests.lake_sandbox import LakeSandbox
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.browser
 
 AUDIT = "sample.audit"
 UP_TO = 1500
+HELD = (100, 200)
 PARTITION = re.compile(r"^0\b.*$", re.MULTILINE)
 
 
@@ -59,6 +62,11 @@ def log_start(lake: LakeSandbox) -> int:
         return opened.topic(AUDIT).partitions[0].log_start_offset
 
 
+def kept_records(lake: LakeSandbox) -> int:
+    with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
+        return sum(of.kept_records for of in read_holds(opened, datetime.now(UTC), AUDIT))
+
+
 def number(text: str) -> int:
     return int(text.replace(",", ""))
 
@@ -77,6 +85,32 @@ def test_anonymous_gets_401_on_every_route(running: tuple[str, LakeSandbox]) -> 
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=30)
         assert refused.value.code == 401, (path, method)
+
+
+def test_a_hold_is_made_by_form(
+    running: tuple[str, LakeSandbox],
+    person: Callable[[str], Person],
+    picture: Callable[[str], Callable[[str], Path]],
+) -> None:
+    ann, bob = person("ann"), person("bob")
+    page = ann.open(f"topics/{AUDIT}")
+    page.get_by_role("link", name="Hold records", exact=True).click()
+    page.get_by_label("Partition").fill("0")
+    page.get_by_label("From offset").fill(str(HELD[0]))
+    page.get_by_label("Before offset").fill(str(HELD[1]))
+    page.get_by_label("Case").fill("C-7")
+    page.get_by_label("Reason").fill("lawsuit")
+    page.get_by_label("Owner").fill("legal")
+    ann.in_both_themes(picture("form-of-a-hold"))
+    ann.press("Send")
+    run = page.url.rpartition("/ebbtide/")[2]
+    ann.wait_for("so somebody else has to approve it")
+    bob.open(run)
+    bob.press("Approve")
+    bob.wait_for("success asked for by ann")
+    text = bob.open(f"topics/{AUDIT}").inner_text("main")
+    assert "partition 0, from offset 100, before offset 200\tC-7" in text
+    assert kept_records(running[1]) == 0
 
 
 def test_records_go_once_somebody_else_has_approved_the_plan(
@@ -109,6 +143,7 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
     assert page.get_by_role("button", name="Approve").is_disabled()
     planned = re.search(r"remove ([\d,]+) records from sample.audit", page.inner_text("main"))
     assert planned
+    assert "(case C-7) keeps 100 of these records" in page.inner_text("main")
     assert live_rows(lake) == before
     assert "may look, and may not answer" in vera.open(run).inner_text("main")
 
@@ -130,6 +165,7 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
     assert removed
     assert number(removed[1]) == number(planned[1]) == before - live_rows(lake) > 0
     assert log_start(lake) == UP_TO
+    assert kept_records(lake) == HELD[1] - HELD[0]
     row = shown.get_by_role("row").filter(has_text=f"{UP_TO:,}").first.inner_text()
     assert f"{UP_TO:,}" in row
     topic = bob.open(f"topics/{AUDIT}").get_by_role("img", name=f"log start offset {UP_TO:,}")

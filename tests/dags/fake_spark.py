@@ -19,7 +19,8 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
 
-KEEP_PLANS = {"configure_topic", "delete_records", "erase_keys", "undo_run", *NIGHT}
+_BY_HAND = {"configure_topic", "delete_records", "erase_keys", "hold_records", "undo_run"}
+KEEP_PLANS = {*_BY_HAND, *NIGHT}
 
 
 @dataclass

@@ -15,6 +15,7 @@ DAGS = [
     "delete_records",
     "erase_keys",
     "export_segments",
+    "hold_records",
     "ingest_segments",
     "ingest_topic",
     "mark_tombstones",
@@ -27,8 +28,8 @@ DAGS = [
 ]
 # Their runs wait for an answer, which must not keep others waiting.
 ASKING = (
-    *("approve_plan", "configure_topic", "delete_records"),
-    *("erase_keys", "mark_tombstones", "retention_now", "undo_run"),
+    *("approve_plan", "configure_topic", "delete_records", "erase_keys"),
+    *("hold_records", "mark_tombstones", "retention_now", "undo_run"),
 )
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 
@@ -188,6 +189,10 @@ def test_the_dag_that_a_night_triggers_is_not_paused(dags: dict[str, Any]) -> No
         ("erase_keys", {"keys": [""]}),
         ("erase_keys", {"encoding": "latin-1"}),
         ("erase_keys", {"timeout_ms": 0}),
+        ("hold_records", {"action": "lift"}),
+        ("hold_records", {"partition": -1}),
+        ("hold_records", {"keys": ["two\nlines"]}),
+        ("hold_records", {"review_date": "soon"}),
         ("export_segments", {"target": ""}),
         ("export_segments", {"topic": None}),
         ("export_segments", {"partitions": [-1]}),

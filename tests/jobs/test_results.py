@@ -21,6 +21,7 @@ from jobs import (
     expire_segments,
     expire_snapshots,
     export_segments,
+    hold_records,
     ingest_segments,
     mark_tombstones,
     repair_state,
@@ -85,6 +86,8 @@ def test_every_job_says_what_its_types_say(
     unset = ("--unset", "ebbtide.source")
     run(configure_topic, 5, *OF_TOPIC, "--set", "kafka.retention.ms=-1", *unset)
     run(export_segments, 5, *OF_TOPIC, "--target", str(tmp_path / "out"))
+    why = ("--case-id", "7", "--reason", "asked by a court", "--owner", "legal")
+    run(hold_records, 5, *OF_TOPIC, "--action", "make", *why, "--end-offset", "1")
     monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "d")
     asked = ("--requested-by", "privacy office", "--reason", "17", "--append")
     run(erase, 5, *OF_TOPIC, *asked)

@@ -44,12 +44,13 @@ def topic_of(seed: int, number: int, partitions: int = PARTITIONS) -> Topic:
 
 
 def run(
-    spark: SparkSession, home: Path, topics: Mapping[int, Topic], seed: int
+    spark: SparkSession, home: Path, topics: Mapping[int, Topic], seed: int, *, has_holds: bool
 ) -> Iterator[tuple[int, Tally]]:
     """The tally of each topic, in order."""
 
     def replayed(number: int) -> Tally:
-        return replay_topic(_session(spark), topics[number], home / f"s{seed}n{number}", JARS)
+        folder, held_by = home / f"s{seed}n{number}", number if has_holds else None
+        return replay_topic(_session(spark), topics[number], folder, JARS, held_by=held_by)
 
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
         yield from zip(topics, pool.map(replayed, topics), strict=True)
@@ -114,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=offset_map.MAP_BYTES,
         help="the size above which an offset map is made in shares",
     )
+    parser.add_argument(
+        "--holds", action="store_true", help="with random holds, which must change no log"
+    )
     arguments = parser.parse_args(argv)
     if arguments.first >= arguments.topics:
         parser.error(f"expected --first below --topics {arguments.topics}, found {arguments.first}")
@@ -131,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             number: topic_of(arguments.seed, number, arguments.logs_a_topic)
             for number in range(arguments.first, arguments.topics)
         }
-        for number, tally in run(spark, home, topics, arguments.seed):
+        for number, tally in run(spark, home, topics, arguments.seed, has_holds=arguments.holds):
             total.add(tally)
             print(
                 f"fuzz: {number + 1} of {arguments.topics} topics, {total}, "
@@ -139,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--seed {arguments.seed} --first {number + 1} goes on",
                 file=sys.stderr,
             )
+            for line in tally.lost[:5]:
+                print(f"topic {number}, held: {line}")
             for partition, lines in tally.plain_differences.items():
                 print(f"topic {number} partition {partition}, plain rules:", *lines[:5], sep="\n  ")
             for partition, lines in tally.differences.items():

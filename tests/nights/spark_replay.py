@@ -28,6 +28,7 @@ from tests.log.log_files import empty_log, grow
 from tests.log.plain_cleaner import Log, producers_of
 from tests.log.proof import Compared
 from tests.log.replay import End, Subject, Turn, config_of, keeps_markers_longer, replay
+from tests.nights.random_holds import RandomHolds
 from tests.tables.counted import assert_counted
 from tests.tables.headers import read_headers
 from tests.tables.nights import expire, ingest, mark
@@ -49,6 +50,9 @@ class Tally:
     picked: Counter[str] = field(default_factory=Counter)
     markers_kept_longer: int = 0
     differences: dict[int, list[str]] = field(default_factory=dict)  # by partition
+    lost: list[str] = field(default_factory=list)  # what a hold covers and nobody has any more
+    held: int = 0  # records that random holds cover, and those of them that left the log
+    kept: int = 0
 
     def add(self, other: Tally) -> None:
         """Count the other's logs too; its differences get numbers after these."""
@@ -58,6 +62,9 @@ class Tally:
         self.plain_differences |= {offset + p: of for p, of in other.plain_differences.items()}
         self.picked += other.picked
         self.markers_kept_longer += other.markers_kept_longer
+        self.lost += other.lost
+        self.held += other.held
+        self.kept += other.kept
         self.differences |= {offset + p: lines for p, lines in other.differences.items()}
 
     def gaps(self) -> list[str]:
@@ -72,14 +79,15 @@ class Tally:
     @property
     def is_proof(self) -> bool:
         """Whether Kafka, the plain rules and the tables agree, on enough."""
-        return not (self.differences or self.plain_differences or self.gaps())
+        return not (self.differences or self.plain_differences or self.lost or self.gaps())
 
     def __str__(self) -> str:
         rounds = ", ".join(f"{count} {picked}" for picked, count in self.picked.most_common())
         return (
             f"{self.logs} logs, {self.picked.total()} rounds ({rounds}): {len(self.differences)} "
             f"differ, {len(self.plain_differences)} by the plain rules, "
-            f"{self.markers_kept_longer} keep a marker longer, {self.refused} refused"
+            f"{self.markers_kept_longer} keep a marker longer, {self.refused} refused, "
+            f"{self.held} records held, {self.kept} of them kept, {len(self.lost)} lost"
         )
 
 
@@ -116,19 +124,30 @@ class Expected:
         self.log, self.state = end.log, after
 
 
-def replay_topic(spark: SparkSession, topic: Topic, home: Path, jars_dir: Path) -> Tally:
-    """Compare each partition of a topic after each round; its cluster is named after `home`."""
+def replay_topic(
+    spark: SparkSession, topic: Topic, home: Path, jars_dir: Path, *, held_by: int | None = None
+) -> Tally:
+    """Compare each partition of a topic after each round; its cluster is named after `home`.
+
+    With the seed `held_by` random holds lie on the topic: the log must be the same, and what they
+    cover must be in it or kept.
+    """
     subjects = dict(enumerate(Subject(topic, partition) for partition in topic.partitions))
     sources = [subject.source(home / "kafka" / f"{TOPIC}-{p}") for p, subject in subjects.items()]
     tally = Tally(logs=len(subjects))
     expected = expect(subjects, dict(enumerate(try_oracle(sources, jars_dir))), tally)
     name = TopicName(home.name, TOPIC)
+    held = None if held_by is None else RandomHolds.make(spark, name, held_by, list(expected))
     for number in range(len(topic.rounds)):
-        picked = _run_round(spark, name, topic, number, home, expected)
+        picked = _run_round(spark, name, topic, number, home, expected, held)
         logs, of_producers = logs_of_topic(spark, name), producer_fields(spark, name)
         for partition, of_partition in expected.items():
             at = (number, of_partition, picked.get(partition))
             _compare(partition, (logs[partition], of_producers[partition]), at, tally)
+    if held is not None:
+        tally.lost = held.lost(spark)
+        tally.held += held.covered
+        tally.kept += held.kept
     shutil.rmtree(home)
     return tally
 
@@ -158,11 +177,14 @@ def _run_round(
     number: int,
     home: Path,
     expected: Mapping[int, Expected],
+    held: RandomHolds | None,
 ) -> dict[int, str]:
     """Ingest what has grown, then a night at the round's time; how each partition was picked."""
     a_round = topic.rounds[number]
     grow_source(home / "log", topic, number, expected)
     ingest(spark, str(name), home / "log", a_round.now_ms, accept_gap=True)
+    if held is not None:
+        held.note_ingested(spark)
     configure(spark, name, topic.config_at(number))
     mark(spark, str(name))
     requested = {

@@ -25,8 +25,8 @@ TOPICS = 5
 
 @pytest.mark.parametrize(
     ("seed", "options"),
-    [(1, ["--in-tasks"]), (FRESH_SEED, ["--map-bytes", "9000"])],
-    ids=["fixed seed, in tasks", "fresh seed, on the driver, offset maps in shares"],
+    [(1, ["--in-tasks"]), (FRESH_SEED, ["--map-bytes", "9000", "--holds"])],
+    ids=["fixed seed, in tasks", "fresh seed, on the driver, offset maps in shares, with holds"],
 )
 def test_kafka_leaves_the_same_of_random_topics(
     seed: int, options: list[str], kafka_jars: Path, capsys: pytest.CaptureFixture[str]

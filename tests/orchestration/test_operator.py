@@ -65,6 +65,19 @@ PARAMS = {
         "append": True,
         "timeout_ms": 600_000,
     },
+    "hold_records": {
+        "action": "make",
+        "topic": "log.flights",
+        "partition": 0,
+        "first_offset": 100,
+        "event_time_until": "2026-01-02T00:00:00+00:00",
+        "keys": ["alice@example.org"],
+        "encoding": "utf-8",
+        "case_id": "4711",
+        "reason": "asked for by a court",
+        "owner": "legal",
+        "review_date": "2026-06-30",
+    },
     "repair_state": {
         "topic": "log.flights",
         "keep_changes": True,
@@ -109,6 +122,9 @@ SUBMITTING = [
     "erase_keys.erase_keys",
     "erase_keys.record_rejection",
     "export_segments.export_segments",
+    "hold_records.plan",
+    "hold_records.hold_records",
+    "hold_records.record_rejection",
     "repair_state.repair_state",
     "replicate_log.replicate_log",
     "mark_tombstones.plan",
@@ -159,7 +175,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
         topics = ["log.flights", "eu.a.b"]
         task = task.unmap({"job": "clean_log"} if is_by_job else {"topics": topics})
     one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
-    if dag_id in (*one_topic, "repair_state", "retention_now", "undo_run"):
+    if dag_id in (*one_topic, "hold_records", "repair_state", "retention_now", "undo_run"):
         task.topics = ["log.flights"]
     if task_id == "plan" and dag_id == "delete_records":
         task.request = REQUEST

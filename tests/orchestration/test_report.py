@@ -80,7 +80,8 @@ def test_a_low_watermark_that_moved_is_shown_before_and_after(lake: LakeSandbox)
     first = partition_result(low_watermark=1_000, low_watermark_before=-1, picked=True, reason="")
     last = partition_result(log_start_offset=2_730, low_watermark=2_730, low_watermark_before=1_000)
     lake.run("log.audit", "clean_log", partitions={0: first})
-    lake.run("log.audit", "delete_records", partitions={0: last})
+    ended = MIDNIGHT + timedelta(hours=9)
+    lake.run("log.audit", "delete_records", partitions={0: last}, started=ended, ended=ended)
     (line,) = [line for line in rendered().splitlines() if line.startswith("log.audit    ")][:1]
     assert line.endswith("  2,730  1,000 → 2,730")
 

@@ -1,5 +1,6 @@
 """Holds on the pages: on a topic's bars, in the list of topics, and when somebody has to look."""
 
+import hashlib
 import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -51,6 +52,23 @@ def test_a_hold_is_on_its_topics_page_and_bar(viewer: Any, lake: LakeSandbox) ->
     assert "h-2 pause partition 1, from offset 20, before offset 30 C-7 - legal" in text
     assert f"ends {NOW + timedelta(days=2):%Y-%m-%d %H:%M}" in text
     assert "h-3" not in text
+    form = "/ebbtide/forms/hold_records?action=change&amp;topic=log.a&amp;hold=h-1&amp;partition=0"
+    assert f'href="{form}&amp;first_offset=20&amp;end_offset=30' in html
+
+
+def test_the_page_of_a_key_names_the_holds_that_may_cover_it(
+    viewer: Any, lake: LakeSandbox
+) -> None:
+    lake.topic("log.a")
+    sha256 = hashlib.sha256(b"k").hexdigest()
+    hold(lake)
+    hold(lake, hold_id="h-2", key_hashes=(sha256,), case_id="C-8", at=NOW)
+    hold(lake, hold_id="h-3", key_hashes=("ab" * 32,), case_id="C-9")
+    hold(lake, hold_id="h-4", kind=Kind.PAUSE)
+    asked = {"topic": "log.a", "key": "k", "encoding": "utf-8"}
+    text = text_of(viewer.post("/ebbtide/keys", data=asked).text)
+    assert re.findall(r"held hold (h-\d)", text) == ["h-1", "h-2"]
+    assert "before offset 30, 1 key: of this key" in text
 
 
 def test_a_hold_to_review_needs_somebody(viewer: Any, lake: LakeSandbox) -> None:

@@ -78,6 +78,7 @@ ENDED_BY = {
 BESIDE = sorted(JOBS, key=lambda job: job != "ingest_topic")
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 PRIMARY, COPIES = "live", "copies"
+WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
 ASKED = ("--requested-by", "privacy office", "--reason", "17", "--append")
 
 
@@ -187,6 +188,7 @@ class Bench:
             "erase_keys": ASKED,
             "export_segments": ("--target", str(self._folder / "out")),
             "configure_topic": ("--set", "kafka.retention.ms=-1"),
+            "hold_records": ("--action", "make", *WHY),
             "undo_run": ("--run", "clean_log"),
         }
         return [*_topics(names), *more.get(job, ())]

@@ -104,6 +104,9 @@ class Step(StrEnum):
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
     HOLD_EVENT = "hold_event"
+    HELD_TABLE = "held_table"
+    HELD_ROWS = "held_rows"
+    HELD_ENDED = "held_ended"
     RUN_ROW = "run_row"
 
 

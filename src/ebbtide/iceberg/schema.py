@@ -14,6 +14,7 @@ from ebbtide.iceberg.views import create_views
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
+    HELD_SUFFIX,
     OWN_NAMESPACE,
     QUARANTINE_SUFFIX,
     TopicName,
@@ -64,6 +65,15 @@ QUARANTINE_COLUMNS = f"""
     reason STRING NOT NULL COMMENT 'why the log must not hold it',
     run_id STRING NOT NULL COMMENT 'the run that took it out',
     quarantined_at TIMESTAMP NOT NULL COMMENT 'the now of that run',
+    table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
+"""
+
+HELD_COLUMNS = f"""
+    hold_id STRING NOT NULL COMMENT 'the hold; a record that two holds keep is here twice',
+    {RECORD_COLUMNS},
+    job STRING COMMENT 'the job that was about to remove it, or that found it removed',
+    run_id STRING,
+    kept_at TIMESTAMP NOT NULL,
     table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
 """
 
@@ -196,6 +206,8 @@ _RECORDS = _COMMON | {
     "write.metadata.metrics.column.value": "counts",
     "write.metadata.metrics.column.headers": "none",
 }
+# What is deleted there is rewritten at once, and goes with the snapshots before it.
+_COPIED = _RECORDS | {f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")}
 _BATCHES = _COMMON | {
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
@@ -232,11 +244,13 @@ def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
 def create_quarantine(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's quarantined records where it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
-    # What its owner deletes there is rewritten at once, and goes with the snapshots before it.
-    copied = _RECORDS | {
-        f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")
-    }
-    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, copied, "`partition`")
+    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, _COPIED, "`partition`")
+
+
+def create_held(spark: SparkSession, name: TopicName) -> None:
+    """Create the table of a topic's records that holds have kept where it does not exist."""
+    create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
+    _create(spark, name.held_table, HELD_COLUMNS, _COPIED, "hold_id")
 
 
 def create_runs(spark: SparkSession) -> None:

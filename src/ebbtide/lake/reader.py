@@ -33,6 +33,7 @@ from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
+    HELD_SUFFIX,
     OWN_NAMESPACE,
     OWN_SUFFIXES,
     QUARANTINE_SUFFIX,
@@ -152,6 +153,10 @@ class Lake:
         """Return the batches table of a topic."""
         return self._table(name, BATCHES_SUFFIX)
 
+    def held(self, name: str) -> Table:
+        """Return the table of a topic's records that holds have kept."""
+        return self._table(name, HELD_SUFFIX)
+
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
         """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
 
@@ -213,6 +218,8 @@ class Lake:
         tables = {"records": self.records(name), "batches": self.batches(name)}
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
+        with suppress(UnknownTopicError):
+            tables["held"] = self.held(name)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def live_rows(self, name: str) -> dict[int, int]:

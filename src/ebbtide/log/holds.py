@@ -123,6 +123,11 @@ def holds_of(events: Iterable[Hold], now: datetime) -> list[Hold]:
     return [hold for hold in newest_events(events) if hold.stands_at(now)]
 
 
+def that_keep(holds: Iterable[Hold]) -> list[Hold]:
+    """Return the holds that keep records; a pause keeps none."""
+    return [hold for hold in holds if hold.kind is Kind.KEEP]
+
+
 def pause_of(holds: Iterable[Hold], partition: int) -> Hold | None:
     """Return the pause that ends last of those on a partition; None where none is."""
     pauses = [hold for hold in holds if hold.kind is Kind.PAUSE and hold.is_on(partition)]

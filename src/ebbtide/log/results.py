@@ -60,6 +60,9 @@ class OfTopic(TypedDict):
     plan: NotRequired[
         Annotated[str, "the plan that was executed, or that a guard kept to be approved"]
     ]
+    kept_by_holds: NotRequired[
+        Annotated[dict[str, int], "records that were copied, since holds cover them, by hold"]
+    ]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
 
 
@@ -195,6 +198,7 @@ class SnapshotsTopic(OfTopic):
 
     max_snapshot_age_ms: NotRequired[Annotated[int, "the age from which snapshots expire"]]
     snapshots_expired: NotRequired[Annotated[int, "snapshots that did"]]
+    held_rows_deleted: NotRequired[Annotated[int, "kept records that their hold covers no more"]]
     files: NotRequired[Annotated[int, "files of the tables, in a plan"]]
     bytes: NotRequired[Annotated[int, "their size, in a plan"]]
     bytes_written: NotRequired[Annotated[int, "files that were rewritten or merged"]]
@@ -283,6 +287,20 @@ class ExportedTopic(OfTopic):
     target: Annotated[str, "the log directory"]
 
 
+class HeldPartition(OfPartition):
+    """hold_records, of a partition."""
+
+    covered: Annotated[int, "records of the log that the hold covers"]
+    let_go: Annotated[int, "kept records that it covers no more: expire_snapshots deletes them"]
+
+
+class HeldTopic(OfTopic):
+    """hold_records, of a topic."""
+
+    action: Annotated[str, "make, change or end"]
+    hold: Annotated[str, "the hold, and its case"]
+
+
 class ConfiguredPartition(OfPartition):
     """configure_topic, of a partition."""
 
@@ -355,6 +373,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
     "erase_keys": (ErasedPartition, ErasedTopic),
     "export_segments": (ExportedPartition, ExportedTopic),
     "configure_topic": (ConfiguredPartition, ConfiguredTopic),
+    "hold_records": (HeldPartition, HeldTopic),
     "repair_state": (RepairedPartition, RepairedTopic),
     "undo_run": (UndonePartition, UndoneTopic),
 }

@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.holds import read_holds, review_warnings
 from ebbtide.lake.reader import Lake, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
@@ -92,6 +93,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in topics if n.deletion),
             *(fill(line, WIDTH) for line in promises(topics)),
             *(fill(line, WIDTH) for line in notes(runs)),
+            *(fill(line, WIDTH) for line in held(lake, runs)),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
         ]
     ).rstrip()
@@ -119,6 +121,22 @@ def notes(runs: Iterable[Run]) -> list[str]:
         ]
         if "note" in numbers
     ]
+
+
+def held(lake: Lake, runs: Sequence[Run]) -> list[str]:
+    """List what holds kept in a run, and the holds on its topics that are to be reviewed."""
+    kept = [
+        f"{run.topic}: {hold} keeps {number(records)} records that {run.job} found or removed."
+        for run in runs
+        for hold, records in run.topic_result.get("kept_by_holds", {}).items()
+    ]
+    topics = {run.topic for run in runs}
+    try:
+        standings = read_holds(lake, datetime.now(UTC))
+    except EbbtideError as error:
+        return [*kept, f"The holds cannot be read: {error}."]
+    due = review_warnings(of for of in standings if of.hold.topic in topics)
+    return [*kept, *(f"{warning}." for warning in due)]
 
 
 def changed(run: Run) -> bool:

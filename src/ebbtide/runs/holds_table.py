@@ -6,7 +6,7 @@ is held here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -25,7 +25,7 @@ from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.holds import Hold, holds_of, pause_of, paused
+from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
 from ebbtide.spark.jvm import iceberg_class
@@ -83,9 +83,31 @@ def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
         ) from failure
 
 
-def pauses_of(topic: Topic, now_ms: int) -> dict[int, str]:
+def hand_on_holds(spark: SparkSession, primary: TopicName, replica: TopicName) -> None:
+    """Append the newest event of each hold on a primary that its replica does not have yet."""
+    events = newest_events(read_holds(spark, primary))
+    known = {(hold.hold_id, hold.event, hold.at) for hold in read_holds(spark, replica)}
+    for hold in events:
+        if (hold.hold_id, hold.event, hold.at) not in known:
+            append_hold(spark, replica, hold)
+
+
+def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
+    """Return the holds on the topic that stand at a run's `now`."""
+    return standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
+
+
+def holds_to_review(topic: Topic, now: datetime) -> list[str]:
+    """Return a sentence for each hold on the topic whose review date has passed."""
+    return [
+        f"{hold} was to be reviewed by {hold.review_date}"
+        for hold in standing_holds(topic.spark, topic.name, now)
+        if hold.is_to_be_reviewed(now)
+    ]
+
+
+def pauses_on(topic: Topic, holds: Sequence[Hold]) -> dict[int, str]:
     """Return why a hold lets nothing be removed, of each partition where one does."""
-    holds = standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
     pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)
     return {partition: paused(pause) for partition, pause in pauses if pause is not None}
 

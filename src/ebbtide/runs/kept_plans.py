@@ -29,6 +29,8 @@ from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.held.keeping import KeptRows, count_leaving
+from ebbtide.runs.holds_table import holds_to_review
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.plans_table import (
     append_event,
@@ -109,15 +111,19 @@ def keep_plan(
     topic, made_at = proposal.topic, datetime.now(UTC)
     plan_id = new_plan_id(args.job, made_at)
     expires_at = made_at + _expires_after(topic)
-    outcome = proposal.outcome()
+    outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
+    if kept := count_leaving(topic, removes):
+        outcome.topic["kept_by_holds"] = kept
+    if due := holds_to_review(topic, made_at):
+        _add_note(outcome, due)
     decisive: dict[str, Any] = {
         "job": args.job,
         "topic": str(topic.name),
         "now": datetime.fromtimestamp(order.now_ms / 1000, UTC),
         "parameters": json.loads(json.dumps(order.parameters)),
         "bounds": proposal.fixed(),
-        "removes": proposal.removes(),
+        "removes": removes,
     }
     plan = Plan(
         plan_id=plan_id,
@@ -127,13 +133,17 @@ def keep_plan(
         made_at=made_at,
         expires_at=expires_at,
         snapshots=snapshots_of(topic),
-        summary=_summary(topic, args.job, proposal, guard),
+        summary=_summary(topic, args.job, proposal, guard, kept),
         text=render_plan(args.job, str(topic.name), outcome),
         digest=digest_of(**decisive),
         **decisive,
     )
     append_plan(topic.spark, plan)
     return plan, outcome
+
+
+def _add_note(outcome: JobOutcome, notes: Sequence[str]) -> None:
+    outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
 def _expires_after(topic: Topic) -> timedelta:
@@ -193,11 +203,13 @@ def check_same_tables(plan: Plan, topic: Topic) -> None:
             )
 
 
-def _summary(topic: Topic, job: str, proposal: Proposal, guard: str) -> Summary:
+def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptRows) -> Summary:
     summary = Summary(
         partitions={str(p): of for p, of in proposal.summary().items()},
         seconds=_past_seconds(topic.spark, job, topic.name),
     )
+    if kept:
+        summary["kept_by_holds"] = dict(kept)
     if guard:
         summary["guard"] = guard
     return summary

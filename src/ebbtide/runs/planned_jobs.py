@@ -163,7 +163,13 @@ def _execute(
             check_four_eyes(plan, args.approved_by or approver_of(plan, kept.events))
     if args.approved_by and args.approved_by != approver_of(plan, kept.events):
         kept.add(session, args, Event.APPROVED, by=args.approved_by, note=args.approval_note)
-    order = Order(to_ms(plan.now), plan.parameters, plan.bounds, keeps_offsets=True)
+    order = Order(
+        to_ms(plan.now),
+        plan.parameters,
+        plan.bounds,
+        keeps_offsets=True,
+        approved_by=approver_of(plan, kept.events),
+    )
     proposal = job.propose(session, name, order)
     if isinstance(proposal, JobOutcome):
         return proposal

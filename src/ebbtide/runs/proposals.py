@@ -20,7 +20,8 @@ class Order(NamedTuple):
     """What a job is asked to plan for a topic.
 
     `bounds` are a kept plan's: the new plan stays within them. `keeps_offsets` asks for the
-    offsets that would leave, which not every run works out.
+    offsets that would leave, which not every run works out. `approved_by` is who approved the
+    kept plan that is executed.
     """
 
     now_ms: int
@@ -28,6 +29,7 @@ class Order(NamedTuple):
     bounds: Bounds | None = None
     keeps_offsets: bool = False
     is_plan_only: bool = False
+    approved_by: str | None = None
 
 
 class Touched(NamedTuple):

@@ -78,6 +78,7 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     "export_segments": _FREE_OF_ALL,
     "replicate_log": {**_FREE_OF_ALL, Work.REPLICATION: Duty.RESUME},
     "configure_topic": {},
+    "hold_records": {},
     "repair_state": {},
     "undo_run": {
         **_FREE_OF_ALL,

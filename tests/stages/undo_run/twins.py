@@ -17,6 +17,8 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.undo.points import points_to_undo
+from ebbtide.runs.undo_points import read_points
 from jobs import clean_log, delete_records, expire_segments, expire_snapshots, undo_run
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.counted import assert_counted
@@ -126,6 +128,10 @@ class Twins:
         """Plan it and execute the plan."""
         plan = self.jobs.plan(undo_run, self.now_ms, "--topic", str(self.name), "--run", run_id)
         assert self.jobs.run(undo_run, "--plan", plan.plan_id, "--approved-by", "bob") == 0
+
+    def still_stands(self, run_id: str) -> bool:
+        """Whether the run removed from some partition and is not undone there."""
+        return bool(points_to_undo(read_points(self.spark, self.name), run_id))
 
     def change(self) -> None:
         """Something between two nights."""

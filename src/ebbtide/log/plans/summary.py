@@ -48,6 +48,7 @@ class Summary(TypedDict):
 
     partitions: dict[str, PartitionSummary]
     seconds: float | None
+    kept_by_holds: NotRequired[dict[str, int]]  # records that holds keep, by hold and case
     guard: NotRequired[str]  # what made a night keep the plan instead of executing it
 
 

@@ -14,9 +14,10 @@ from ebbtide.errors import RequestError
 CATALOG = "lake"
 BATCHES_SUFFIX = "_batches"
 QUARANTINE_SUFFIX = "_quarantine"
+HELD_SUFFIX = "_held"
 STATE_SUFFIX = "_state"
 # Suffixes of the namespaces of ebbtide's own tables beside a cluster's namespace.
-OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, STATE_SUFFIX)
+OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, HELD_SUFFIX, STATE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
 V1_SUFFIX = "__v1"
 TABLE_SUFFIX = "__table"
@@ -93,6 +94,11 @@ class TopicName(NamedTuple):
     def quarantine_table(self) -> str:
         """SQL identifier of the table of records that the log must not hold."""
         return quoted(self.catalog, self.cluster + QUARANTINE_SUFFIX, self.topic)
+
+    @property
+    def held_table(self) -> str:
+        """SQL identifier of the table of records that holds have kept."""
+        return quoted(self.catalog, self.cluster + HELD_SUFFIX, self.topic)
 
     @property
     def committed_view(self) -> str:

@@ -114,6 +114,8 @@ def _rules(of_partition: PartitionSummary) -> str:
 
 def _facts(plan: Plan) -> Iterator[str]:
     """Yield what the table does not tell, a sentence each."""
+    for hold, records in plan.summary.get("kept_by_holds", {}).items():
+        yield f"{escaped(hold)} keeps {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
         yield f"A guard stopped the night: {escaped(guard)}."
     snapshots, files = _due(plan)

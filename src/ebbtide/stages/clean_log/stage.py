@@ -41,12 +41,14 @@ from ebbtide.iceberg.topics import (
     load,
 )
 from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
+from ebbtide.log.holds import that_keep
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.results import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
-from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.held.keeping import keep_leaving
+from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
@@ -158,6 +160,7 @@ def plan_clean(
     if in_flight is not None:
         log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
         in_flight = _repinned(topic, in_flight)
+        keeps_offsets = keeps_offsets or bool(that_keep(holds_at(topic, now_ms)))
         effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
         return CleanPlan(topic, in_flight, effect, {})
     reasons: dict[int, str | None] = {
@@ -165,7 +168,9 @@ def plan_clean(
     }
     if bounds is not None:
         reasons |= {p: Reason.NOT_PLANNED for p in reasons if p not in bounds}
-    reasons |= pauses_of(topic, now_ms)
+    holds = holds_at(topic, now_ms)
+    keeps_offsets = keeps_offsets or bool(that_keep(holds))
+    reasons |= pauses_on(topic, holds)
     candidates = [p for p, reason in reasons.items() if reason is None]
     _start_workers(topic, candidates)
     pins = newest_pins(topic) if candidates else None
@@ -251,6 +256,8 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
         return outcome
     topic, this_round, effect = plan.topic, plan.round, plan.effect
     tables = (topic.name.records_table, topic.name.batches_table)
+    if kept := keep_leaving(topic, plan.removes()):
+        outcome.topic["kept_by_holds"] = kept
     start_round(topic, this_round)
     # All files are written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:

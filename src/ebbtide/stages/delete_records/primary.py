@@ -29,7 +29,7 @@ from ebbtide.log.plans.summary import (
 )
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
@@ -148,7 +148,7 @@ def plan_delete(
         p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
         for p, offset in requested.items()
     }
-    for partition, why in pauses_of(topic, now_ms).items():
+    for partition, why in pauses_on(topic, holds_at(topic, now_ms)).items():
         start, answer = topic.partitions[partition].log_start_offset, answers.get(partition)
         # A request up to where the log begins, as each night sends for replicas, removes nothing.
         if answer is not None and answer.log_start_offset > start:
@@ -175,6 +175,8 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.topic = {"file_bytes_removed": truncation.file_bytes}
+    if truncation.kept:
+        outcome.topic["kept_by_holds"] = truncation.kept
     if removed := replicas.records_removed:
         outcome.topic["replicas"] = removed
     for partition, numbers in outcome.partitions.items():

@@ -21,6 +21,7 @@ from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read
 from ebbtide.log.delete_answers import Answer, ErrorCode, refused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
+from ebbtide.runs.holds_table import holds_at
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.undo_points import note_before
 from ebbtide.stages.delete_records.truncate import truncate_below_start
@@ -92,7 +93,8 @@ class TableReplicaProgress:
         replica = compare_and_set(
             replica, Step.LOG_START_OFFSET, lambda current: raise_starts(current, starts)
         )
-        truncation = truncate_below_start(replica, self.now_ms)
+        holds = holds_at(self.primary, self.now_ms)
+        truncation = truncate_below_start(replica, self.now_ms, holds)
         self.records_removed += truncation.rows.total()
         count_own(read_again(replica))
         self.states = replica.partitions

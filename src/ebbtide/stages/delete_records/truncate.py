@@ -1,8 +1,8 @@
 """Move the log start offset, and remove what then lies below it.
 
 The order makes it safe: log start offset first, then records, then batches. Every run removes
-whatever still lies below, so the next run finishes a killed one. Manifests tell which files may
-hold such rows; no other file is opened.
+whatever still lies below, so the next run finishes a killed one. Held records are copied before
+they are removed. Manifests tell which files may hold such rows; no other file is opened.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from ebbtide.iceberg.files.deletes import Leaving, delete_leaving, delete_segmen
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.log.holds import Hold
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.producers import last_records, remembered
 from ebbtide.records.arrays import Int64s
+from ebbtide.runs.held.keeping import KeptRows, add_kept, keep_leaving
 from ebbtide.spark.tasks import map_segments
 from ebbtide.text import number
 
@@ -46,6 +48,7 @@ class Truncation:
     files: int = 0  # data files of records that left as a whole
     file_bytes: int = 0  # of these files
     snapshot_ids: list[int] = field(default_factory=list)  # of both tables
+    kept: KeptRows = field(default_factory=dict)  # by holds, before they left
 
     def add_records(self, leaving: Sequence[Leaving]) -> None:
         """Count the rows and files that leave the records table."""
@@ -55,12 +58,15 @@ class Truncation:
             self.file_bytes += sum(file.size_bytes for file in of_segment.dropped)
 
 
-def truncate_below_start(topic: Topic, now_ms: int) -> Truncation:
-    """Remove what lies below each log start offset."""
+def truncate_below_start(topic: Topic, now_ms: int, more_holds: Sequence[Hold] = ()) -> Truncation:
+    """Remove what lies below each log start offset.
+
+    `more_holds` are of the topic's primary, where it is a replica.
+    """
     current, done = load(topic.spark, topic.name), Truncation()
     records = _Table(
         topic.name.records_table,
-        partial(find_leaving_records, current),
+        partial(_find_and_keep, current, more_holds, done),
         Step.TRUNCATE_RECORD_SEGMENTS,
         Step.TRUNCATE_RECORDS,
     )
@@ -78,6 +84,16 @@ def truncate_below_start(topic: Topic, now_ms: int) -> Truncation:
     for deleted in _truncate(current, batches):
         done.snapshot_ids += deleted.snapshots
     return done
+
+
+def _find_and_keep(
+    topic: Topic, more_holds: Sequence[Hold], done: Truncation, snapshot: int
+) -> list[Leaving]:
+    """Find the records below the log start offsets, and copy those that are held."""
+    leaving = find_leaving_records(topic, snapshot)
+    if leaving:
+        add_kept(done.kept, keep_leaving(topic, {}, more_holds))
+    return leaving
 
 
 class _Table(NamedTuple):

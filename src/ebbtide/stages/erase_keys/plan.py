@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import HoldError, RequestError
 from ebbtide.iceberg.erasures_table import KeyRow, hash_of, logged_before
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.topics import Topic
@@ -26,6 +26,7 @@ from ebbtide.log.requests.erase_request import (
     check_is_compacted,
     way_of,
 )
+from ebbtide.runs.held.keeping import holds_on_keys
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.held_keys import (
@@ -138,10 +139,21 @@ def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -
     check_may_erase(topic)
     way, connection = way_of(str(topic.name), topic.config, erasure)
     keys = keys_of(topic.spark, erasure)
+    _check_not_held(topic, keys)
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
     held = find_keys(topic, keys)
     offsets = find_offsets(topic, held) if keeps_offsets else None
     return ErasePlan(topic, erasure, way, connection, keys, held, logged, offsets)
+
+
+def _check_not_held(topic: Topic, keys: Sequence[bytes]) -> None:
+    """Raise HoldError where a hold is on one of the keys or on records of them."""
+    if holds := holds_on_keys(topic, [hash_of(key) for key in keys]):
+        raise HoldError(
+            f"expected keys of {topic.name} that nothing holds, found records of them under "
+            f"{', '.join(map(str, holds))}; nothing was erased: leave these keys out, or end the "
+            "hold with hold_records first"
+        )
 
 
 def keys_of(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:

@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.holds import that_keep
 from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Bounds
@@ -23,7 +24,7 @@ from ebbtide.log.plans.summary import (
     partition_summary,
 )
 from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
-from ebbtide.runs.holds_table import pauses_of
+from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
@@ -127,6 +128,11 @@ class ExpirePlan:
             | self._records(p).planned.offsets
             for p, expiry in self.expiries.items()
         }
+
+    @property
+    def single_offsets(self) -> dict[int, BitMap64]:
+        """The offsets of single records, which a topic with holds is planned with."""
+        return {partition: of.planned.offsets for partition, of in self.records.items()}
 
     def touches(self) -> Touched:
         """Return the partitions that lose something."""
@@ -242,7 +248,8 @@ def plan_expire(
         for partition, state in states.items()
         if state.max_event_time_ms is None
     }
-    pauses = pauses_of(topic, now_ms)
+    holds = holds_at(topic, now_ms)
+    pauses = pauses_on(topic, holds)
     expiries, scopes, limits = {}, {}, {}
     for partition, state in states.items():
         known_ms = state.max_event_time_ms
@@ -274,6 +281,7 @@ def plan_expire(
             )
         expiries[partition] = expiry
         limits[partition] = bound
+    keeps_offsets = keeps_offsets or bool(that_keep(holds))
     records = find_expired_records(topic, scopes, keeps_offsets=keeps_offsets)
     log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
     past = {

@@ -14,6 +14,7 @@ from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
+from ebbtide.runs.held.keeping import add_kept, keep_leaving
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.expire_segments.expired_records import delete_expired_records
@@ -35,12 +36,16 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]
+    kept = truncation.kept
     if plan.records:
+        add_kept(kept, keep_leaving(plan.topic, plan.single_offsets))
         outcome.rows_removed += sum(expired.rows for expired in plan.records.values())
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
         deleted = delete_expired_records(plan.topic, scopes)
         outcome.files_removed += len(deleted.files)
         outcome.snapshot_ids += deleted.snapshots
+    if kept:
+        outcome.topic["kept_by_holds"] = kept
     if not plan.is_bounded:
         _note_next_expiries(plan)
     return outcome

@@ -25,6 +25,7 @@ from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
+from ebbtide.runs.held.keeping import KeptRows, drop_unheld, keep_removed
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
@@ -122,6 +123,8 @@ def execute_expire_snapshots(topic: Topic, due: Due | None = None) -> JobOutcome
 def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
+    if deleted := drop_unheld(topic):
+        outcome.topic["held_rows_deleted"] = deleted
     if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
         outcome.topic |= find_left_on_disk(topic).result()
         return outcome
@@ -134,6 +137,8 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
+    if kept := _keep_expiring(topic, due):
+        outcome.topic["kept_by_holds"] = kept
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
     expired = 0
@@ -163,6 +168,14 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     return outcome
 
 
+def _keep_expiring(topic: Topic, due: Due | None) -> KeptRows:
+    """Copy the held records that nothing but the snapshots that now expire still has."""
+    expiring = set(_due_of(topic, "records"))
+    if due is not None:
+        expiring &= set(due.snapshots.get("records", ()))
+    return keep_removed(topic, expiring) if expiring else {}
+
+
 def _note_tidied(topic: Topic) -> None:
     """Record in the state that the current tables have nothing left to rewrite or merge."""
     change = tidied(_snapshots(topic), topic.config)
@@ -175,6 +188,8 @@ def _tables(topic: Topic) -> dict[str, str]:
     tables = {"records": name.records_table, "batches": name.batches_table}
     if table_exists(topic.spark, name.quarantine_table):
         tables["quarantine"] = name.quarantine_table
+    if table_exists(topic.spark, name.held_table):
+        tables["held"] = name.held_table
     return tables
 
 

@@ -30,6 +30,7 @@ from ebbtide.log.plans.summary import (
 from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_from, ranges_to_mark
 from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import to_properties
+from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
@@ -76,10 +77,8 @@ class MarkPlan:
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets that go to the quarantine."""
-        removes = {partition: BitMap64() for partition in self.topic.partitions}
-        for (partition, _), by_code in self.changes.items():
-            removes[partition] |= by_code.get(TO_QUARANTINE, BitMap64())
-        return removes
+        nothing = dict.fromkeys(self.topic.partitions, BitMap64())
+        return {**nothing, **self.to_quarantine}
 
     def touches(self) -> Touched:
         """Return nothing for an undo: the quarantine holds what left."""
@@ -104,6 +103,15 @@ class MarkPlan:
         """Return the topic with the state that it has once all is marked."""
         changes = _marked(self.topic, self)
         return Topic(self.topic.spark, self.topic.name, changed(self.topic.properties, changes))
+
+    @property
+    def to_quarantine(self) -> dict[int, BitMap64]:
+        """The offsets of records that go to quarantine, by partition."""
+        going: dict[int, BitMap64] = {}
+        for (partition, _), by_code in self.changes.items():
+            if offsets := by_code.get(TO_QUARANTINE):
+                going[partition] = going.get(partition, BitMap64()) | offsets
+        return going
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -155,6 +163,8 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     if plan.again_from:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
     if plan.snapshot is not None and outcome.rows_removed:
+        if kept := keep_leaving(topic, plan.to_quarantine):
+            outcome.topic["kept_by_holds"] = kept
         with plan.rule.failing_clearly():
             outcome.snapshot_ids += take_to_quarantine(topic, _forbidden(plan), run)
     if plan.snapshot is not None and plan.changes:

@@ -31,6 +31,7 @@ from ebbtide.log.state.topic_state import (
     state_of,
     to_properties,
 )
+from ebbtide.runs.held.keeping import keep_removed
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.runs.undo_points import note_before
@@ -157,7 +158,11 @@ def execute_repair(plan: RepairPlan) -> JobOutcome:
             f"possible: {plan.problem}; repair it with keep_changes, which leaves the tables as "
             "they are and rebuilds the state from them"
         )
-    return _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
+    outcome = _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
+    # What others removed, and what the repair did, is in snapshots until they expire.
+    if kept := keep_removed(load(plan.topic.spark, plan.topic.name)):
+        outcome.topic["kept_by_holds"] = kept
+    return outcome
 
 
 def _take_back(plan: RepairPlan) -> JobOutcome:

@@ -29,6 +29,7 @@ from ebbtide.iceberg.topics import (
     read_again,
 )
 from ebbtide.iceberg.views import create_views
+from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.replica_lag import (
     Replication,
     States,
@@ -40,6 +41,8 @@ from ebbtide.log.replica_lag import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
+from ebbtide.runs.held.keeping import keep_leaving
+from ebbtide.runs.holds_table import hand_on_holds, holds_at
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.replicate_log.copied_rows import (
@@ -193,15 +196,19 @@ def _replicate(
     else:
         create_views(spark, name)
         copy = count_own(copy)
+    hand_on_holds(spark, source.topic.name, name)
     replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source))
     replication = _own_replication(source, replica)
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
     if replication.taken_over or _has_moved(copy.partitions, states):
-        truncation = truncate_below_start(replica, now_ms)
+        holds = holds_at(source.topic, now_ms)
+        truncation = truncate_below_start(replica, now_ms, holds)
         numbers["records_removed"] = truncation.rows.total()
     tables = tables_of(source, name)
     if replication.taken_over or replication.emptied:
+        emptied = dict.fromkeys(replication.emptied, MAX_OFFSET)
+        keep_leaving(replica, {}, holds_at(source.topic, now_ms), emptied)
         remove_leftovers(replica, replication)
     lacking = {
         partition: (states[partition], leader)

@@ -9,6 +9,7 @@ from ebbtide.orchestration.pages.forms import (
     configure_topic,
     delete_records,
     erase_keys,
+    hold_records,
     retention_now,
     undo_run,
 )
@@ -16,5 +17,13 @@ from ebbtide.orchestration.pages.forms.form import Form
 
 FORMS: Mapping[str, Form] = {
     of.FORM.dag: of.FORM
-    for of in (delete_records, retention_now, configure_topic, erase_keys, undo_run, approve_plan)
+    for of in (
+        delete_records,
+        retention_now,
+        configure_topic,
+        erase_keys,
+        hold_records,
+        undo_run,
+        approve_plan,
+    )
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ebbtide.errors import RequestError
 from ebbtide.log.requests.erase_request import Encoding
+from ebbtide.log.requests.hold_request import Action
 from ebbtide.orchestration.pages.forms.form import (
     Button,
     Field,
@@ -17,13 +19,20 @@ from ebbtide.orchestration.pages.forms.form import (
     without_empty,
 )
 
-ACTIONS = ("make", "change", "end")
+_NEEDED = {"case_id": "its case", "reason": "its reason", "owner": "its owner"}
 _TEXTS = ("action", "topic", "hold", "case_id", "reason", "owner", "review_date")
 _NUMBERS = ("partition", "first_offset", "end_offset")
 _TIMES = ("event_time_from", "event_time_until")
 
 
 def _params(filled: Filled) -> dict[str, Any]:
+    if filled.text("action") == Action.MAKE:
+        missing = [label for name, label in _NEEDED.items() if filled.text(name) is None]
+        if missing:
+            raise RequestError(
+                f"expected a new hold to say {', '.join(missing)}, found none; without these "
+                "nobody can tell later what it is for and whom to ask"
+            )
     return without_empty(
         {
             **{name: filled.text(name) for name in _TEXTS},
@@ -46,7 +55,7 @@ FORM = Form(
         Group(
             legend="What",
             fields=(
-                Field(name="action", label="Do", kind=Kind.CHOICE, choices=ACTIONS),
+                Field(name="action", label="Do", kind=Kind.CHOICE, choices=list(Action)),
                 Field(name="topic", label="Topic", is_required=True, suggests=Suggestions.TOPICS),
                 Field(
                     name="hold",
@@ -83,6 +92,7 @@ FORM = Form(
         ),
         Group(
             legend="Why",
+            help="A new hold needs a case, a reason and an owner.",
             fields=(
                 Field(name="case_id", label="Case", help="Such as the number of a lawsuit."),
                 Field(name="reason", label="Reason"),

@@ -5,26 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from ebbtide.lake.reader import Lake, chosen
-from ebbtide.log.holds import Hold, Kind, holds_of
-from ebbtide.log.settings.names import OWN_NAMESPACE
+from ebbtide.lake.holds import read_holds
+from ebbtide.lake.reader import Lake
+from ebbtide.log.holds import Hold, Kind
 from ebbtide.text import number
-
-HOLDS = (OWN_NAMESPACE, "holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldRow:
-    """A hold that stands, and whether its review date has passed."""
+    """A hold that stands, whether its review date has passed, and what it has kept so far."""
 
     hold: Hold
     is_to_be_reviewed: bool
+    kept_records: int = 0  # counted for one topic only
 
     @property
     def is_pause(self) -> bool:
         """Whether it lets nothing be removed; else held records are kept as they leave."""
         return self.hold.kind is Kind.PAUSE
+
+    def form(self, action: str) -> dict[str, Any]:
+        """Return what the form of hold_records is filled in with; its keys nobody knows."""
+        hold = self.hold
+        values = {
+            "action": action,
+            "topic": hold.topic,
+            "hold": hold.hold_id,
+            "partition": hold.partition,
+            "first_offset": hold.first_offset,
+            "end_offset": hold.end_offset,
+            "event_time_from": _for_field(hold.event_time_from),
+            "event_time_until": _for_field(hold.event_time_until),
+            "case_id": hold.case_id,
+            "reason": hold.reason,
+            "owner": hold.owner,
+            "review_date": hold.review_date,
+        }
+        if action == "end":
+            values = {name: values[name] for name in ("action", "topic", "hold")}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     @property
     def covers(self) -> str:
@@ -34,10 +55,19 @@ class HoldRow:
 
 def standing_holds(lake: Lake, clock: datetime, topic: str | None = None) -> list[HoldRow]:
     """Return the holds that stand, of one topic or of all; HoldError where a row is wrong."""
-    only = {} if topic is None else {"topic": topic}
-    rows = lake.own_rows(HOLDS, chosen("at", None, only))
-    holds = holds_of(map(Hold.of_row, rows), clock)
-    return [HoldRow(hold=of, is_to_be_reviewed=of.is_to_be_reviewed(clock)) for of in holds]
+    return [
+        HoldRow(hold=of.hold, is_to_be_reviewed=of.is_to_be_reviewed, kept_records=of.kept_records)
+        for of in read_holds(lake, clock, topic)
+    ]
+
+
+def holds_of_key(rows: Iterable[HoldRow], sha256: str) -> list[HoldRow]:
+    """Return the holds that may cover records of a key, by its hash; a pause covers none."""
+    return [
+        row
+        for row in rows
+        if not row.is_pause and (row.hold.key_hashes is None or sha256 in row.hold.key_hashes)
+    ]
 
 
 def held_offsets(
@@ -59,6 +89,11 @@ def by_topic(rows: Iterable[HoldRow]) -> dict[str, list[HoldRow]]:
     for row in rows:
         listed.setdefault(row.hold.topic, []).append(row)
     return listed
+
+
+def _for_field(at: datetime | None) -> str | None:
+    """Return a time as a browser's field has it."""
+    return None if at is None else f"{at:%Y-%m-%dT%H:%M:%S}"
 
 
 def _conditions(hold: Hold) -> Sequence[str]:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from ebbtide.errors import RequestError
@@ -20,6 +21,7 @@ from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.orchestration.pages.views.holds import HoldRow, holds_of_key, standing_holds
 from ebbtide.text import moment
 
 SHA256 = "sha-256"
@@ -85,12 +87,13 @@ class KeyPage:
     sha256: str
     records: Sequence[ExplainedRecord]
     erasures: Sequence[ErasureRow]
+    holds: Sequence[HoldRow]
 
 
 def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
     """Look a key up; RequestError where it cannot be, UnknownTopicError for no such topic."""
     topic = lake.topic(searched.topic)
-    key = searched.key
+    key, clock = searched.key, datetime.fromtimestamp(clock_ms / 1000, UTC)
     records = (
         records_of_hash(lake, topic.name, searched.sha256)
         if key is None
@@ -101,6 +104,7 @@ def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
         sha256=searched.sha256,
         records=explain(topic, records, clock_ms),
         erasures=erasures_of(lake, topic.name, searched.sha256),
+        holds=holds_of_key(standing_holds(lake, clock, topic.name), searched.sha256),
     )
 
 

@@ -1,0 +1,76 @@
+"""Holds as pages and reports show them: how each stands, and how many records it has kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from ebbtide.errors import UnknownTopicError
+from ebbtide.lake.live_files import files_of
+from ebbtide.lake.reader import Lake, chosen
+from ebbtide.log.holds import Hold, newest_events
+from ebbtide.log.settings.names import OWN_NAMESPACE
+
+HOLDS = (OWN_NAMESPACE, "holds")
+
+
+@dataclass(frozen=True, slots=True)
+class HoldStanding:
+    """A hold as its newest event left it, and the records that were copied for it so far."""
+
+    hold: Hold
+    made_at: datetime
+    stands: bool
+    is_to_be_reviewed: bool
+    kept_records: int = 0
+
+
+def read_holds(
+    lake: Lake, now: datetime, topic: str | None = None, *, with_ended: bool = False
+) -> list[HoldStanding]:
+    """Return the holds of a topic, or of all, in the order they were made.
+
+    Kept records are counted from manifests, and only where one topic is asked for. Raise HoldError
+    for a row that nobody understands.
+    """
+    equals = {} if topic is None else {"topic": topic}
+    events = [Hold.of_row(row) for row in lake.own_rows(HOLDS, chosen("at", None, equals))]
+    made_at: dict[tuple[str, str], datetime] = {}
+    for event in sorted(events, key=lambda event: event.at):
+        made_at.setdefault((event.topic, event.hold_id), event.at)
+    kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
+    standings = [
+        HoldStanding(
+            hold,
+            made_at[hold.topic, hold.hold_id],
+            hold.stands_at(now),
+            hold.stands_at(now) and hold.is_to_be_reviewed(now),
+            kept[hold.hold_id],
+        )
+        for hold in newest_events(events)
+    ]
+    return [standing for standing in standings if with_ended or standing.stands]
+
+
+def kept_records(lake: Lake, topic: str) -> Counter[str]:
+    """Count the records that each hold has kept of a topic, from manifests alone."""
+    kept = Counter[str]()
+    try:
+        table = lake.held(topic)
+    except UnknownTopicError:
+        return kept
+    for file in files_of(table):
+        kept[file.partition[0]] += file.record_count
+    return kept
+
+
+def review_warnings(standings: Iterable[HoldStanding]) -> list[str]:
+    """Return a sentence for each hold whose review date has passed."""
+    return [
+        f"{of.hold} on {of.hold.topic} was to be reviewed by {of.hold.review_date}"
+        + (f"; ask {of.hold.owner}" if of.hold.owner else "")
+        for of in standings
+        if of.is_to_be_reviewed
+    ]

@@ -1,0 +1,1 @@
+"""Records that holds keep: copied before they are removed."""
