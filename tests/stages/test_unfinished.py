@@ -78,6 +78,8 @@ ENDED_BY = {
 BESIDE = sorted(JOBS, key=lambda job: job != "ingest_topic")
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 PRIMARY, COPIES = "live", "copies"
+# A hold beyond the log's end: one on its keys would forbid their erasure.
+HELD = ("--partition", "0", "--first-offset", "1000000")
 WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
 ASKED = ("--requested-by", "privacy office", "--reason", "17", "--append")
 
@@ -100,9 +102,10 @@ class Bench:
         self._kill_at = kill_at
 
     def run(self, job: str, *names: TopicName) -> int:
-        """Run a job's main on the topics; its exit code."""
-        if job == "replicate_log":
+        """Run a job's main on the topics; its exit code. Two jobs take a replica's primary."""
+        if job in ("replicate_log", "hold_records"):
             names = tuple(name._replace(cluster=PRIMARY) for name in names)
+        if job == "replicate_log":
             self._configure(names, "--set", f"ebbtide.replicas=lake.{COPIES}")
         main: Callable[[list[str]], int] = import_module(f"jobs.{job}").main
         return main([*self._arguments(job, names), "--now", NOW, "--run-id", job])
@@ -188,7 +191,7 @@ class Bench:
             "erase_keys": ASKED,
             "export_segments": ("--target", str(self._folder / "out")),
             "configure_topic": ("--set", "kafka.retention.ms=-1"),
-            "hold_records": ("--action", "make", *WHY),
+            "hold_records": ("--action", "make", *HELD, *WHY),
             "undo_run": ("--run", "clean_log"),
         }
         return [*_topics(names), *more.get(job, ())]

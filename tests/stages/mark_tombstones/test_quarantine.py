@@ -227,9 +227,14 @@ def test_configuring_shows_how_many_would_go(
         "unmarked": 0,
         "quarantined": 3,
     }
-    assert shown.topic["note"].startswith("3 records have a null value that nothing marks")
-    other = plan_configure(load(sandbox.session, name), {"kafka.retention.ms": "7"}, NIGHT_MS)
-    assert "mark_tombstones" not in other.outcome().partitions[0]["next_run"]
+    assert "; 3 records have a null value that nothing marks" in shown.topic["note"]
+    other = {"kafka.retention.ms": "7"}
+    unmarked = plan_configure(load(sandbox.session, name), other, NIGHT_MS).outcome()
+    by_value = {"marked": 5, "by": {"null_value": 5}, "unmarked": 0, "quarantined": 0}
+    assert unmarked.partitions[0]["next_run"]["mark_tombstones"] == by_value
+    mark(sandbox.session, str(name))
+    marked = plan_configure(load(sandbox.session, name), other, NIGHT_MS).outcome()
+    assert "mark_tombstones" not in marked.partitions[0]["next_run"]
 
 
 def test_a_message_with_an_empty_value_is_no_tombstone(
