@@ -128,6 +128,20 @@ def test_no_secret_has_a_default(services: dict[str, Any]) -> None:
     assert all(re.search(r"\$\{[A-Z_]+:\?", value) for value in secrets.values())
 
 
+def test_airflow_masks_keys_as_the_embedded_default_does(services: dict[str, Any]) -> None:
+    name = "AIRFLOW__CORE__SENSITIVE_VAR_CONN_NAMES"
+    embedded = re.findall(
+        f"^{name}=(.+)", (ROOT / "conf" / "airflow.env").read_text(), re.MULTILINE
+    )
+    masked = [of["environment"].get(name) for of in services.values() if _is_airflow(of)]
+    assert masked
+    assert set(masked) == set(embedded) == {"keys"}
+
+
+def _is_airflow(service: dict[str, Any]) -> bool:
+    return "AIRFLOW_HOME" in service.get("environment", {})
+
+
 def test_every_variable_is_in_the_example() -> None:
     used = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "docker-compose.yaml").read_text()))
     example = (ROOT / "conf" / "compose" / "env.example").read_text()
