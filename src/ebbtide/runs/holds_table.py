@@ -16,13 +16,10 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, HoldError, is_transient
-from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import opened_file
-from ebbtide.iceberg.files.field_ids import columns_of, read_file
-from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.matching_rows import matching_files
 from ebbtide.iceberg.files.small_appends import prepare_append
-from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
@@ -118,30 +115,20 @@ def _within(name: TopicName) -> str:
 
 
 def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
-    """Return the rows of the topic, and those of no topic, which may be meant for any.
-
-    Few small files are read here: a query of Spark would cost each job a second of CPU time.
-    """
-    table = find_table(spark, holds_table(name.catalog))
-    current = None if table is None else table.currentSnapshot()
-    if table is None or current is None:
-        return []
+    """Return the rows of the topic, and those of no topic, which may be meant for any."""
+    table = holds_table(name.catalog)
     expressions = iceberg_class(spark, "expressions.Expressions")
     # `or` is a word of Python, so this Java method is asked for by name.
     matches = getattr(expressions, "or")(
         expressions.equal("topic", _within(name)), expressions.isNull("topic")
     )
-    store, columns = store_of(spark, table), columns_of(spark, table)
     rows: list[dict[str, Any]] = []
-    for task in planned_tasks(table, int(current.snapshotId()), matches):
-        if task.deletes().size():
+    for found, has_deletes in matching_files(spark, table, matches):
+        if has_deletes:
             raise HoldError(
-                f"expected no delete files in {holds_table(name.catalog)}, found some, which "
-                "another tool has written; rewrite its data files with that tool"
+                f"expected no delete files in {table}, found some, which another tool has written; "
+                "rewrite its data files with that tool"
             )
-        file = task.file()
-        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
-            found = read_file(opened, columns)
         is_meant = pc.or_(pc.equal(found["topic"], _within(name)), pc.is_null(found["topic"]))
         rows += found.filter(pc.fill_null(is_meant, True)).to_pylist()
     return rows

@@ -16,10 +16,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Commits
-from ebbtide.iceberg.files.data_files import opened_file
-from ebbtide.iceberg.files.field_ids import columns_of, read_file
-from ebbtide.iceberg.files.segment_planning import planned_tasks
-from ebbtide.iceberg.files.table_store import store_of
+from ebbtide.iceberg.files.matching_rows import matching_files
 from ebbtide.iceberg.history import Committed, rows_changed
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
@@ -127,14 +124,7 @@ def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterat
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
-    """The snapshots that rows in `runs` name, of runs that began since then.
-
-    Its few files are read here: a first query of Spark would cost a job a second of CPU time.
-    """
-    table = java_table(spark, RUNS_TABLE)
-    current = table.currentSnapshot()
-    if current is None:
-        return set()
+    """The snapshots that rows in `runs` name, of runs that began since then."""
     expressions = iceberg_class(spark, "expressions.Expressions")
     since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
     # `and` is a word of Python, so this Java method is asked for by name.
@@ -142,12 +132,8 @@ def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collectio
         expressions.equal("topic", str(name)),
         expressions.greaterThanOrEqual("started", since_us),
     )
-    columns = [c for c in columns_of(spark, table) if c.name in ("topic", "snapshot_ids")]
-    store, counted = store_of(spark, table), set[int]()
-    for task in planned_tasks(table, int(current.snapshotId()), matches):
-        file = task.file()
-        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
-            rows = read_file(opened, columns)
-        of_topic = rows.filter(pc.equal(rows["topic"], str(name)))
+    counted = set[int]()
+    for of in matching_files(spark, RUNS_TABLE, matches, ("topic", "snapshot_ids")):
+        of_topic = of.rows.filter(pc.equal(of.rows["topic"], str(name)))
         counted |= set(pc.list_flatten(of_topic["snapshot_ids"]).to_pylist())
     return counted

@@ -11,13 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
-from ebbtide.iceberg.files.data_files import opened_file
-from ebbtide.iceberg.files.field_ids import columns_of, read_file
-from ebbtide.iceberg.files.segment_planning import planned_tasks
+from ebbtide.iceberg.files.matching_rows import matching_files
 from ebbtide.iceberg.files.small_appends import prepare_append
-from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.schema import UNDO_POINTS_TABLE, create_undo_points
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.settings.names import TopicName
@@ -81,14 +78,7 @@ def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
 def read_points(
     spark: SparkSession, name: TopicName, since: datetime | None = None
 ) -> list[UndoPoint]:
-    """Return a topic's points, those noted at `since` or later, in no order.
-
-    Few small files are read here: a query of Spark would cost each job a second of CPU time.
-    """
-    table = find_table(spark, UNDO_POINTS_TABLE)
-    current = None if table is None else table.currentSnapshot()
-    if table is None or current is None:
-        return []
+    """Return a topic's points, those noted at `since` or later, in no order."""
     expressions = iceberg_class(spark, "expressions.Expressions")
     matches = expressions.equal("topic", str(name))
     if since is not None:
@@ -97,12 +87,8 @@ def read_points(
         matches = getattr(expressions, "and")(
             matches, expressions.greaterThanOrEqual("at", since_us)
         )
-    store, columns = store_of(spark, table), columns_of(spark, table)
     rows: list[dict[str, Any]] = []
-    for task in planned_tasks(table, int(current.snapshotId()), matches):
-        file = task.file()
-        with opened_file(store, str(file.location()), int(file.fileSizeInBytes())) as opened:
-            read = read_file(opened, columns)
-        rows += read.filter(pc.equal(read["topic"], str(name))).to_pylist()
+    for of in matching_files(spark, UNDO_POINTS_TABLE, matches):
+        rows += of.rows.filter(pc.equal(of.rows["topic"], str(name))).to_pylist()
     points = map(UndoPoint.of_row, rows)
     return [point for point in points if since is None or point.at >= since]
