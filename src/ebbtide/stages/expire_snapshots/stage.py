@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
-from ebbtide.runs.held.keeping import KeptRows, drop_unheld, keep_removed
+from ebbtide.runs.held.keeping import drop_unheld, keep_removed
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
@@ -58,13 +58,20 @@ class Due(NamedTuple):
     @classmethod
     def of(cls, topic: Topic) -> Due:
         """Return what is due by the machine's clock."""
-        snapshots = {what: sorted(_due_of(topic, what)) for what in _tables(topic)}
+        snapshots = {what: sorted(due) for what, due in _due_of(topic).items()}
         return cls(snapshots, [file.path for file in find_deletions(topic).due])
 
     @classmethod
     def of_parameters(cls, parameters: Mapping[str, Any]) -> Due:
         """Return what a kept plan names."""
         return cls(*(parameters[name] for name in cls._fields))
+
+    def among(self, expiring: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Return those of the tables' snapshots that the plan names."""
+        return {
+            what: [snapshot for snapshot in of if snapshot in self.snapshots.get(what, ())]
+            for what, of in expiring.items()
+        }
 
     def to_parameters(self) -> dict[str, Any]:
         """Return it as a kept plan names it."""
@@ -137,15 +144,17 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
-    if kept := _keep_expiring(topic, due):
+    expiring = _due_of(topic)
+    if due is not None:
+        expiring = {
+            w: [s for s in of if s in due.snapshots.get(w, ())] for w, of in expiring.items()
+        }
+    if kept := keep_removed(topic, expiring["records"]) if expiring["records"] else {}:
         outcome.topic["kept_by_holds"] = kept
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
-    expired = 0
-    for what, table in _tables(topic).items():
-        planned = None if due is None else due.snapshots.get(what, ())
-        past = [s for s in _due_of(topic, what) if planned is None or s in planned]
-        expired += _expire(topic.spark, table, past)
+    tables = _tables(topic)
+    expired = sum(_expire(topic.spark, tables[what], of) for what, of in expiring.items())
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(lambda: 0 if due is not None else merge_segments(topic))
     after = _disk(topic) if merged else left
@@ -166,14 +175,6 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     if not (rewritten or merged or outcome.error or due is not None):
         _note_tidied(topic)
     return outcome
-
-
-def _keep_expiring(topic: Topic, due: Due | None) -> KeptRows:
-    """Copy the held records that nothing but the snapshots that now expire still has."""
-    expiring = set(_due_of(topic, "records"))
-    if due is not None:
-        expiring &= set(due.snapshots.get("records", ()))
-    return keep_removed(topic, expiring) if expiring else {}
 
 
 def _note_tidied(topic: Topic) -> None:
@@ -242,12 +243,15 @@ def _disk(topic: Topic) -> Disk:
     return Disk(len(sizes), sum(sizes.values()))
 
 
-def _due_of(topic: Topic, what: str) -> list[int]:
-    """Return the snapshots of a topic's table that are past their age and that no undo needs."""
-    spark, table = topic.spark, _tables(topic)[what]
-    due = _due_snapshots(spark, table, max_snapshot_age_ms(topic.properties))
-    needed = needed_until_ms(topic, what, java_table(spark, table), due)
-    return [snapshot for snapshot in due if snapshot not in needed]
+def _due_of(topic: Topic) -> dict[str, list[int]]:
+    """Return the snapshots of each table that are past their age and that no undo needs."""
+    spark, age_ms = topic.spark, max_snapshot_age_ms(topic.properties)
+    due: dict[str, list[int]] = {}
+    for what, table in _tables(topic).items():
+        past = _due_snapshots(spark, table, age_ms)
+        needed = needed_until_ms(topic, what, java_table(spark, table), past)
+        due[what] = [snapshot for snapshot in past if snapshot not in needed]
+    return due
 
 
 def _due_snapshots(spark: SparkSession, table: str, max_age_ms: int) -> list[int]:
