@@ -198,7 +198,7 @@ def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: s
         ("retention_now", {"stages": []}, "expected at least one stage"),
         ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name beside '2'"),
         ("configure_topic", {"new_name": ["kafka retention", ""]}, "does not match"),
-        ("hold_records", {"owner": ""}, "expected a new hold to say its owner, found none"),
+        ("hold_records", {"owner": ""}, "expected a hold to say owner, found none"),
         ("erase_keys", {"reason": ""}, "Invalid input for param reason"),
     ],
 )

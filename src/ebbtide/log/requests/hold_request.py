@@ -65,7 +65,7 @@ def hold_asked(
         assert before is not None
         hold = replace(before, **event, **given)
     else:
-        _check_says_why(given)
+        check_says_why(given)
         hold = Hold(hold_id=hold_id, kind=Kind.KEEP, topic=topic, **event, **given)
     _check_bounds(hold)
     return hold
@@ -149,7 +149,8 @@ def _day(text: str) -> date:
         ) from None
 
 
-def _check_says_why(given: Mapping[str, Any]) -> None:
+def check_says_why(given: Mapping[str, Any]) -> None:
+    """Raise RequestError where a new hold lacks its case, reason or owner."""
     if missing := [name for name in ("case_id", "reason", "owner") if not given.get(name)]:
         raise RequestError(
             f"expected a hold to say {', '.join(missing)}, found none; without these nobody can "

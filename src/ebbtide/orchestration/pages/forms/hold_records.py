@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.errors import RequestError
 from ebbtide.log.requests.erase_request import Encoding
-from ebbtide.log.requests.hold_request import Action
+from ebbtide.log.requests.hold_request import Action, check_says_why
 from ebbtide.orchestration.pages.forms.form import (
     Button,
     Field,
@@ -19,7 +18,6 @@ from ebbtide.orchestration.pages.forms.form import (
     without_empty,
 )
 
-_NEEDED = {"case_id": "its case", "reason": "its reason", "owner": "its owner"}
 _TEXTS = ("action", "topic", "hold", "case_id", "reason", "owner", "review_date")
 _NUMBERS = ("partition", "first_offset", "end_offset")
 _TIMES = ("event_time_from", "event_time_until")
@@ -27,12 +25,7 @@ _TIMES = ("event_time_from", "event_time_until")
 
 def _params(filled: Filled) -> dict[str, Any]:
     if filled.text("action") == Action.MAKE:
-        missing = [label for name, label in _NEEDED.items() if filled.text(name) is None]
-        if missing:
-            raise RequestError(
-                f"expected a new hold to say {', '.join(missing)}, found none; without these "
-                "nobody can tell later what it is for and whom to ask"
-            )
+        check_says_why({name: filled.text(name) for name in _TEXTS})
     return without_empty(
         {
             **{name: filled.text(name) for name in _TEXTS},
@@ -101,7 +94,7 @@ FORM = Form(
                     name="review_date",
                     label="Review date",
                     kind=Kind.DATE,
-                    help="From then on every page and plan warns.",
+                    help="After it the list of topics, plans and reports warn.",
                 ),
             ),
         ),
