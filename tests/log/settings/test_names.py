@@ -9,8 +9,8 @@ from ebbtide.log.settings.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
     "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "
-    "not ending in '_batches' or '_quarantine' or '_held' or '_state', found {!r}; give the cluster "
-    "another name"
+    "not ending in '_batches' or '_quarantine' or '_held' or '_state', found {!r}; give the "
+    "cluster another name"
 )
 TOPIC = (
     "expected a topic name that Kafka takes, of up to 249 ASCII letters, digits, ., _ and -, and "
