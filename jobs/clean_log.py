@@ -13,22 +13,39 @@ from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.clean_adopted.stage import (
+    AdoptedPlan,
+    execute_adopted,
+    guard_adopted,
+    plan_adopted,
+)
 from ebbtide.stages.clean_log.choice import bounds_of_plan
 from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, guard_round, plan_clean
 from ebbtide.stages.unfinished import settle
 
 
-def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan:
-    topic = settle(load(session, name), "clean_log", is_plan_only=order.is_plan_only)
-    bounds = bounds_of_plan(order.bounds)
+def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan | AdoptedPlan:
+    topic, bounds = load(session, name), bounds_of_plan(order.bounds)
+    if topic.is_adopted:
+        return plan_adopted(topic, order.now_ms, bounds)
+    topic = settle(topic, "clean_log", is_plan_only=order.is_plan_only)
     return plan_clean(topic, order.now_ms, bounds, keeps_offsets=order.keeps_offsets)
+
+
+def execute(plan: CleanPlan | AdoptedPlan) -> JobOutcome:
+    return execute_adopted(plan) if isinstance(plan, AdoptedPlan) else execute_clean(plan)
+
+
+def guard(plan: CleanPlan | AdoptedPlan) -> str:
+    return guard_adopted(plan) if isinstance(plan, AdoptedPlan) else guard_round(plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = planned_parser("clean_log", __doc__ or "")
     args = parse_planned(parser, argv, ("topic", "now"))
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
-    job = PlannedJob(propose, execute_clean, guard_round)
+    job = PlannedJob(propose, execute, guard)
     return run_planned(spark, args, job, {name: {} for name in args.topic or ()})
 
 

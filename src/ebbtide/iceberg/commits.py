@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 OWN = "ebbtide.own"
 # In the summary of snapshots that remove records, also the job that committed them.
 JOB = "ebbtide.job"
+# In the summary of a round's snapshot, how many rows it removes.
+ROWS = "ebbtide.rows"
 # Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
@@ -56,6 +58,10 @@ class Step(StrEnum):
     QUARANTINE_STATE = "quarantine_state"
     MARK_RECORDS = "mark_records"
     MARK_STATE = "mark_state"
+    ADOPTED_STATE = "adopted_state"
+    ADOPTED_LAYOUT = "adopted_layout"
+    ADOPTED_ROWS_SEEN = "adopted_rows_seen"
+    ABANDONED = "abandoned"
     ROUND_STARTED = "round_started"
     ROUND_RECORDS = "round_records"
     ROUND_RECORDS_DONE = "round_records_done"

@@ -20,6 +20,7 @@ from ebbtide.errors import (
 from ebbtide.iceberg.catalog import find_table, java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
+from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import TopicName
@@ -60,6 +61,11 @@ class Topic:
         """The state of each partition."""
         return parse_states(self.properties, str(self.name))
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether others write the table of its records (docs/adr/0016)."""
+        return LAYOUT in self.properties
+
     def offsets_of(self, partition: int) -> dict[str, Any]:
         """Return a partition's offsets, for the result of a job that moves none of them."""
         state = self.partitions[partition]
@@ -91,10 +97,11 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
     properties = as_dict(spark, tables.records.properties())
     if held is not None and TABLES in held.properties:
         _check_tables(name, held.properties[TABLES], tables.ids)
-    if held is None and not state_of(properties) and tables.batches.currentSnapshot() is not None:
+    if held is None and not state_of(properties) and tables.has_been_filled:
+        way_out = "adopt the table again" if tables.batches is None else f"{REPAIR} rebuilds it"
         raise StateError(
             f"expected the state of {name} in {name.state_table}, found no such table: somebody "
-            f"dropped it; {REPAIR} rebuilds it"
+            f"dropped it; {way_out}"
         )
     return _with_state(spark, name, properties, held)
 
@@ -110,25 +117,33 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
 
 
 class _DataTables(NamedTuple):
-    """Iceberg's objects of a topic's two data tables."""
+    """Iceberg's objects of a topic's two data tables; an adopted one has no batches."""
 
     records: Any
-    batches: Any
+    batches: Any | None
 
     @property
     def ids(self) -> str:
         """The ids of both, as the state keeps them."""
-        return json.dumps(
-            {"records": str(self.records.uuid()), "batches": str(self.batches.uuid())}
-        )
+        tables = {"records": self.records, "batches": self.batches}
+        return json.dumps({what: str(of.uuid()) for what, of in tables.items() if of is not None})
+
+    @property
+    def has_been_filled(self) -> bool:
+        """Whether a job has put something into them, so that there is a state too."""
+        return self.batches is None or self.batches.currentSnapshot() is not None
 
 
 def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
     """Load both data tables; None where there is neither, or only one that nobody had dropped."""
-    tables = {table: find_table(spark, table) for table in (name.records_table, name.batches_table)}
+    records = find_table(spark, name.records_table)
+    if records is not None and records.properties().containsKey(LAYOUT):
+        return _DataTables(records, None)
+    batches = find_table(spark, name.batches_table)
+    tables = {name.records_table: records, name.batches_table: batches}
     missing = [table for table, loaded in tables.items() if loaded is None]
     if not missing:
-        return _DataTables(*tables.values())
+        return _DataTables(records, batches)
     held = read_state(spark, name) if len(missing) < len(tables) else None
     if held is not None and parse_states(held.properties):
         raise ForeignChangeError(
@@ -155,9 +170,14 @@ def _check_tables(name: TopicName, known: str, current: str) -> None:
 
 def table_ids(spark: SparkSession, name: TopicName) -> str:
     """Return the ids of the data tables; the state keeps them, so that a new table is noticed."""
-    return _DataTables(
-        *(java_table(spark, t) for t in (name.records_table, name.batches_table))
-    ).ids
+    tables = _data_tables(spark, name)
+    assert tables is not None
+    return tables.ids
+
+
+def adopted_ids(table: Any) -> str:
+    """Return the id of Iceberg's object of an adopted table, as the state keeps it."""
+    return _DataTables(table, None).ids
 
 
 def read_again(topic: Topic) -> Topic:
@@ -226,7 +246,7 @@ def compare_and_set(
         try:
             if settings:
                 settings_step = Step.FOLLOW_SETTINGS if state else step
-                commit(settings_step, partial(_set, spark, name.records_table, settings))
+                commit(settings_step, partial(set_properties, spark, name.records_table, settings))
             if state:
                 commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:
@@ -249,11 +269,12 @@ def _state_to_change(topic: Topic) -> HeldState:
         assert held is not None
     if old:  # it counts no more, as soon as there is a state table
         removed: PropertyChanges = dict.fromkeys(old)
-        commit(Step.STATE_MOVED, partial(_set, spark, name.records_table, removed))
+        commit(Step.STATE_MOVED, partial(set_properties, spark, name.records_table, removed))
     return held
 
 
-def _set(spark: SparkSession, table: str, changes: PropertyChanges) -> None:
+def set_properties(spark: SparkSession, table: str, changes: PropertyChanges) -> None:
+    """Set and remove properties of a table."""
     update = java_table(spark, table).updateProperties()
     for name, value in changes.items():
         update = update.remove(name) if value is None else update.set(name, value)

@@ -22,6 +22,15 @@ class SegmentStart(NamedTuple):
     modified_ms: int  # since the epoch
 
 
+class SegmentSums(NamedTuple):
+    """A segment's sums, where no table of batches tells them; times since the epoch."""
+
+    size_bytes: int
+    first_timestamp_ms: int  # the least one; -1 without any
+    max_timestamp_ms: int  # -1 without any
+    record_count: int
+
+
 class Segment(NamedTuple):
     """A logical segment and what its batches add up to; times in ms since the epoch."""
 

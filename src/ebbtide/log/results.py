@@ -35,6 +35,7 @@ class Reason(StrEnum):
     NO_TABLE_REPLICA = "ebbtide.replicas names no table"
     NO_REPLICA = "ebbtide.replicas names no other copy"
     REPLICATED = "every replica holds all of it"
+    OTHERS_WRITE = "others write the table, and this job leaves such tables alone"
     NOT_PLANNED = "the plan that is executed does not have it"
     UNDONE = "the run is undone already"
     HORIZON_REACHED = "a delete horizon is reached"
@@ -101,6 +102,29 @@ class MarkedTopic(OfTopic):
     """mark_tombstones, of a topic."""
 
     quarantine: NotRequired[Annotated[str, "the table that took records"]]
+
+
+class AdoptedPartition(OfPartition):
+    """adopt_table, of a partition."""
+
+    records: Annotated[int, "rows of the table"]
+
+
+class AdoptedTopic(OfTopic):
+    """adopt_table, of a topic; lists are sentences."""
+
+    layout: NotRequired[Annotated[str, "whose layout it is"]]
+    columns: NotRequired[Annotated[list[str], "the column of each part of a record"]]
+    exact: NotRequired[Annotated[list[str], "rules that hold as in Kafka, and why"]]
+    approximate: NotRequired[Annotated[list[str], "rules that nearly hold, and why"]]
+    refused: NotRequired[Annotated[list[str], "rules that are not applied, and why"]]
+
+
+class AbandonedTopic(OfTopic):
+    """abandon_table, of a topic."""
+
+    properties: NotRequired[Annotated[list[str], "the table's properties that were removed"]]
+    tables: NotRequired[Annotated[list[str], "the tables of ebbtide's own that were dropped"]]
 
 
 class BeforeAndAfter(OfPartition):
@@ -376,6 +400,8 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
     "hold_records": (HeldPartition, HeldTopic),
     "repair_state": (RepairedPartition, RepairedTopic),
     "undo_run": (UndonePartition, UndoneTopic),
+    "adopt_table": (AdoptedPartition, AdoptedTopic),
+    "abandon_table": (OfPartition, AbandonedTopic),
 }
 
 

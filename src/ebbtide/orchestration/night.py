@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
+from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
@@ -41,6 +42,8 @@ def nothing_to_do(
 
     Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
+    if LAYOUT in topic.properties:  # what has arrived, only the table itself tells
+        return None if job == "clean_log" else Reason.OTHERS_WRITE
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if UNDO in topic.properties:

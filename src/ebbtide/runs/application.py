@@ -21,6 +21,7 @@ from ebbtide.errors import (
     EbbtideError,
     ExitCode,
     ForeignChangeError,
+    NotCoveredError,
     exit_code,
 )
 from ebbtide.iceberg.commits import Commits, commits_of
@@ -28,7 +29,7 @@ from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import Topic, find
-from ebbtide.log.results import problems
+from ebbtide.log.results import Reason, problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
@@ -45,6 +46,9 @@ ATTEMPTS_ON_CONFLICT = 5
 # Set in tests: a result that is not of its job's types fails the job.
 STRICT = "EBBTIDE_STRICT_RESULTS"
 
+# Jobs that know topics whose tables others write, and those that a night runs on every topic.
+_ON_ADOPTED = frozenset({"clean_log"})
+_NIGHTLY = frozenset({"mark_tombstones", "expire_segments", "delete_records", "expire_snapshots"})
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
 T = TypeVar("T")
@@ -137,10 +141,10 @@ def run_topics(
 ) -> int:
     """Do the work on each topic, also after one failed; return the exit code.
 
-    A topic whose rows somebody else has changed is not touched. `clocks` holds each topic's `now`
-    where the arguments have none.
+    A topic whose rows somebody else has changed is not touched, nor an adopted one by a job that
+    does not know such. `clocks` holds each topic's `now` where the arguments have none.
     """
-    work = partial(_checked, args.plan_only, work)
+    work = partial(_checked, args, work)
     return run_unchecked(spark, args, topics, work, clocks=clocks, on_end=on_end)
 
 
@@ -173,11 +177,14 @@ def _with_now(args: argparse.Namespace, now: datetime) -> argparse.Namespace:
 
 
 def _checked(
-    is_plan_only: bool, work: TopicWork, session: SparkSession, name: TopicName
+    args: argparse.Namespace, work: TopicWork, session: SparkSession, name: TopicName
 ) -> JobOutcome:
     """Do the work between two looks for foreign changes; a topic without tables needs none."""
+    is_plan_only = args.plan_only
     look = check_unchanged if is_plan_only else count_own
     topic = find(session, name)
+    if topic is not None and topic.is_adopted:
+        return work(session, name) if args.job in _ON_ADOPTED else _left_alone(args.job, topic)
     if topic is not None:
         look(topic)
     before = {} if topic is None else _low_watermarks(topic)
@@ -195,6 +202,16 @@ def _checked(
     except CommitConflictError:  # the next job counts it
         pass
     return outcome
+
+
+def _left_alone(job: str, topic: Topic) -> JobOutcome:
+    """Return the outcome of a nightly job on an adopted topic; NotCoveredError for one by hand."""
+    if job in _NIGHTLY:
+        return JobOutcome(topic={"note": str(Reason.OTHERS_WRITE)})
+    raise NotCoveredError(
+        f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
+        f"{job} does not work on such tables yet (docs/adopt.md)"
+    )
 
 
 def _low_watermarks(topic: Topic) -> dict[int, int]:

@@ -181,7 +181,9 @@ def note_unanswered(
 def snapshots_of(topic: Topic) -> dict[str, dict[str, Any]]:
     """Return the id and current snapshot of each of the topic's data tables."""
     name = topic.name
-    tables = {"records": name.records_table, "batches": name.batches_table}
+    tables = {"records": name.records_table}
+    if not topic.is_adopted:
+        tables["batches"] = name.batches_table
     return {what: _table_and_snapshot(topic.spark, table) for what, table in tables.items()}
 
 

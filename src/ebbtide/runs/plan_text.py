@@ -83,6 +83,8 @@ def _shown(key: str, value: Any) -> str:
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {count}" for name, count in value.items() if count) or "-"
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "-"
     if not isinstance(value, int):
         return str(value)
     if key.endswith("_ms"):

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table, table_exists
-from ebbtide.iceberg.commits import Commits
+from ebbtide.iceberg.commits import ROWS, Commits
 from ebbtide.iceberg.files.matching_rows import matching_files
 from ebbtide.iceberg.history import Committed, rows_changed
 from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.runs_table import JobOutcome
@@ -108,9 +109,15 @@ def _uncounted(
     return [
         RemovingCommit(made, rows, int(made.summary.get("deleted-data-files", 0)))
         for made in sorted(candidates, key=lambda made: made.sequence_number)
-        if made.id not in counted
-        and (rows := -sum(rows_changed(spark, table, [made.id]).values())) > 0
+        if made.id not in counted and (rows := _rows_removed(spark, table, made)) > 0
     ]
+
+
+def _rows_removed(spark: SparkSession, table: Any, made: Committed) -> int:
+    """Return how many live rows left by a commit; in an adopted table the commit itself says so."""
+    if table.properties().containsKey(LAYOUT):
+        return int(made.summary.get(ROWS, 0))
+    return -sum(rows_changed(spark, table, [made.id]).values())
 
 
 def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:

@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.topics import exists, load
+from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.row_counts import told_rows
+from ebbtide.log.state.row_counts import RowsBySegment, told_rows
 from ebbtide.log.state.topic_summary import TopicSummary, summarize
 from ebbtide.runs.runs_table import JobOutcome
 
@@ -25,11 +25,15 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
         if not exists(spark, name):
             return None
         topic = load(spark, name)
+        tables = (
+            [name.records_table] if topic.is_adopted else [name.records_table, name.batches_table]
+        )
+        rows = _rows_of_sums(topic) if topic.is_adopted else told_rows(topic.properties, "records")
         return summarize(
             topic.config,
             topic.partitions,
-            told_rows(topic.properties, "records"),
-            sum(_file_bytes(spark, t) for t in (name.records_table, name.batches_table)),
+            rows,
+            sum(_file_bytes(spark, table) for table in tables),
             outcome.partitions,
             outcome.topic,
         )
@@ -38,6 +42,15 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
     except Exception as error:  # the row is worth more than its summary
         log.warning("no summary of the topic: %s", error)
         return None
+
+
+def _rows_of_sums(topic: Topic) -> RowsBySegment:
+    """Return the rows of each segment of an adopted topic, as its state has them."""
+    return {
+        (partition, segment.base_offset): of.record_count
+        for partition, state in topic.partitions.items()
+        for segment, of in zip(state.segments, state.sums, strict=True)
+    }
 
 
 def _file_bytes(spark: SparkSession, table: str) -> int:

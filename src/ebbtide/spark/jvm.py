@@ -10,6 +10,7 @@ from py4j.java_gateway import JavaClass
 from pyspark.sql import SparkSession
 
 ICEBERG = "org.apache.iceberg."
+_PRIMITIVES = {"boolean": "java.lang.Boolean", "long": "java.lang.Long"}
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
@@ -88,17 +89,23 @@ class JavaMethod(NamedTuple):
         handles = java_class(self.spark, "java.lang.invoke.MethodHandles")
         return self._replace(handle=handles.insertArguments(self.handle, position, values))
 
+    def then(self, other: JavaMethod) -> JavaMethod:
+        """Return the method that gives its result to another one."""
+        handles = java_class(self.spark, "java.lang.invoke.MethodHandles")
+        return self._replace(handle=handles.filterReturnValue(self.handle, other.handle))
+
     def for_each(self, java_list: Any) -> None:
         """Call it with each item."""
-        java_list.forEach(self._as("java.util.function.Consumer"))
+        java_list.forEach(self.as_a("java.util.function.Consumer"))
 
     def map(self, java_list: Any) -> Any:
         """Return a Java list of its result for each item."""
         collected = java_class(self.spark, "java.util.stream.Collectors").toList()
-        mapped = java_list.stream().map(self._as("java.util.function.Function"))
+        mapped = java_list.stream().map(self.as_a("java.util.function.Function"))
         return mapped.collect(collected)
 
-    def _as(self, interface: str) -> Any:
+    def as_a(self, interface: str) -> Any:
+        """Return an object of a Java interface with one method, which calls it."""
         proxies = java_class(self.spark, "java.lang.invoke.MethodHandleProxies")
         kind = _class_object(self.spark, interface)
         return proxies.asInterfaceInstance(kind, self.handle)
@@ -111,9 +118,9 @@ def texts(spark: SparkSession, of: Any) -> list[str]:
 
 
 def _class_object(spark: SparkSession, name: str) -> Any:
-    """Return Java's object for a class or for `boolean`, also of jars that Spark has added."""
-    if name == "boolean":
-        return java_class(spark, "java.lang.Boolean").TYPE
+    """Return Java's object for a class or a primitive type, also of jars that Spark has added."""
+    if name in _PRIMITIVES:
+        return java_class(spark, _PRIMITIVES[name]).TYPE
     loader = java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader()
     return java_class(spark, "java.lang.Class").forName(name, True, loader)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ebbtide.errors import CommitConflictError
@@ -16,7 +16,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
 from ebbtide.iceberg.planned.planned_undo import check_no_undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
-from ebbtide.json_text import MAX_INT, parse_whole
+from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.state.properties import checked_fields, parse_property
 from ebbtide.log.state.topic_state import ROUND
@@ -53,10 +53,13 @@ class CleaningRound:
     batches_snapshot: int
     partitions: dict[int, PartitionRound]
     are_records_done: bool = False  # whether its deletions are in the records table
+    # Of an adopted topic: rows that leave, by partition and segment.
+    removed: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the value of the property `ebbtide.round`."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        values = {name: value for name, value in asdict(self).items() if value != {}}
+        return json.dumps({"partitions": {}, **values}, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> CleaningRound:
@@ -69,7 +72,12 @@ class CleaningRound:
             parse_whole(partition, MAX_INT): PartitionRound(**checked_fields(PartitionRound, part))
             for partition, part in values["partitions"].items()
         }
-        return cls(**checked_fields(cls, values | {"partitions": partitions}))
+        removed = {
+            parse_whole(partition, MAX_INT): {int(base): whole(rows) for base, rows in of.items()}
+            for partition, of in values.get("removed", {}).items()
+        }
+        built = values | {"partitions": partitions, "removed": removed}
+        return cls(**checked_fields(cls, built))
 
 
 def new_round_id() -> str:

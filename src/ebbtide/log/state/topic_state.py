@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
-from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.adopted.horizons import HorizonRange
+from ebbtide.log.logical_segments import SegmentStart, SegmentSums
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
 
@@ -36,10 +37,12 @@ TIDIED = "ebbtide.tidied"
 ROWS_PREFIX = "ebbtide.rows."
 SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
+# The newest snapshot whose rows the state of an adopted topic covers.
+ADOPTED_SEEN = "ebbtide.adopted.seen"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, UNDO, SLICE, REPLICA_OF, REPLICATION}
-    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING}
+    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN}
 )
 NEVER = -1
 # The job and DAG that an error of a state points at.
@@ -58,6 +61,8 @@ class PartitionState:
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
     something waits without a date. `horizon_ms` is then the first date of what else waits.
     `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
+    `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
+    batches that could tell.
     """
 
     log_start_offset: int
@@ -74,6 +79,8 @@ class PartitionState:
     horizon_ms: int = NEVER
     next_expiry_ms: int = 0
     expiry_basis: int = NEVER
+    horizons: tuple[HorizonRange, ...] = ()
+    sums: tuple[SegmentSums, ...] = ()
     # Topic and partition, where it was read from properties; errors say so.
     place: str = field(default="", compare=False)
 
@@ -192,7 +199,12 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
         for name, value in integers.items()
         if value is not None
     }
-    return {**properties, key + "segments": json.dumps(state.segments, separators=(",", ":"))}
+    lists = {name: getattr(state, name) for name in ("segments", *_LISTS)}
+    return properties | {
+        key + name: json.dumps(values, separators=(",", ":"))
+        for name, values in lists.items()
+        if values or name == "segments"
+    }
 
 
 def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
@@ -228,7 +240,12 @@ def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> P
         name: _integer(properties, key) for name, key in keys.items() if key in properties
     }
     segments = _segments(properties, key + "segments")
-    return PartitionState(**{**_ADDED, **numbers}, segments=segments, place=place)
+    lists = {
+        name: parse_property(key + name, properties[key + name], f"{name} of a log", read)
+        for name, read in _LISTS.items()
+        if key + name in properties
+    }
+    return PartitionState(**{**_ADDED, **numbers, **lists}, segments=segments, place=place)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:
@@ -248,3 +265,15 @@ def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, .
 
 def _segment_starts(values: Any) -> tuple[SegmentStart, ...]:
     return tuple(SegmentStart(whole(base), whole(ms)) for base, ms in values)
+
+
+def _horizons(values: Any) -> tuple[HorizonRange, ...]:
+    return tuple(HorizonRange(whole(end), whole(ms)) for end, ms in values)
+
+
+def _sums(values: Any) -> tuple[SegmentSums, ...]:
+    return tuple(SegmentSums(*map(whole, of)) for of in values)
+
+
+# Fields of a topic whose table others write, and how each is read.
+_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {"horizons": _horizons, "sums": _sums}

@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.commits import ROWS, Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
@@ -368,4 +368,4 @@ def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
 
 
 def _summary(this_round: CleaningRound, rows: int) -> dict[str, str]:
-    return {ROUND: this_round.id, "ebbtide.rows": str(rows)}
+    return {ROUND: this_round.id, ROWS: str(rows)}

@@ -1,0 +1,28 @@
+"""abandon_table: takes away all that adopt_table has written; the table's rows stay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.application import job_parser, run_job, run_unchecked
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = job_parser("abandon_table", __doc__ or "").parse_args(argv)
+    spark = SparkSession.builder.appName("abandon_table").getOrCreate()
+
+    def work(session: SparkSession, name: TopicName) -> JobOutcome:
+        plan = plan_abandonment(session, name)
+        return plan.outcome() if args.plan_only else execute_abandonment(plan)
+
+    return run_unchecked(spark, args, args.topic, work)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job("abandon_table", main))

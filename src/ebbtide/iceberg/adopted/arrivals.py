@@ -1,0 +1,193 @@
+"""Rows that arrived in an adopted table since the last look, summed up by partition and segment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.history import Committed
+from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
+from ebbtide.log.adopted.segments import ArrivedRows, late_below
+from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
+from ebbtide.log.state.topic_state import PartitionState
+
+log = logging.getLogger(__name__)
+
+_APPEND, _REPLACE = "append", "replace"
+
+
+class Arrivals(NamedTuple):
+    """What arrived until a snapshot; rows without partition or offset are in none of them."""
+
+    snapshot: int
+    by_partition: Mapping[int, ArrivedRows]
+    topics: frozenset[str]
+    unplaced: int = 0  # rows without partition or offset, which no rule ever judges
+
+
+def look(
+    rows: AdoptedRows, states: Mapping[int, PartitionState], seen: int | None
+) -> Arrivals | None:
+    """Return what arrived since the snapshot `seen`; None for a table without a snapshot.
+
+    Where appends alone cannot tell it, all live rows count as arrived.
+    """
+    table = java_table(rows.spark, rows.table)
+    current = table.currentSnapshot()
+    if current is None:
+        return None
+    snapshot = int(current.snapshotId())
+    if snapshot == seen:
+        return Arrivals(snapshot, {}, frozenset())
+    since = None if seen is None else _since(rows.spark, table, seen)
+    if since is None:
+        arrived, is_anew = rows.at(snapshot), bool(states)
+        if is_anew:
+            log.warning("rows that arrived late cannot be told from others: all count as late")
+    elif not any(of.operation == _APPEND for of in since):
+        return Arrivals(snapshot, {}, frozenset())
+    else:
+        assert seen is not None
+        arrived, is_anew = rows.appended(seen, snapshot), False
+    return _summed(rows, arrived, states, snapshot, _bytes_a_row(table), is_anew=is_anew)
+
+
+def _since(spark: SparkSession, table: Any, seen: int) -> list[Committed] | None:
+    """Return the commits since a snapshot; None where they do not tell what arrived.
+
+    They tell it where each is an append, moves rows to other files, or only removes some.
+    """
+    commits: list[Committed] = []
+    snapshot = table.currentSnapshot()
+    while snapshot is not None and int(snapshot.snapshotId()) != seen:
+        made = Committed.of(spark, snapshot)
+        adds = int(made.summary.get("added-records", 0)) > 0
+        if adds and made.operation not in (_APPEND, _REPLACE):
+            return None
+        commits.append(made)
+        snapshot = None if made.parent is None else table.snapshot(made.parent)
+    return None if snapshot is None else commits
+
+
+def _bytes_a_row(table: Any) -> float:
+    """Return the mean bytes of a row in the table's files, as the snapshot's summary has them."""
+    summary = table.currentSnapshot().summary()
+    size_bytes, rows = (
+        int(summary.get(name) or 0) for name in ("total-files-size", "total-records")
+    )
+    return size_bytes / rows if rows else 0.0
+
+
+def _summed(
+    rows: AdoptedRows,
+    arrived: DataFrame,
+    states: Mapping[int, PartitionState],
+    snapshot: int,
+    bytes_a_row: float,
+    *,
+    is_anew: bool,
+) -> Arrivals:
+    placed = _with_segments(rows.spark, arrived, states)
+    is_late = F.col("offset") < F.col("late_below")
+    is_late_tombstone = is_late & F.col("is_tombstone")
+    by_segment = placed.groupBy("partition", "first").agg(
+        F.count("offset").alias("rows"),
+        F.count(F.lit(1)).alias("all_rows"),
+        F.min("offset").alias("first_offset"),
+        F.max("offset").alias("last_offset"),
+        F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
+        F.max("timestamp_ms").alias("last_ms"),
+        F.min("topic").alias("one_topic"),
+        F.max("topic").alias("other_topic"),
+        F.min(F.when(is_late, F.col("offset"))).alias("first_late"),
+        F.slice(
+            F.array_sort(F.collect_set(F.when(is_late_tombstone, F.col("offset")))), 1, MOST_LATE
+        ).alias("late"),
+        F.max(F.when(is_late_tombstone, F.col("offset"))).alias("last_late"),
+    )
+    found = by_segment.collect()
+    unplaced = sum(r["all_rows"] for r in found if r["partition"] is None or not r["rows"])
+    of_partitions: dict[int, list[Row]] = {}
+    for row in found:
+        if row["partition"] is not None and row["rows"]:
+            of_partitions.setdefault(row["partition"], []).append(row)
+    topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
+    arrivals = {
+        partition: _of_partition(mine, states.get(partition), bytes_a_row, is_anew=is_anew)
+        for partition, mine in sorted(of_partitions.items())
+    }
+    _check_topic(rows, topics - {None})
+    return Arrivals(snapshot, arrivals, frozenset(topics - {None}), unplaced)
+
+
+def _with_segments(
+    spark: SparkSession, arrived: DataFrame, states: Mapping[int, PartitionState]
+) -> DataFrame:
+    """Add the base offset of each row's segment, null in a new partition."""
+    known = [
+        (partition, first, last, late_below(state))
+        for partition, state in states.items()
+        for first, last in _ranges(state)
+    ]
+    frame = F.broadcast(small_frame(spark, known, ("of_partition", "first", "last", "late_below")))
+    is_its = (
+        (F.col("partition") == F.col("of_partition"))
+        & (F.col("offset") >= F.col("first"))
+        & (F.col("offset") <= F.col("last"))
+    )
+    return arrived.join(frame, is_its, how="left")
+
+
+def _ranges(state: PartitionState) -> list[tuple[int, int]]:
+    """Return the first and last offset of each segment; the last one takes all beyond it."""
+    bases = [segment.base_offset for segment in state.segments]
+    return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
+
+
+def _of_partition(
+    rows: list[Row], state: PartitionState | None, bytes_a_row: float, *, is_anew: bool
+) -> ArrivedRows:
+    late = [row["first_late"] for row in rows if row["first_late"] is not None]
+    sums = {
+        row["first"] or 0: SegmentSums(
+            round(row["rows"] * bytes_a_row),
+            -1 if row["first_ms"] is None else row["first_ms"],
+            row["last_ms"],
+            row["rows"],
+        )
+        for row in rows
+    }
+    if is_anew and state is not None:  # they are counted already
+        sums = {}
+    tombstones = [of for row in rows for of in _late_tombstones(row)]
+    return ArrivedRows(
+        first_offset=min(row["first_offset"] for row in rows),
+        end_offset=max(row["last_offset"] for row in rows) + 1,
+        by_segment=sums,
+        first_late_offset=min(late, default=None),
+        late_tombstones=tombstones,
+    )
+
+
+def _late_tombstones(row: Row) -> list[OffsetRange]:
+    if row["last_late"] is None:
+        return []
+    if row["late"][-1] < row["last_late"]:  # there are more
+        return [OffsetRange(row["late"][0], row["last_late"] + 1)]
+    return [OffsetRange(offset, offset + 1) for offset in row["late"]]
+
+
+def _check_topic(rows: AdoptedRows, topics: set[str]) -> None:
+    known = topics if rows.topic_name is None else topics | {rows.topic_name}
+    if len(known) > 1:
+        raise NotCoveredError(
+            f"expected the records of one topic in {rows.table}, found those of "
+            f"{', '.join(sorted(known))}: several topics in one table are not covered yet"
+        )

@@ -1,0 +1,114 @@
+"""The live rows of an adopted table as records, by Spark's reader of Iceberg.
+
+It knows every kind of delete, nested and renamed columns and all file formats; a row that others
+have deleted is not among them (docs/adr/0016).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.topics import Topic
+from ebbtide.log.adopted.layout import LAYOUT, Column, Columns, Layout, NamedLayout
+from ebbtide.log.settings.names import quoted
+from ebbtide.spark.jvm import iceberg_class
+
+
+class AdoptedRows(NamedTuple):
+    """An adopted table, and the columns that hold the parts of a record now."""
+
+    spark: SparkSession
+    table: str
+    layout: NamedLayout
+    topic_name: str | None = None
+    mark_text: str | None = None
+
+    @classmethod
+    def of(cls, topic: Topic) -> AdoptedRows:
+        """Find the columns of an adopted topic; ConfigurationError where one was dropped."""
+        text = topic.properties.get(LAYOUT)
+        if text is None:
+            raise ConfigurationError(
+                f"expected {LAYOUT} on {topic.name.records_table}, found that somebody removed it; "
+                "adopt the table again"
+            )
+        layout = Layout.parse(text)
+        return cls.of_layout(topic.spark, topic.name.records_table, layout)
+
+    @classmethod
+    def of_layout(cls, spark: SparkSession, table: str, layout: Layout) -> AdoptedRows:
+        """Find the columns of a layout in a table."""
+        columns = columns_of_table(spark, java_table(spark, table))
+        named = NamedLayout.of(layout, columns, table)
+        return cls(spark, table, named, layout.topic_name, layout.mark_text)
+
+    def at(self, snapshot: int) -> DataFrame:
+        """Return the live rows of a snapshot."""
+        return self._records(self.spark.read.option("snapshot-id", snapshot).table(self.table))
+
+    def appended(self, after: int, until: int) -> DataFrame:
+        """Return the rows that appends added after one snapshot until another."""
+        reader = self.spark.read.option("start-snapshot-id", after)
+        return self._records(reader.option("end-snapshot-id", until).table(self.table))
+
+    def _records(self, rows: DataFrame) -> DataFrame:
+        """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
+        of = self.layout
+        key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
+        return rows.select(
+            _column(of.partition).cast("int").alias("partition"),
+            _column(of.offset).cast("long").alias("offset"),
+            key.alias("key"),
+            self._is_tombstone().alias("is_tombstone"),
+            _timestamp_ms(of.timestamp).alias("timestamp_ms"),
+            topic.cast("string").alias("topic"),
+            F.col("_file").alias("file"),
+            F.col("_pos").alias("position"),
+        )
+
+    def _is_tombstone(self) -> Expression:
+        of = self.layout
+        rules = []
+        if of.values:
+            rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
+        if of.mark is not None:
+            rules.append(_column(of.mark).eqNullSafe(F.lit(self.mark_text)))
+        return (
+            reduce(lambda one, other: one | other, rules, F.lit(False)) if rules else F.lit(False)
+        )
+
+
+def small_frame(
+    spark: SparkSession, rows: Sequence[tuple[int, ...]], columns: Sequence[str]
+) -> DataFrame:
+    """Return numbers as a DataFrame of longs; rows in Python's own types would start a worker."""
+    of_columns = [pa.array([row[n] for row in rows], pa.int64()) for n in range(len(columns))]
+    return spark.createDataFrame(pa.table(of_columns, names=list(columns)))
+
+
+def columns_of_table(spark: SparkSession, table: Any) -> Columns:
+    """Read the columns of Iceberg's table object."""
+    return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema())))
+
+
+def _column(column: Column) -> Expression:
+    return F.col(quoted(*column.path))
+
+
+def _timestamp_ms(column: Column) -> Expression:
+    """Return milliseconds since the epoch, of a number of them or a time; -1 for null."""
+    of = _column(column)
+    if column.type != "long":
+        of = F.unix_millis(of.cast("timestamp"))
+    return F.coalesce(of, F.lit(-1))

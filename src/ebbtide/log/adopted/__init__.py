@@ -1,0 +1,1 @@
+"""Topics in tables that others wrote: their layouts, delete horizons and segments."""

@@ -1,0 +1,172 @@
+"""How a table that others wrote lays a topic out: which of its columns is what of a record.
+
+Columns are known by Iceberg's field ids, so that a renamed column stays the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from ebbtide.errors import ConfigurationError, NotCoveredError
+from ebbtide.json_text import whole
+from ebbtide.log.settings.names import quoted_list
+from ebbtide.log.state.properties import parse_property
+
+# On the adopted table: its layout as JSON.
+LAYOUT = "ebbtide.layout"
+
+
+class Column(NamedTuple):
+    """A column of an Iceberg schema; a nested one has a path of several names."""
+
+    path: tuple[str, ...]
+    field_id: int
+    type: str  # Iceberg's name of it; `struct`, `list` or `map` of a nested one
+    type_id: str  # the same with all that is in it
+
+    @property
+    def name(self) -> str:
+        """The names of the path with dots between them, as Iceberg writes it."""
+        return ".".join(self.path)
+
+
+class Columns(NamedTuple):
+    """The columns of an Iceberg schema, nested ones in structs included."""
+
+    all: Sequence[Column]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> Columns:
+        """Read a schema as Iceberg's JSON has it (table spec, appendix C)."""
+        return cls(list(_columns((), schema)))
+
+    def named(self, name: str) -> Column | None:
+        """Return a column by its dotted name."""
+        return next((column for column in self.all if column.name == name), None)
+
+    def with_id(self, field_id: int) -> Column | None:
+        """Return a column by its field id."""
+        return next((column for column in self.all if column.field_id == field_id), None)
+
+    @property
+    def top(self) -> list[Column]:
+        """The columns that are in no other."""
+        return [column for column in self.all if len(column.path) == 1]
+
+
+def _columns(path: tuple[str, ...], struct: Mapping[str, Any]) -> Iterator[Column]:
+    for field in struct["fields"]:
+        kind, of = field["type"], (*path, field["name"])
+        is_nested = isinstance(kind, Mapping)
+        text = json.dumps(kind, sort_keys=True) if is_nested else kind
+        yield Column(of, field["id"], kind["type"] if is_nested else kind, text)
+        if is_nested and kind["type"] == "struct":
+            yield from _columns(of, kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The field ids of a record's parts; None for what the table does not hold.
+
+    A record whose `values` are all null is a tombstone, and so is one whose `mark` holds
+    `mark_text`. `topic_name` is the one topic of a table with a column of topics.
+    """
+
+    profile: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: int | None = None
+    topic: int | None = None
+    topic_name: str | None = None
+    values: tuple[int, ...] = ()
+    mark: int | None = None
+    mark_text: str | None = None
+
+    @property
+    def has_tombstones(self) -> bool:
+        """Whether some column tells a tombstone."""
+        return bool(self.values) or self.mark is not None
+
+    def to_json(self) -> str:
+        """Return the value of the property `ebbtide.layout`."""
+        return json.dumps({k: v for k, v in asdict(self).items() if v not in (None, ())})
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Return the layout of a property; ConfigurationError where somebody damaged it."""
+        return parse_property(LAYOUT, text, "a layout as adopt_table writes it", cls._built)
+
+    @classmethod
+    def _built(cls, values: Any) -> Layout:
+        ids = {name: whole(value) for name, value in values.items() if name in _IDS}
+        texts = {name: str(value) for name, value in values.items() if name in _TEXTS}
+        if unknown := values.keys() - ids.keys() - texts.keys() - {"values"}:
+            raise KeyError(next(iter(unknown)))
+        of_value = tuple(whole(value) for value in values.get("values", ()))
+        built: Any = {**ids, **texts, "values": of_value}
+        return cls(**built)
+
+
+_IDS = frozenset({"partition", "offset", "timestamp", "key", "topic", "mark"})
+_TEXTS = frozenset({"profile", "topic_name", "mark_text"})
+
+
+class NamedLayout(NamedTuple):
+    """A layout in a table's current schema: each part's column."""
+
+    partition: Column
+    offset: Column
+    timestamp: Column
+    key: Column | None
+    topic: Column | None
+    values: Sequence[Column]
+    mark: Column | None
+
+    @classmethod
+    def of(cls, layout: Layout, columns: Columns, table: str) -> NamedLayout:
+        """Find the layout's columns; ConfigurationError where one of them was dropped."""
+        found: dict[str, Any] = {}
+        dropped = []
+        for part in _IDS:
+            field_id = getattr(layout, part)
+            found[part] = None if field_id is None else columns.with_id(field_id)
+            if field_id is not None and found[part] is None:
+                dropped.append(part)
+        values = [columns.with_id(field_id) for field_id in layout.values]
+        if None in values:
+            dropped.append("value")
+        if dropped:
+            raise ConfigurationError(
+                f"expected the columns of {table} that {LAYOUT} names by their ids, found that "
+                f"somebody dropped that of {quoted_list(sorted(dropped))}; adopt the table again "
+                "with the column that has taken its place"
+            )
+        return cls(**found, values=[column for column in values if column is not None])
+
+
+class Choices(NamedTuple):
+    """What a person may say about a table: the name of a column for each part.
+
+    `tombstone` is `<column>=<value>`. An empty text leaves the choice to the profile.
+    """
+
+    partition: str = ""
+    offset: str = ""
+    timestamp: str = ""
+    key: str = ""
+    value: str = ""
+    topic: str = ""
+    tombstone: str = ""
+
+
+def chosen_column(columns: Columns, name: str) -> Column:
+    """Return the column that a person has named; NotCoveredError where there is none."""
+    column = columns.named(name)
+    if column is None:
+        known = quoted_list(column.name for column in columns.all)
+        raise NotCoveredError(f"expected a column {name!r}, found {known}; name one of these")
+    return column

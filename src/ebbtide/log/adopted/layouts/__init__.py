@@ -1,0 +1,1 @@
+"""How known writers lay a topic out in a table, a profile each."""

@@ -1,0 +1,135 @@
+"""Logical segments of a log without batches: cut at each look, by its time, bytes and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ebbtide.log.adopted.horizons import OffsetRange, covered_end, with_late
+from ebbtide.log.logical_segments import Segment, SegmentStart, SegmentSums, segment_of
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import NEVER, PartitionState
+
+_EMPTY = SegmentSums(0, NEVER, NEVER, 0)
+
+
+class ArrivedRows(NamedTuple):
+    """Rows of one partition that came since the last look; `late` lie below the covered end.
+
+    Rows are given by the logical segment that they fall in: the last one takes all beyond it.
+    """
+
+    first_offset: int
+    end_offset: int
+    by_segment: Mapping[int, SegmentSums]
+    first_late_offset: int | None = None
+    late_tombstones: Sequence[OffsetRange] = ()
+
+
+def new_log(first_offset: int, now_ms: int) -> PartitionState:
+    """Return the state of a log that nothing is known of, whose rows begin at an offset."""
+    return PartitionState(
+        log_start_offset=first_offset,
+        log_end_offset=first_offset,
+        first_dirty_offset=first_offset,
+        first_unmarked_offset=first_offset,
+        segments=(SegmentStart(first_offset, now_ms),),
+        sums=(_EMPTY,),
+    )
+
+
+def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> PartitionState:
+    """Return the state with the rows in its segments; late ones are dirty again."""
+    segments, sums = list(state.segments), list(state.sums)
+    bases = [segment.base_offset for segment in segments]
+    for offset, more in rows.by_segment.items():
+        place = bases.index(segment_of(bases, offset))
+        sums[place] = _added(sums[place], more)
+        segments[place] = segments[place]._replace(modified_ms=now_ms)
+    end = max(state.log_end_offset, rows.end_offset)
+    first_dirty = state.first_dirty_offset
+    if rows.first_late_offset is not None:
+        first_dirty = min(first_dirty, max(rows.first_late_offset, state.log_start_offset))
+    return replace(
+        state,
+        log_end_offset=end,
+        first_unmarked_offset=end,
+        first_dirty_offset=first_dirty,
+        horizons=with_late(state.horizons, rows.late_tombstones),
+        segments=tuple(segments),
+        sums=tuple(sums),
+    )
+
+
+def cut(state: PartitionState, config: TopicConfig, now_ms: int) -> PartitionState:
+    """Return the state with its active segment closed at the log end, if it is old or large enough.
+
+    Kafka: LogSegment.shouldRoll.
+    """
+    active, end = state.sums[-1], state.log_end_offset
+    is_old = active.first_timestamp_ms >= 0 and (
+        now_ms - active.first_timestamp_ms >= config.segment_ms
+    )
+    if end <= state.active_segment or not (is_old or active.size_bytes >= config.segment_bytes):
+        return state
+    return replace(
+        state,
+        segments=(*state.segments, SegmentStart(end, now_ms)),
+        sums=(*state.sums, _EMPTY),
+    )
+
+
+def segments_of(state: PartitionState) -> list[Segment]:
+    """Return the segments with what they add up to."""
+    return [
+        Segment(
+            base,
+            modified_ms,
+            size_bytes=of.size_bytes,
+            max_timestamp_ms=of.max_timestamp_ms,
+            first_batch_timestamp_ms=of.first_timestamp_ms,
+            record_count=of.record_count,
+        )
+        for (base, modified_ms), of in zip(state.segments, state.sums, strict=True)
+    ]
+
+
+def merged_into(
+    state: PartitionState, heads: Iterable[Segment], removed: Mapping[int, int]
+) -> PartitionState:
+    """Return the state with its segments grouped under `heads`, less rows removed by segment."""
+    kept = list(heads)
+    bases = [segment.base_offset for segment in kept]
+    sums = dict.fromkeys(bases, _EMPTY)
+    for (base, _), of in zip(state.segments, state.sums, strict=True):
+        head = segment_of(bases, base)
+        sums[head] = _added(sums[head], _less(of, removed.get(base, 0)))
+    return replace(
+        state,
+        segments=tuple(segment.start for segment in kept),
+        sums=tuple(sums[base] for base in bases),
+    )
+
+
+def late_below(state: PartitionState | None) -> int:
+    """Return the offset below which a row that arrives is late."""
+    return 0 if state is None else covered_end(state.horizons)
+
+
+def _added(one: SegmentSums, more: SegmentSums) -> SegmentSums:
+    firsts = [of.first_timestamp_ms for of in (one, more) if of.first_timestamp_ms >= 0]
+    return SegmentSums(
+        one.size_bytes + more.size_bytes,
+        min(firsts, default=NEVER),
+        max(one.max_timestamp_ms, more.max_timestamp_ms),
+        one.record_count + more.record_count,
+    )
+
+
+def _less(of: SegmentSums, rows: int) -> SegmentSums:
+    """Return the sums without some rows; each is taken to have the mean size."""
+    if not of.record_count:
+        return of
+    left = max(of.record_count - rows, 0)
+    return of._replace(size_bytes=of.size_bytes * left // of.record_count, record_count=left)

@@ -1,0 +1,62 @@
+"""Which of Kafka's rules hold for an adopted table: exactly, nearly, or not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from ebbtide.log.adopted.layout import Layout
+
+
+class Exactness(StrEnum):
+    """How a rule holds."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    REFUSED = "refused"
+
+
+class Rule(NamedTuple):
+    """A rule, how it holds, and why so."""
+
+    name: str
+    exactness: Exactness
+    reason: str
+
+
+def rules_of(layout: Layout) -> Iterator[Rule]:
+    """Yield each rule as it holds for a table of this layout."""
+    yield _supersede(layout)
+    yield _tombstones(layout)
+    yield Rule(
+        "segments",
+        Exactness.APPROXIMATE,
+        "they are cut where a night found the log end, and bytes are those of data files",
+    )
+    yield Rule("transactions", Exactness.EXACT, "such writers deliver committed records only")
+    yield Rule("retention and DeleteRecords", Exactness.REFUSED, "not built for adopted tables yet")
+
+
+def _supersede(layout: Layout) -> Rule:
+    name = "supersede by key"
+    if layout.key is None:
+        return Rule(name, Exactness.REFUSED, "the table has no key column; name one")
+    if not layout.has_tombstones:
+        return Rule(
+            name,
+            Exactness.APPROXIMATE,
+            "records without a value are not in the table: deleted keys keep their last row",
+        )
+    return Rule(name, Exactness.EXACT, "the newest record of each key stays")
+
+
+def _tombstones(layout: Layout) -> Rule:
+    name = "tombstones and delete horizons"
+    if layout.key is None or not layout.has_tombstones:
+        return Rule(name, Exactness.REFUSED, "no column tells a tombstone; name one")
+    return Rule(
+        name,
+        Exactness.EXACT,
+        "late rows are told by appends; where their snapshots are expired, tombstones stay longer",
+    )

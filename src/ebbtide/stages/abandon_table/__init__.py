@@ -1,0 +1,1 @@
+"""The job abandon_table."""

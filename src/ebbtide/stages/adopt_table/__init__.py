@@ -1,0 +1,1 @@
+"""The job adopt_table."""

@@ -1,0 +1,1 @@
+"""The job clean_log on tables that others write."""

@@ -1,0 +1,356 @@
+"""clean_log on an adopted table: look at what arrived, choose logs, and run the round (KIP-534).
+
+A round's order: what arrived goes to the state, then the round; rows leave; the state ends it. A
+killed round is finished where its commit is in the table's history, else planned again on the
+newest snapshot with its clock and bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pyroaring import BitMap64
+
+from ebbtide.errors import CommitConflictError, NotCoveredError
+from ebbtide.iceberg.adopted.arrivals import Arrivals, look
+from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.commits import ROWS, Step, commit
+from ebbtide.iceberg.planned.planned_round import (
+    CleaningRound,
+    PartitionRound,
+    new_round_id,
+    open_round,
+    start_round,
+)
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    find_snapshot,
+)
+from ebbtide.log.adopted.horizons import due_ranges, next_horizon_ms
+from ebbtide.log.adopted.segments import cut, new_log, segments_of, with_arrived
+from ebbtide.log.logical_segments import Bounds as LogBounds
+from ebbtide.log.logical_segments import cleanable
+from ebbtide.log.plans.guards import Removal, tripped
+from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
+from ebbtide.log.results import Reason
+from ebbtide.log.state.topic_state import (
+    ADOPTED_SEEN,
+    NEVER,
+    ROUND,
+    PartitionState,
+    to_properties,
+)
+from ebbtide.runs.holds_table import holds_at
+from ebbtide.runs.proposals import Touched
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.clean_adopted.state_after import state_after
+from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
+from ebbtide.stages.clean_log.choice import RoundBounds
+from ebbtide.stages.clean_log.effect_summary import nothing_leaves
+from ebbtide.text import moment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedPlan:
+    """The plan of clean_log for an adopted topic; without a round where there is nothing to do.
+
+    `states` are those of the partitions as this look has found them.
+    """
+
+    topic: Topic
+    states: Mapping[int, PartitionState]
+    snapshot: int | None
+    round: CleaningRound | None
+    victims: Victims
+    reasons: Mapping[int, str]
+    dirty_ratios: Mapping[int, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan, which are those of its execution too."""
+        outcome = JobOutcome(rows_removed=self.victims.rows)
+        for partition, state in self.states.items():
+            numbers: dict[str, Any] = {
+                "log_start_offset": state.log_start_offset,
+                "low_watermark": state.log_start_offset,
+                "log_end_offset": state.log_end_offset,
+                "picked": False,
+                "reason": self.reasons.get(partition, "finishing the round in flight"),
+            }
+            if partition in self.dirty_ratios:
+                numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
+            outcome.partitions[partition] = numbers | self._numbers(partition)
+        outcome.bytes_removed = sum(self._bytes(p) for p in self.states)
+        if self.notes:
+            outcome.topic["note"] = "; ".join(self.notes)
+        return outcome
+
+    def _numbers(self, partition: int) -> dict[str, Any]:
+        """Return what the round does to a partition; nothing where it is not of it."""
+        if self.round is None or partition not in self.round.partitions:
+            return {}
+        state = self.states[partition]
+        by_rule = self.victims.by_rule.get(partition, Counter())
+        records = sum(of.record_count for of in state.sums)
+        size_bytes = sum(of.size_bytes for of in state.sums)
+        after = state_after(state, self.round, partition)
+        return {
+            "picked": True,
+            "records_before": records,
+            "records_after": records - by_rule.total(),
+            "bytes_before": size_bytes,
+            "bytes_after": size_bytes - self._bytes(partition),
+            **{rule: by_rule[rule] for rule in RULES},
+            "next_horizon_ms": next_horizon_ms(after.horizons, self.round.now_ms),
+        }
+
+    def _bytes(self, partition: int) -> int:
+        """Return the bytes that leave, as the sums of the segments have them."""
+        state = self.states[partition]
+        removed = self.victims.by_segment.get(partition, Counter())
+        return sum(
+            of.size_bytes * removed[segment.base_offset] // of.record_count
+            for segment, of in zip(state.segments, state.sums, strict=True)
+            if of.record_count
+        )
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the records that leave."""
+        return dict(self.victims.offsets)
+
+    def touches(self) -> Touched:
+        """Return nothing: an adopted table has no undo."""
+        return Touched()
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return where the round ends in each partition."""
+        parts = {} if self.round is None else self.round.partitions
+        return {
+            p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
+            for p, part in parts.items()
+        }
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what leaves by which rule."""
+        return {
+            partition: self._summary(partition)
+            if self.victims.by_rule.get(partition)
+            else nothing_leaves(self.reasons.get(partition, ""))
+            for partition in self.states
+        }
+
+    def _summary(self, partition: int) -> PartitionSummary:
+        by_rule = self.victims.by_rule[partition]
+        return partition_summary(
+            LeavingRows(records=by_rule.total()),
+            {rule: RuleNumbers(records=by_rule[rule]) for rule in RULES},
+            bytes_removed=self._bytes(partition),
+        )
+
+
+def plan_adopted(
+    topic: Topic, now_ms: int, bounds: Mapping[int, RoundBounds] | None = None
+) -> AdoptedPlan:
+    """Plan a round on the adopted topic at `now_ms`, or the one in flight.
+
+    `bounds` are a kept plan's, by partition; others are not cleaned.
+    """
+    _check_covered(topic, now_ms)
+    rows = AdoptedRows.of(topic)
+    if (in_flight := open_round(topic)) is not None:
+        log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
+        return _resumed(topic, rows, in_flight)
+    seen = topic.properties.get(ADOPTED_SEEN)
+    arrivals = look(rows, topic.partitions, None if seen is None else int(seen))
+    if arrivals is None:
+        return AdoptedPlan(topic, {}, None, None, Victims(), {})
+    states = _states_after(topic, arrivals, now_ms)
+    parts, reasons, ratios = _choose(topic, states, now_ms, bounds)
+    plan = AdoptedPlan(
+        topic, states, arrivals.snapshot, None, Victims(), reasons, ratios, _notes(arrivals)
+    )
+    if not parts:
+        return plan
+    new_round = CleaningRound(
+        id=new_round_id(),
+        now_ms=now_ms,
+        delete_retention_ms=topic.config.delete_retention_ms,
+        producer_id_expiration_ms=topic.config.producer_id_expiration_ms,
+        segment_bytes=topic.config.segment_bytes,
+        records_snapshot=arrivals.snapshot,
+        batches_snapshot=NEVER,
+        partitions=parts,
+    )
+    return _judged(plan, rows, new_round)
+
+
+def _check_covered(topic: Topic, now_ms: int) -> None:
+    """Raise NotCoveredError where a setting or a hold asks for what such a topic has not."""
+    if topic.config.replicas:
+        raise NotCoveredError(
+            f"expected no replicas of {topic.name}, whose table others write, found "
+            "ebbtide.replicas; remove the setting"
+        )
+    if holds_at(topic, now_ms):
+        raise NotCoveredError(
+            f"expected no hold on {topic.name}, whose table others write, found one: its records "
+            "could not be kept; nothing was removed"
+        )
+
+
+def _notes(arrivals: Arrivals) -> tuple[str, ...]:
+    if not arrivals.unplaced:
+        return ()
+    return (f"{arrivals.unplaced} rows have no partition or no offset: no rule judges them",)
+
+
+def _states_after(topic: Topic, arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
+    """Return each partition's state with what arrived, its active segment cut if it is time."""
+    states = dict(topic.partitions)
+    for partition, rows in arrivals.by_partition.items():
+        state = states.get(partition) or new_log(0, now_ms)
+        states[partition] = with_arrived(state, rows, now_ms)
+    return {p: cut(states[p], topic.config, now_ms) for p in sorted(states)}
+
+
+def _choose(
+    topic: Topic,
+    states: Mapping[int, PartitionState],
+    now_ms: int,
+    bounds: Mapping[int, RoundBounds] | None,
+) -> tuple[dict[int, PartitionRound], dict[int, str], dict[int, float]]:
+    """Pick as Kafka's cleaner picks, and logs in which a horizon is reached."""
+    parts: dict[int, PartitionRound] = {}
+    reasons: dict[int, str] = {}
+    ratios: dict[int, float] = {}
+    has_key = AdoptedRows.of(topic).layout.key is not None
+    for partition, state in states.items():
+        if why := _reason_against(topic, state, now_ms, has_key=has_key):
+            reasons[partition] = why
+            continue
+        if bounds is not None and partition not in bounds:
+            reasons[partition] = Reason.NOT_PLANNED
+            continue
+        end_of_plan = (RoundBounds() if bounds is None else bounds[partition])[0]
+        limits = LogBounds(
+            log_start_offset=state.log_start_offset,
+            log_end_offset=state.log_end_offset,
+            first_dirty_offset=state.first_dirty_offset,
+            last_stable_offset=state.log_end_offset,
+            first_unmarked_offset=state.log_end_offset,
+            end_of_plan=end_of_plan,
+        )
+        may_be = cleanable(segments_of(state), limits, topic.config, now_ms)
+        is_picked = may_be.is_picked(topic.config.min_cleanable_dirty_ratio)
+        ratios[partition] = may_be.ratio
+        part = PartitionRound(
+            log_start_offset=state.log_start_offset,
+            first_segment_offset=state.first_segment,
+            first_dirty_offset=may_be.first_dirty_offset,
+            first_uncleanable_offset=may_be.first_uncleanable_offset,
+            is_idle=not is_picked,
+        )
+        is_due = bool(due_ranges(state.horizons, part.first_uncleanable_offset, now_ms))
+        reasons[partition] = f"dirty ratio {may_be.ratio:.2f}{'' if is_picked else ' is too low'}"
+        if is_picked:
+            parts[partition] = part
+        elif topic.config.cleans_idle and is_due:
+            parts[partition], reasons[partition] = part, Reason.HORIZON_REACHED
+    return parts, reasons, ratios
+
+
+def _reason_against(
+    topic: Topic, state: PartitionState, now_ms: int, *, has_key: bool
+) -> str | None:
+    if not topic.config.is_compacted:
+        return Reason.NOT_COMPACTED
+    if not has_key:
+        return "the table has no key column"
+    if now_ms <= state.cleaned_at_ms:
+        return f"now is not later than the last round's, {state.cleaned_at_ms} ms"
+    return None
+
+
+def _judged(plan: AdoptedPlan, rows: AdoptedRows, this_round: CleaningRound) -> AdoptedPlan:
+    """Return the plan with the round, and what it removes from its snapshot."""
+    victims = find_victims(rows, this_round, plan.states)
+    removed = {partition: dict(counts) for partition, counts in victims.by_segment.items()}
+    return replace(plan, round=replace(this_round, removed=removed), victims=victims)
+
+
+def _resumed(topic: Topic, rows: AdoptedRows, in_flight: CleaningRound) -> AdoptedPlan:
+    """Return the plan of a round that a killed job left; with its commit made, nothing leaves."""
+    snapshot = current_snapshot(topic.spark, topic.name.records_table)
+    plan = AdoptedPlan(topic, topic.partitions, snapshot, in_flight, Victims(), {})
+    if snapshot is None or _is_committed(topic, in_flight):
+        return plan
+    return _judged(plan, rows, replace(in_flight, records_snapshot=snapshot))
+
+
+def _is_committed(topic: Topic, this_round: CleaningRound) -> bool:
+    table = topic.name.records_table
+    return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None
+
+
+def guard_adopted(plan: AdoptedPlan) -> str:
+    """Return why a night may not execute the plan unasked; empty where it may."""
+    removed = plan.outcome().bytes_removed
+    return tripped(str(plan.topic.name), plan.topic.config, Removal(plan.victims.rows, removed))
+
+
+def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
+    """Run the plan's round; also without one, what arrived goes to the state."""
+    outcome, topic = plan.outcome(), plan.topic
+    if plan.snapshot is None:
+        return outcome
+    if open_round(topic) is None:
+        topic = compare_and_set(topic, Step.ADOPTED_ROWS_SEEN, partial(_seen, plan))
+    if plan.round is None:
+        return outcome
+    this_round = plan.round
+    start_round(topic, this_round)
+    if plan.victims.positions:
+        properties = {ROUND: this_round.id, ROWS: str(plan.victims.rows)}
+        table = topic.name.records_table
+        prepared = prepare_row_deletes(
+            topic.spark, table, this_round.records_snapshot, plan.victims.positions, properties
+        )
+        outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))
+    compare_and_set(topic, Step.ROUND_STATE, partial(_finished, this_round))
+    return outcome
+
+
+def _seen(plan: AdoptedPlan, current: Topic) -> PropertyChanges:
+    """Return what arrived as changes of the state that the plan was made on."""
+    if current.properties != plan.topic.properties:
+        raise CommitConflictError(
+            f"expected the state of {current.name} as it was planned on, found that another job "
+            "changed it meanwhile; run the job again"
+        )
+    changes: dict[str, str | None] = {ADOPTED_SEEN: str(plan.snapshot)}
+    for partition, state in plan.states.items():
+        changes |= to_properties(partition, state)
+    return changes
+
+
+def _finished(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
+    """Return the changes that end the round; None where it is no longer in flight."""
+    in_flight = open_round(current)
+    if in_flight is None or in_flight.id != this_round.id:
+        return None
+    changes: dict[str, str | None] = {ROUND: None}
+    for partition in in_flight.partitions:
+        after = state_after(current.partitions[partition], in_flight, partition)
+        changes |= to_properties(partition, after)
+    return changes

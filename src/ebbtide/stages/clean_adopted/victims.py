@@ -1,0 +1,182 @@
+"""Find the rows of an adopted table that a cleaner round removes, and where each lies.
+
+Dirty rows are read for their keys; of all others only keys between the least and the greatest dirty
+one, and rows that tell a tombstone. Kafka: Cleaner.shouldRetainRecord.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
+from ebbtide.iceberg.planned.planned_round import CleaningRound
+from ebbtide.log.adopted.horizons import OffsetRange, due_ranges
+from ebbtide.log.state.topic_state import PartitionState
+
+SUPERSEDED, KEYLESS, TOMBSTONES = "superseded", "keyless", "tombstones_removed"
+# A row that two rules remove counts for the first of them.
+RULES = (KEYLESS, SUPERSEDED, TOMBSTONES)
+# Types whose order Iceberg's bounds know.
+_ORDERED = frozenset({"binary", "string", "int", "bigint"})
+
+
+@dataclass(slots=True)
+class Victims:
+    """Rows that leave: their places by file, offsets by partition, and counts by rule."""
+
+    positions: dict[str, BitMap64] = field(default_factory=dict)
+    offsets: dict[int, BitMap64] = field(default_factory=dict)
+    by_rule: dict[int, Counter[str]] = field(default_factory=dict)
+    by_segment: dict[int, Counter[int]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many rows leave."""
+        return sum(counts.total() for counts in self.by_rule.values())
+
+
+def find_victims(
+    rows: AdoptedRows, this_round: CleaningRound, states: Mapping[int, PartitionState]
+) -> Victims:
+    """Return what the round removes from the snapshot that it pins."""
+    records = rows.at(this_round.records_snapshot).drop("timestamp_ms", "topic")
+    bounds = _bounds(rows, this_round)
+    last_end = max(part.first_uncleanable_offset for part in this_round.partitions.values())
+    in_round = records.where(F.col("offset") < last_end)
+    in_round = in_round.join(bounds, "partition").where(
+        (F.col("offset") >= F.col("log_start")) & (F.col("offset") < F.col("end"))
+    )
+    found = [_of_rule(in_round.where(F.col("key").isNull()), KEYLESS)]
+    if (due := _is_due(this_round, states)) is not None:
+        found.append(_of_rule(in_round.where(F.col("is_tombstone") & due), TOMBSTONES))
+    dirty = _dirty_keys(in_round, this_round)
+    if dirty is None:
+        return _gathered(_at_once(found), states)
+    dirty.persist()
+    try:
+        if (superseded := _superseded(in_round, dirty)) is not None:
+            found.append(_of_rule(superseded, SUPERSEDED))
+        return _gathered(_at_once(found), states)
+    finally:
+        dirty.unpersist()
+
+
+def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
+    """Return where the round begins, where dirty records do, and where it ends, by partition."""
+    bounds = [
+        (partition, part.log_start_offset, part.dirty[0], part.first_uncleanable_offset)
+        for partition, part in this_round.partitions.items()
+    ]
+    frame = small_frame(rows.spark, bounds, ("partition", "log_start", "first_dirty", "end"))
+    return F.broadcast(frame.withColumn("partition", F.col("partition").cast("int")))
+
+
+def _is_due(this_round: CleaningRound, states: Mapping[int, PartitionState]) -> Column | None:
+    """Return the condition of offsets whose horizon is reached; None where there are none."""
+    due: list[tuple[int, OffsetRange]] = [
+        (partition, offsets)
+        for partition, part in this_round.partitions.items()
+        for offsets in due_ranges(
+            states[partition].horizons, part.first_uncleanable_offset, this_round.now_ms
+        )
+    ]
+    conditions = [
+        (F.col("partition") == partition)
+        & (F.col("offset") >= of.first)
+        & (F.col("offset") < of.end)
+        for partition, of in due
+    ]
+    return reduce(lambda one, other: one | other, conditions) if conditions else None
+
+
+def _dirty_keys(in_round: DataFrame, this_round: CleaningRound) -> DataFrame | None:
+    """Return the last offset of each dirty key; None where nothing is dirty."""
+    firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
+    if not firsts:
+        return None
+    is_dirty = (F.col("offset") >= min(firsts)) & (F.col("offset") >= F.col("first_dirty"))
+    with_key = in_round.where(is_dirty & F.col("key").isNotNull())
+    return with_key.groupBy("partition", "key").agg(F.max("offset").alias("latest"))
+
+
+def _superseded(in_round: DataFrame, dirty: DataFrame) -> DataFrame | None:
+    """Return the records that a later dirty one of the same key supersedes."""
+    kind = dict(dirty.dtypes)["key"]
+    rows = in_round
+    if kind in _ORDERED:
+        least, greatest = dirty.agg(F.min("key"), F.max("key")).head() or (None, None)
+        if least is None:
+            return None
+        rows = rows.where((F.col("key") >= F.lit(least)) & (F.col("key") <= F.lit(greatest)))
+    keys = dirty.select(
+        F.col("partition").alias("of_partition"), F.col("key").alias("dirty_key"), "latest"
+    )
+    is_same = (F.col("partition") == F.col("of_partition")) & (F.col("key") == F.col("dirty_key"))
+    return rows.join(keys, is_same).where(F.col("offset") < F.col("latest"))
+
+
+def _of_rule(rows: DataFrame, rule: str) -> DataFrame:
+    return rows.select("partition", "file", "position", "offset", F.lit(rule).alias("rule"))
+
+
+def _at_once(found: list[DataFrame]) -> pa.Table:
+    """Return all rows found, by file, partition and rule."""
+    together = reduce(DataFrame.unionAll, found)
+    places = (
+        F.collect_list("position").alias("positions"),
+        F.collect_list("offset").alias("offsets"),
+    )
+    return together.groupBy("file", "partition", "rule").agg(*places).toArrow()
+
+
+_Numbers = npt.NDArray[np.uint64]
+
+
+class _Group(NamedTuple):
+    """Rows of one file and partition that one rule removes."""
+
+    file: str
+    partition: int
+    rule: str
+    positions: _Numbers
+    offsets: _Numbers
+
+
+def _groups(found: pa.Table) -> Iterator[_Group]:
+    names = ("file", "partition", "rule", "positions", "offsets")
+    for *place, positions, offsets in zip(*(found[name] for name in names), strict=True):
+        file, partition, rule = (of.as_py() for of in place)
+        numbers = (of.values.to_numpy().astype(np.uint64) for of in (positions, offsets))
+        yield _Group(file, partition, rule, *numbers)
+
+
+def _gathered(found: pa.Table, states: Mapping[int, PartitionState]) -> Victims:
+    victims = Victims()
+    for of in sorted(_groups(found), key=lambda group: RULES.index(group.rule)):
+        seen = victims.positions.setdefault(of.file, BitMap64())
+        positions = BitMap64(of.positions)
+        is_new = np.isin(of.positions, np.array((positions - seen).to_array(), np.uint64))
+        offsets = of.offsets[is_new]
+        seen |= positions
+        victims.positions[of.file] = seen
+        leaving = victims.offsets.setdefault(of.partition, BitMap64())
+        leaving |= BitMap64(offsets)
+        victims.offsets[of.partition] = leaving
+        victims.by_rule.setdefault(of.partition, Counter())[of.rule] += len(offsets)
+        of_segments = victims.by_segment.setdefault(of.partition, Counter())
+        bases = [segment.base_offset for segment in states[of.partition].segments]
+        places = np.searchsorted(bases, offsets.astype(np.int64), side="right") - 1
+        numbers, counts = np.unique(np.maximum(places, 0), return_counts=True)
+        of_segments.update({bases[n]: int(count) for n, count in zip(numbers, counts, strict=True)})
+    return victims
