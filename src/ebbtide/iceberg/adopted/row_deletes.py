@@ -1,8 +1,8 @@
 """Delete rows of a table by file and position, through Iceberg's own writers.
 
 Format 3 gets deletion vectors, which take in what others had deleted from the file; format 2 gets
-position deletes, one file for each data file. Iceberg: BaseDVFileWriter, Parquet.writeDeletes,
-RowDelta.
+position deletes, one file for each data file. Iceberg: BaseDVFileWriter,
+FormatModelRegistry, RowDelta.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _longs(spark: SparkSession, positions: BitMap64) -> Any:
     mapper = java_class(spark, "com.fasterxml.jackson.databind.ObjectMapper")()
     kind = java_class(spark, "java.lang.Class").forName("[J")
     array = mapper.readValue(json.dumps(list(positions)), kind)
-    return java_class(spark, "java.util.stream.LongStream").of(array).boxed().toList()
+    boxed = java_class(spark, "java.util.stream.LongStream").of(array).boxed()
+    return java_class(spark, "java.util.ArrayList")(boxed.toList())
 
 
 def _write_vectors(
@@ -127,7 +128,9 @@ def _write_vectors(
     )
     specs = table.specs()
     for of in files:
-        index = indexes.toPositionIndex(iterables.withNoopClose(of.positions))
+        index = indexes.toPositionIndex(iterables.empty())
+        delete = JavaMethod.of(spark, ICEBERG + "deletes.PositionDeleteIndex", "delete", "long")
+        delete.on(index).for_each(of.positions)
         writer.delete(of.path, index, specs.get(of.file.specId()), of.file.partition())
     writer.close()
     written = writer.result()
@@ -164,11 +167,11 @@ def _write_position_deletes(
 
 def _position_delete_file(spark: SparkSession, table: Any, factory: Any, of: _Leaving) -> Any:
     spec, partition = table.specs().get(of.file.specId()), of.file.partition()
-    metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete(table)
-    written_to = factory.newOutputFile(spec, partition)
-    builder = iceberg_class(spark, "parquet.Parquet").writeDeletes(written_to)
-    builder = builder.metricsConfig(metrics).withSpec(spec).withPartition(partition).overwrite()
-    writer = builder.buildPositionWriter()
+    parquet = iceberg_class(spark, "FileFormat").PARQUET
+    metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete()
+    models = iceberg_class(spark, "formats.FormatModelRegistry")
+    builder = models.positionDeleteWriteBuilder(parquet, factory.newOutputFile(spec, partition))
+    writer = builder.metricsConfig(metrics).spec(spec).partition(partition).overwrite().build()
     row = iceberg_class(spark, "deletes.PositionDelete").create()
     deletes = ICEBERG + "deletes."
     names = (deletes + "PositionDelete", "set", "java.lang.CharSequence", "long")

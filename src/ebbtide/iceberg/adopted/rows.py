@@ -55,7 +55,7 @@ class AdoptedRows(NamedTuple):
 
     def at(self, snapshot: int) -> DataFrame:
         """Return the live rows of a snapshot."""
-        return self._records(self.spark.read.option("snapshot-id", snapshot).table(self.table))
+        return self._records(self.spark.read.option("versionAsOf", snapshot).table(self.table))
 
     def appended(self, after: int, until: int) -> DataFrame:
         """Return the rows that appends added after one snapshot until another."""

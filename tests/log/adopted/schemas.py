@@ -1,0 +1,70 @@
+"""Schemas of tables as their writers make them, in Iceberg's JSON."""
+
+from itertools import count
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def schema(**columns: Any) -> Schema:
+    """Columns by name, each a type or a dict of columns; ids are given in order."""
+    return {"type": "struct", "schema-id": 0, "fields": _fields(columns, count(1))}
+
+
+def _fields(columns: dict[str, Any], ids: Any) -> list[dict[str, Any]]:
+    fields = [
+        {"id": next(ids), "name": name, "required": False, "type": kind}
+        for name, kind in columns.items()
+    ]
+    for field in fields:
+        if isinstance(field["type"], dict) and "type" not in field["type"]:
+            field["type"] = {"type": "struct", "fields": _fields(field["type"], ids)}
+    return fields
+
+
+SPARK = schema(
+    key="binary",
+    value="binary",
+    topic="string",
+    partition="int",
+    offset="long",
+    timestamp="timestamptz",
+    timestampType="int",
+)
+REDPANDA = schema(
+    redpanda={
+        "partition": "int",
+        "timestamp": "timestamptz",
+        "offset": "long",
+        "key": "binary",
+        "timestamp_type": "int",
+    },
+    value="binary",
+)
+REDPANDA_WITH_SCHEMA = schema(
+    redpanda={"partition": "int", "timestamp": "timestamptz", "offset": "long", "key": "binary"},
+    id="long",
+    name="string",
+)
+CONNECT = schema(
+    id="string",
+    amount="long",
+    _kafka_metadata={
+        "topic": "string",
+        "partition": "int",
+        "offset": "long",
+        "timestamp": "long",
+    },
+)
+CONNECT_FLAT = schema(
+    id="string",
+    _kafka_metadata_topic="string",
+    _kafka_metadata_partition="int",
+    _kafka_metadata_offset="long",
+    _kafka_metadata_timestamp="long",
+)
+DEBEZIUM = schema(
+    id="long",
+    _cdc={"op": "string", "ts": "timestamptz", "offset": "long", "key": {"id": "long"}},
+    _kafka_metadata={"topic": "string", "partition": "int", "offset": "long", "timestamp": "long"},
+)

@@ -1,0 +1,138 @@
+"""Layouts are recognised by their schemas, and say which of Kafka's rules hold."""
+
+import pytest
+
+from ebbtide.errors import ConfigurationError, NotCoveredError
+from ebbtide.log.adopted.layout import Choices, Columns, Layout, NamedLayout
+from ebbtide.log.adopted.recognition import PROFILES, recognise
+from ebbtide.log.adopted.support import Exactness, rules_of
+from tests.log.adopted.schemas import (
+    CONNECT,
+    CONNECT_FLAT,
+    DEBEZIUM,
+    REDPANDA,
+    REDPANDA_WITH_SCHEMA,
+    SPARK,
+    Schema,
+    schema,
+)
+
+OTHER = schema(p="long", o="long", at="timestamp", k="string", v="string")
+MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
+
+
+@pytest.mark.parametrize(
+    ("of", "choices", "profile", "names"),
+    [
+        pytest.param(
+            SPARK,
+            Choices(),
+            "spark_source",
+            "partition offset timestamp key topic value",
+            id="Spark",
+        ),
+        pytest.param(
+            REDPANDA,
+            Choices(),
+            "redpanda",
+            "redpanda.partition redpanda.offset redpanda.timestamp redpanda.key - value",
+            id="Redpanda",
+        ),
+        pytest.param(
+            REDPANDA_WITH_SCHEMA,
+            Choices(),
+            "redpanda",
+            "redpanda.partition redpanda.offset redpanda.timestamp redpanda.key -",
+            id="Redpanda with a schema",
+        ),
+        pytest.param(
+            CONNECT,
+            Choices(key="id"),
+            "connect_sink",
+            "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp id "
+            "_kafka_metadata.topic",
+            id="Connect",
+        ),
+        pytest.param(
+            CONNECT_FLAT,
+            Choices(key="id"),
+            "connect_sink",
+            "_kafka_metadata_partition _kafka_metadata_offset _kafka_metadata_timestamp id "
+            "_kafka_metadata_topic",
+            id="Connect, flat",
+        ),
+        pytest.param(
+            DEBEZIUM,
+            Choices(),
+            "connect_sink",
+            "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp _cdc.key "
+            "_kafka_metadata.topic",
+            id="Connect with Debezium",
+        ),
+        pytest.param(OTHER, MAPPED, "explicit", "p o at k - v", id="any other"),
+    ],
+)
+def test_a_layout_is_recognised(of: Schema, choices: Choices, profile: str, names: str) -> None:
+    columns = Columns.of(of)
+    found = recognise(columns, choices)
+    assert found.profile.name == profile
+    named = NamedLayout.of(Layout.parse(found.layout.to_json()), columns, "t")
+    parts = [named.partition, named.offset, named.timestamp, named.key, named.topic, *named.values]
+    assert [of.name if of else "-" for of in parts] == names.split()
+
+
+def test_debezium_marks_its_tombstones() -> None:
+    layout = recognise(Columns.of(DEBEZIUM), Choices()).layout
+    assert layout.mark_text == "D"
+    assert layout.mark is not None
+    column = Columns.of(DEBEZIUM).with_id(layout.mark)
+    assert column is not None
+    assert column.name == "_cdc.op"
+
+
+@pytest.mark.parametrize(
+    ("of", "choices", "refused"),
+    [
+        pytest.param(CONNECT, Choices(), {"supersede", "tombstones"}, id="no key"),
+        pytest.param(CONNECT, Choices(key="id"), {"tombstones"}, id="no value"),
+        pytest.param(DEBEZIUM, Choices(), set(), id="a mark"),
+        pytest.param(SPARK, Choices(), set(), id="a value"),
+    ],
+)
+def test_a_rule_without_its_column_is_refused(
+    of: Schema, choices: Choices, refused: set[str]
+) -> None:
+    layout = recognise(Columns.of(of), choices).layout
+    names = {r.name.split()[0] for r in rules_of(layout) if r.exactness is Exactness.REFUSED}
+    assert names - {"retention"} == refused
+
+
+def test_a_renamed_column_stays_the_same_and_a_dropped_one_is_named() -> None:
+    layout = recognise(Columns.of(SPARK), Choices()).layout
+    renamed = {**SPARK, "fields": [dict(field) for field in SPARK["fields"]]}
+    renamed["fields"][0]["name"] = "id"
+    found = NamedLayout.of(layout, Columns.of(renamed), "t")
+    assert found.key is not None
+    assert found.key.name == "id"
+    del renamed["fields"][0]
+    with pytest.raises(ConfigurationError, match="dropped that of 'key'"):
+        NamedLayout.of(layout, Columns.of(renamed), "t")
+
+
+def test_what_nobody_knows_is_refused_with_its_columns() -> None:
+    with pytest.raises(NotCoveredError, match="found 'p', 'o', 'at', 'k', 'v'; name the columns"):
+        recognise(Columns.of(OTHER), Choices())
+    with pytest.raises(NotCoveredError, match="expected a column 'q'"):
+        recognise(Columns.of(OTHER), MAPPED._replace(key="q"))
+    with pytest.raises(NotCoveredError, match="one of the profiles"):
+        recognise(Columns.of(SPARK), Choices(), "nobody's")
+
+
+def test_a_damaged_layout_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"ebbtide\.layout"):
+        Layout.parse('{"profile": "spark_source"}')
+
+
+def test_profiles_have_a_name_of_their_own_and_a_source() -> None:
+    assert len({profile.name for profile in PROFILES}) == len(PROFILES)
+    assert all(profile.source and profile.writer for profile in PROFILES)

@@ -1,0 +1,71 @@
+"""Segments of a log without batches: what arrives is added up, and the active one is cut."""
+
+import pytest
+
+from ebbtide.log.adopted.horizons import HorizonRange, OffsetRange
+from ebbtide.log.adopted.segments import (
+    ArrivedRows,
+    cut,
+    merged_into,
+    new_log,
+    segments_of,
+    with_arrived,
+)
+from ebbtide.log.logical_segments import SegmentSums, merged
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
+
+CONFIG = TopicConfig(segment_ms=100, segment_bytes=1000)
+
+
+def arrived(state: PartitionState, end: int, first_ms: int, size: int = 10) -> PartitionState:
+    base = state.active_segment
+    sums = SegmentSums(size, first_ms, first_ms + 5, end - state.log_end_offset)
+    rows = ArrivedRows(state.log_end_offset, end, {base: sums})
+    return with_arrived(state, rows, first_ms)
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "size", "bases"),
+    [
+        pytest.param(149, 10, [0], id="neither old nor large"),
+        pytest.param(150, 10, [0, 4], id="old"),
+        pytest.param(60, 1000, [0, 4], id="large"),
+    ],
+)
+def test_an_active_segment_is_closed_at_the_log_end(
+    now_ms: int, size: int, bases: list[int]
+) -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50, size), CONFIG, now_ms)
+    assert [segment.base_offset for segment in state.segments] == bases
+    assert cut(state, CONFIG, now_ms) == state
+
+
+def test_an_empty_segment_is_never_closed() -> None:
+    assert cut(new_log(0, 50), CONFIG, 10_000) == new_log(0, 50)
+
+
+def test_late_rows_are_dirty_again_and_their_tombstones_wait() -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
+    state = state.moved(first_dirty_offset=4, horizons=(HorizonRange(4, 500),))
+    rows = ArrivedRows(2, 3, {0: SegmentSums(5, 10, 10, 1)}, 2, (OffsetRange(2, 3),))
+    late = with_arrived(state, rows, 160)
+    assert (late.first_dirty_offset, late.log_end_offset) == (2, 4)
+    assert late.horizons == (HorizonRange(2, 500), HorizonRange(3, -1), HorizonRange(4, 500))
+    assert late.sums[0] == SegmentSums(15, 10, 55, 5)
+    assert late.segments[0].modified_ms == 160
+
+
+def test_merged_segments_keep_the_sums_of_their_members_less_what_left() -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
+    state = cut(arrived(state, 8, 150, 30), CONFIG, 250)
+    heads = merged(segments_of(state), 8, 1000)
+    after = merged_into(state, heads, {0: 2})
+    assert [segment.base_offset for segment in after.segments] == [0, 8]
+    assert after.sums[0] == SegmentSums(35, 50, 155, 6)
+
+
+def test_a_state_with_horizons_and_sums_is_read_back() -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
+    state = state.moved(horizons=(HorizonRange(4, 500),))
+    assert parse_states(to_properties(3, state)) == {3: state}
