@@ -228,7 +228,8 @@ def bench(
 
 
 def test_every_job_has_its_duties() -> None:
-    assert set(JOBS) == set(BY_JOB)
+    # These refuse a topic whose tables ebbtide writes, whatever is in flight on it.
+    assert set(JOBS) == set(BY_JOB) - {"adopt_table", "abandon_table"}
 
 
 def test_every_commit_point_of_every_kind_is_there() -> None:

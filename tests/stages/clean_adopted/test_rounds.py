@@ -3,11 +3,15 @@
 import pytest
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
-from ebbtide.log.adopted.horizons import HorizonRange
+from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, clean, live, spark_table
+from tests.tables.fixtures import KilledError, Meanwhile
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +27,142 @@ def horizons(spark: SparkSession, name: str, partition: int = 0) -> tuple[Horizo
 def test_a_table_is_cleaned_night_after_night(
     spark: SparkSession, cluster: str, version: int
 ) -> None:
+    """Rows that others delete meanwhile are dead; offsets repeat and are missing."""
     name = f"{cluster}.t"
-    spark_table(spark, name, version)
-    append(spark, name, [Record(0, "a"), Record(1, "b"), Record(2, "a"), Record(3, None)])
+    table = TopicName.parse(name).records_table
+    spark_table(spark, name, version, "PARTITIONED BY (hours(timestamp))")
+    rows = [Record(0, "a"), Record(1, "b"), Record(2, "a"), Record(2, "a"), Record(3, None)]
+    append(spark, name, [*rows, Record(9, "d"), Record(8, "d"), Record(8, "d")])
     adopt(spark, name, now_ms=5_000)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+    spark.sql(f"DELETE FROM {table} WHERE offset = 9")  # so what is left of its key stays
     outcome = clean(spark, name, 10_000)
-    assert live(spark, name) == [1, 2]
+    assert live(spark, name) == [1, 2, 2, 8, 8]
     assert outcome.partitions[0]["superseded"] == 1
     assert outcome.partitions[0]["keyless"] == 1
-    append(spark, name, [Record(4, "b", None), Record(5, "c"), Record(6, "c")])
+    append(spark, name, [Record(10, "b", None), Record(11, "c"), Record(12, "c")])
     clean(spark, name, 20_000)
-    assert live(spark, name) == [2, 4, 6]
-    assert horizons(spark, name) == (HorizonRange(4, 0), HorizonRange(7, 21_000))
+    assert live(spark, name) == [2, 2, 8, 8, 10, 12]
+    assert horizons(spark, name) == (HorizonRange(10, 0), HorizonRange(13, 21_000))
     assert clean(spark, name, 20_999).rows_removed == 0
     assert clean(spark, name, 21_000).partitions[0]["tombstones_removed"] == 1
-    assert live(spark, name) == [2, 6]
-    assert horizons(spark, name) == (HorizonRange(7, 0),)
+    assert live(spark, name) == [2, 2, 8, 8, 12]
+    assert horizons(spark, name) == (HorizonRange(13, 0),)
+    kinds = {row["file_format"] for row in spark.table(f"{table}.delete_files").collect()}
+    assert kinds == ({"PUFFIN"} if version == 3 else {"PARQUET"})
+
+
+def test_rows_that_arrive_late_are_dirty_again(spark: SparkSession, cluster: str) -> None:
+    name = f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(5, "a"), Record(6, "b", None), Record(7, "c")])
+    adopt(spark, name)
+    clean(spark, name, 10_000)
+    append(spark, name, [Record(3, "a"), Record(4, "d", None), Record(8, "e")])
+    topic = TopicName.parse(name)
+    before = load(spark, topic).partitions[0]
+    assert before.first_dirty_offset == 8
+    clean(spark, name, 10_500)  # 3 is superseded by 5, which lies above it
+    assert live(spark, name) == [4, 5, 6, 7, 8]
+    ranges = horizons(spark, name)
+    assert ranges[:3] == (HorizonRange(4, 11_000), HorizonRange(5, 11_500), HorizonRange(8, 11_000))
+    clean(spark, name, 11_000)
+    assert live(spark, name) == [4, 5, 7, 8]
+    java_table(spark, topic.records_table).expireSnapshots().expireOlderThan(2**62).retainLast(
+        1
+    ).commit()
+    append(spark, name, [Record(9, "f", None)])
+    java_table(spark, topic.records_table).expireSnapshots().expireOlderThan(2**62).retainLast(
+        1
+    ).commit()
+    clean(spark, name, 11_600)  # nobody can tell which rows are late: the tombstone stays longer
+    assert live(spark, name) == [4, 5, 7, 8, 9]
+    assert horizons(spark, name)[1] == HorizonRange(5, 12_600)
+    assert all(of.horizon_ms != PENDING for of in horizons(spark, name))
+
+
+def test_nested_columns_and_keys_are_followed_by_their_ids(
+    spark: SparkSession, cluster: str
+) -> None:
+    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{cluster}`")
+    spark.sql(
+        f"CREATE TABLE {table} (id bigint, _cdc struct<op: string, key: struct<id: bigint>>, "
+        "_kafka_metadata struct<topic: string, `partition`: int, offset: bigint, "
+        "timestamp: bigint>) USING iceberg PARTITIONED BY (bucket(4, id)) "
+        "TBLPROPERTIES ('format-version'='3')"
+    )
+
+    def write(*rows: tuple[int, int, str], metadata: str = "_kafka_metadata") -> None:
+        values = ", ".join(
+            f"({key}, named_struct('op', '{op}', 'key', named_struct('id', {key}L)), "
+            f"named_struct('topic', 't', 'partition', 0, 'offset', {offset}L, "
+            "'timestamp', 1000L))"
+            for offset, key, op in rows
+        )
+        spark.sql(f"INSERT INTO {table} VALUES {values}")
+
+    write((0, 1, "I"), (1, 2, "I"), (2, 1, "U"), (3, 2, "D"))
+    spark.sql(f"INSERT INTO {table} VALUES (9, null, null)")  # nobody knows its offset
+    adopt(spark, name)
+    outcome = clean(spark, name, 10_000)
+    assert "1 rows have no partition or no offset" in str(outcome.topic) or outcome.rows_removed
+    assert live(spark, name, "_kafka_metadata.offset")[-2:] == [2, 3]
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN _cdc.op TO operation")
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN _kafka_metadata TO source")
+    spark.sql(f"ALTER TABLE {table} ADD COLUMN more string")
+    clean(spark, name, 11_000)
+    rows = spark.sql(f"SELECT source.offset FROM {table} WHERE source IS NOT NULL").collect()
+    assert [row["offset"] for row in rows] == [2]
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN _cdc")
+    with pytest.raises(ConfigurationError, match="somebody dropped that of 'key', 'mark'"):
+        clean(spark, name, 12_000)
+
+
+def test_other_writers_are_never_in_the_way(
+    spark: SparkSession, cluster: str, meanwhile: Meanwhile
+) -> None:
+    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(1, "b"), Record(2, "a")])
+    append(spark, name, [Record(3, "b")])
+    adopt(spark, name)
+    meanwhile(Step.ROUND_RECORDS, lambda: append(spark, name, [Record(4, "b"), Record(1, "b")]))
+    clean(spark, name, 10_000)
+    assert live(spark, name) == [1, 2, 3, 4]  # what arrived meanwhile is judged next time
+    append(spark, name, [Record(5, "c")])
+
+    def rewrite() -> None:
+        spark.sql(
+            f"CALL lake.system.rewrite_data_files(table => '{name}', "
+            "options => map('rewrite-all', 'true'))"
+        )
+
+    meanwhile(Step.ROUND_RECORDS, rewrite)
+    with pytest.raises(CommitConflictError):
+        clean(spark, name, 20_000)
+    assert clean(spark, name, 30_000).rows_removed == 2
+    assert live(spark, name) == [2, 4, 5]
+    assert spark.table(table).count() == 3
+
+
+STEPS = (Step.ADOPTED_ROWS_SEEN, Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_STATE)
+
+
+def test_a_killed_round_ends_as_an_unbroken_one(
+    spark: SparkSession, cluster: str, kill_at: list[Step]
+) -> None:
+    ends = []
+    for steps in ((), STEPS):
+        name = f"{cluster}.t{len(steps)}"
+        spark_table(spark, name)
+        append(spark, name, [Record(0, "a"), Record(1, "b", None), Record(2, "a")])
+        adopt(spark, name)
+        for step in steps:
+            kill_at.append(step)
+            with pytest.raises(KilledError):
+                clean(spark, name, 10_000)
+        clean(spark, name, 10_000)
+        ends.append((live(spark, name), load(spark, TopicName.parse(name)).partitions))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == [1, 2]

@@ -85,6 +85,8 @@ STATE = {
     "ebbtide.live.slice": "The slice of a live topic that is being taken.",
     "ebbtide.replication": "On a replica: the replication in flight.",
     "ebbtide.replica.of": "On a replica: the id of its primary's table.",
+    "ebbtide.adopted.seen": "The newest snapshot of an adopted table that the state covers.",
+    "ebbtide.layout": "On an adopted table itself: which of its columns is what of a record.",
     "ebbtide.tables": "The ids of the data tables that the state tells of.",
     "ebbtide.rows.*": "Live rows of each segment, by which changes of others are noticed.",
     "ebbtide.seen.*": "The last known snapshot of each data table.",

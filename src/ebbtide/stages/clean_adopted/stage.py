@@ -23,7 +23,6 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import ROWS, Step, commit
 from ebbtide.iceberg.planned.planned_round import (
     CleaningRound,
-    PartitionRound,
     new_round_id,
     open_round,
     start_round,
@@ -35,13 +34,10 @@ from ebbtide.iceberg.topics import (
     current_snapshot,
     find_snapshot,
 )
-from ebbtide.log.adopted.horizons import due_ranges, next_horizon_ms
-from ebbtide.log.adopted.segments import cut, new_log, segments_of, with_arrived
-from ebbtide.log.logical_segments import Bounds as LogBounds
-from ebbtide.log.logical_segments import cleanable
+from ebbtide.log.adopted.horizons import next_horizon_ms
+from ebbtide.log.adopted.segments import cut, new_log, with_arrived
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
-from ebbtide.log.results import Reason
 from ebbtide.log.state.topic_state import (
     ADOPTED_SEEN,
     NEVER,
@@ -52,6 +48,7 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.runs.holds_table import holds_at
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.clean_adopted.choice import choose
 from ebbtide.stages.clean_adopted.state_after import state_after
 from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
 from ebbtide.stages.clean_log.choice import RoundBounds
@@ -176,11 +173,18 @@ def plan_adopted(
     if arrivals is None:
         return AdoptedPlan(topic, {}, None, None, Victims(), {})
     states = _states_after(topic, arrivals, now_ms)
-    parts, reasons, ratios = _choose(topic, states, now_ms, bounds)
+    choice = choose(topic, rows, arrivals.snapshot, states, now_ms, bounds)
     plan = AdoptedPlan(
-        topic, states, arrivals.snapshot, None, Victims(), reasons, ratios, _notes(arrivals)
+        topic,
+        states,
+        arrivals.snapshot,
+        None,
+        Victims(),
+        choice.reasons,
+        choice.dirty_ratios,
+        _notes(arrivals),
     )
-    if not parts:
+    if not choice.parts:
         return plan
     new_round = CleaningRound(
         id=new_round_id(),
@@ -190,7 +194,7 @@ def plan_adopted(
         segment_bytes=topic.config.segment_bytes,
         records_snapshot=arrivals.snapshot,
         batches_snapshot=NEVER,
-        partitions=parts,
+        partitions=choice.parts,
     )
     return _judged(plan, rows, new_round)
 
@@ -222,64 +226,6 @@ def _states_after(topic: Topic, arrivals: Arrivals, now_ms: int) -> dict[int, Pa
         state = states.get(partition) or new_log(0, now_ms)
         states[partition] = with_arrived(state, rows, now_ms)
     return {p: cut(states[p], topic.config, now_ms) for p in sorted(states)}
-
-
-def _choose(
-    topic: Topic,
-    states: Mapping[int, PartitionState],
-    now_ms: int,
-    bounds: Mapping[int, RoundBounds] | None,
-) -> tuple[dict[int, PartitionRound], dict[int, str], dict[int, float]]:
-    """Pick as Kafka's cleaner picks, and logs in which a horizon is reached."""
-    parts: dict[int, PartitionRound] = {}
-    reasons: dict[int, str] = {}
-    ratios: dict[int, float] = {}
-    has_key = AdoptedRows.of(topic).layout.key is not None
-    for partition, state in states.items():
-        if why := _reason_against(topic, state, now_ms, has_key=has_key):
-            reasons[partition] = why
-            continue
-        if bounds is not None and partition not in bounds:
-            reasons[partition] = Reason.NOT_PLANNED
-            continue
-        end_of_plan = (RoundBounds() if bounds is None else bounds[partition])[0]
-        limits = LogBounds(
-            log_start_offset=state.log_start_offset,
-            log_end_offset=state.log_end_offset,
-            first_dirty_offset=state.first_dirty_offset,
-            last_stable_offset=state.log_end_offset,
-            first_unmarked_offset=state.log_end_offset,
-            end_of_plan=end_of_plan,
-        )
-        may_be = cleanable(segments_of(state), limits, topic.config, now_ms)
-        is_picked = may_be.is_picked(topic.config.min_cleanable_dirty_ratio)
-        ratios[partition] = may_be.ratio
-        part = PartitionRound(
-            log_start_offset=state.log_start_offset,
-            first_segment_offset=state.first_segment,
-            first_dirty_offset=may_be.first_dirty_offset,
-            first_uncleanable_offset=may_be.first_uncleanable_offset,
-            is_idle=not is_picked,
-        )
-        is_due = bool(due_ranges(state.horizons, part.first_uncleanable_offset, now_ms))
-        reasons[partition] = f"dirty ratio {may_be.ratio:.2f}{'' if is_picked else ' is too low'}"
-        if is_picked:
-            parts[partition] = part
-        elif topic.config.cleans_idle and is_due:
-            parts[partition], reasons[partition] = part, Reason.HORIZON_REACHED
-    return parts, reasons, ratios
-
-
-def _reason_against(
-    topic: Topic, state: PartitionState, now_ms: int, *, has_key: bool
-) -> str | None:
-    if not topic.config.is_compacted:
-        return Reason.NOT_COMPACTED
-    if not has_key:
-        return "the table has no key column"
-    if now_ms <= state.cleaned_at_ms:
-        return f"now is not later than the last round's, {state.cleaned_at_ms} ms"
-    return None
 
 
 def _judged(plan: AdoptedPlan, rows: AdoptedRows, this_round: CleaningRound) -> AdoptedPlan:

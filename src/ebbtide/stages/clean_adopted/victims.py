@@ -58,7 +58,8 @@ def find_victims(
         (F.col("offset") >= F.col("log_start")) & (F.col("offset") < F.col("end"))
     )
     found = [_of_rule(in_round.where(F.col("key").isNull()), KEYLESS)]
-    if (due := _is_due(this_round, states)) is not None:
+    ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
+    if (due := _is_due(ends, states, this_round.now_ms)) is not None:
         found.append(_of_rule(in_round.where(F.col("is_tombstone") & due), TOMBSTONES))
     dirty = _dirty_keys(in_round, this_round)
     if dirty is None:
@@ -72,6 +73,21 @@ def find_victims(
         dirty.unpersist()
 
 
+def with_due_tombstones(
+    rows: AdoptedRows,
+    snapshot: int,
+    ends: Mapping[int, int],
+    states: Mapping[int, PartitionState],
+    now_ms: int,
+) -> set[int]:
+    """Return the partitions that hold a tombstone below their end whose horizon is reached."""
+    due = _is_due(ends, states, now_ms)
+    if due is None:
+        return set()
+    found = rows.at(snapshot).where(F.col("is_tombstone") & due).select("partition").distinct()
+    return {row["partition"] for row in found.collect()}
+
+
 def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
     """Return where the round begins, where dirty records do, and where it ends, by partition."""
     bounds = [
@@ -82,14 +98,14 @@ def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
     return F.broadcast(frame.withColumn("partition", F.col("partition").cast("int")))
 
 
-def _is_due(this_round: CleaningRound, states: Mapping[int, PartitionState]) -> Column | None:
+def _is_due(
+    ends: Mapping[int, int], states: Mapping[int, PartitionState], now_ms: int
+) -> Column | None:
     """Return the condition of offsets whose horizon is reached; None where there are none."""
     due: list[tuple[int, OffsetRange]] = [
         (partition, offsets)
-        for partition, part in this_round.partitions.items()
-        for offsets in due_ranges(
-            states[partition].horizons, part.first_uncleanable_offset, this_round.now_ms
-        )
+        for partition, end in ends.items()
+        for offsets in due_ranges(states[partition].horizons, end, now_ms)
     ]
     conditions = [
         (F.col("partition") == partition)
