@@ -10,6 +10,8 @@ from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
 DAGS = [
+    "abandon_table",
+    "adopt_table",
     "approve_plan",
     "configure_topic",
     "delete_records",

@@ -86,6 +86,13 @@ PARAMS = {
         "plan_only": True,
     },
     "undo_run": {"topic": "log.flights", "run": "scheduled__2026-01-02T02:00:00+00:00"},
+    "adopt_table": {
+        "topic": "log.flights",
+        "key_column": "id",
+        "set": ["kafka.cleanup.policy=compact"],
+        "plan_only": True,
+    },
+    "abandon_table": {"topic": "log.flights", "plan_only": False},
     "export_segments": {
         "topic": "log.flights",
         "partitions": [0, 2],
@@ -103,6 +110,8 @@ HANDED_ON = [
     {"topic": "log.other", "partition": 0, "log_start_offset": 1, "low_watermark": 1},
 ]
 SUBMITTING = [
+    "abandon_table.abandon_table",
+    "adopt_table.adopt_table",
     "approve_plan.execute",
     "approve_plan.record_rejection",
     "nightly_retention.mark_tombstones",
@@ -175,6 +184,7 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
         topics = ["log.flights", "eu.a.b"]
         task = task.unmap({"job": "clean_log"} if is_by_job else {"topics": topics})
     one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
+    one_topic += ("abandon_table", "adopt_table")
     if dag_id in (*one_topic, "hold_records", "repair_state", "retention_now", "undo_run"):
         task.topics = ["log.flights"]
     if task_id == "plan" and dag_id == "delete_records":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ebbtide.lake.live_files import files_of, referenced_data_file, vector_bytes
 from ebbtide.lake.reader import Lake, reading_manifests
+from ebbtide.log.state.topic_state import PartitionState
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,14 +32,23 @@ class PartitionContents:
 def read_contents(lake: Lake, name: str) -> Mapping[int, PartitionContents]:
     """Return the contents of each partition that has files; UnreadableTableError names the topic.
 
-    Each manifest is read once.
+    Each manifest is read once. Of an adopted table, the state tells what it was at the last night.
     """
+    if lake.is_adopted(name):
+        return {p: _of_state(state) for p, state in lake.topic(name).partitions.items()}
     contents: defaultdict[int, PartitionContents] = defaultdict(PartitionContents)
     with reading_manifests(name):
         _add_records(contents, lake.records(name))
         for file in files_of(lake.batches(name)):
             contents[file.partition[0]].file_bytes += file.file_size_in_bytes
     return dict(contents)
+
+
+def _of_state(state: PartitionState) -> PartitionContents:
+    return PartitionContents(
+        records=sum(of.record_count for of in state.sums),
+        file_bytes=sum(of.size_bytes for of in state.sums),
+    )
 
 
 def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> None:

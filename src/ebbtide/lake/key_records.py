@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
+from ebbtide.errors import NotCoveredError
 from ebbtide.lake.reader import Lake
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
@@ -60,6 +61,11 @@ def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -
     """Return the records of a key by partition and offset; reads the key column of all files."""
     from pyiceberg import expressions
 
+    if lake.is_adopted(topic):
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes, found {topic}, which was adopted: its "
+            "keys are not looked up yet"
+        )
     described = lake.topic(topic)
     equals = cast(Any, expressions.EqualTo)
     is_key: BooleanExpression = equals("key", key)

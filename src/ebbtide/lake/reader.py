@@ -27,6 +27,7 @@ from ebbtide.lake.catalog_settings import (
     read_defaults,
 )
 from ebbtide.lake.live_files import live_rows, of_a_store
+from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.plans.events import PlanEvent
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.config import TopicConfig, parse_config
@@ -222,9 +223,19 @@ class Lake:
             tables["held"] = self.held(name)
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
+    def is_adopted(self, name: str) -> bool:
+        """Return whether others write the topic's table."""
+        return LAYOUT in self.records(name).properties
+
     def live_rows(self, name: str) -> dict[int, int]:
-        """Count the live rows of the records table by partition, from manifests alone."""
+        """Count the live rows of the records table by partition, from manifests alone.
+
+        Of an adopted table, the state tells how many there were at the last night.
+        """
         table = self.records(name)
+        if LAYOUT in table.properties:
+            states = self.topic(name).partitions
+            return {p: sum(of.record_count for of in s.sums) for p, s in states.items()}
         with reading_manifests(name):
             return live_rows(table)
 

@@ -17,12 +17,15 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN, check_is_noted
 
+# These need no state: it may be lost, or the table is none of a topic yet.
+_BY_THEMSELVES = frozenset({REPAIR, "adopt_table", "abandon_table"})
+
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
     """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
-        if job == REPAIR:
-            lake.records(name)  # its state may be lost
+        if job in _BY_THEMSELVES:
+            lake.records(name)
             continue
         topic = lake.topic(name)
         if job == "configure_topic":
