@@ -88,4 +88,4 @@ def live(spark: SparkSession, name: str, offset: str = "offset") -> list[int]:
     """The offsets of the live rows, ascending, with repeats."""
     table = TopicName.parse(name).records_table
     rows = spark.table(table).select(F.col(offset).alias("offset")).orderBy("offset")
-    return [int(row["offset"]) for row in rows.collect()]
+    return [int(row["offset"]) for row in rows.collect() if row["offset"] is not None]

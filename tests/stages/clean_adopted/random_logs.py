@@ -50,7 +50,7 @@ def _log(rng: random.Random, partition: int, nights_ms: Sequence[int]) -> list[l
         for _ in range(rng.randint(0 if number else 1, 9)):
             value = None if rng.random() < 0.35 else "v"
             key = rng.choice(KEYS)
-            night.append(Record(offset, key, value, partition, at_ms + rng.randint(0, 900)))
+            night.append(Record(offset, key, value, partition, at_ms - rng.randint(0, 900)))
             offset += rng.choice((1, 1, 1, 2, 5))
         nights.append(night)
     return nights
