@@ -9,10 +9,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.spark.jvm import iceberg_class, java_class, java_list
 from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
 from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
 
@@ -89,3 +91,26 @@ def live(spark: SparkSession, name: str, offset: str = "offset") -> list[int]:
     table = TopicName.parse(name).records_table
     rows = spark.table(table).select(F.col(offset).alias("offset")).orderBy("offset")
     return [int(row["offset"]) for row in rows.collect() if row["offset"] is not None]
+
+
+def delete_equal(spark: SparkSession, name: str, column: str, value: int) -> None:
+    """Delete the rows with a long value of a column by an equality delete, as sinks do."""
+    table = java_table(spark, TopicName.parse(name).records_table)
+    schema = table.schema().select(java_list(spark, [column]))
+    parquet = iceberg_class(spark, "FileFormat").PARQUET
+    files = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
+    kind = java_class(spark, "java.lang.Class").forName(
+        "org.apache.iceberg.data.Record",
+        True,
+        java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader(),
+    )
+    models = iceberg_class(spark, "formats.FormatModelRegistry")
+    written_to = files.format(parquet).build().newOutputFile()
+    builder = models.equalityDeleteWriteBuilder(parquet, kind, written_to)
+    field_ids = java_list(spark, [schema.findField(column).fieldId()])
+    writer = builder.schema(schema).spec(table.spec()).equalityFieldIds(field_ids).build()
+    record = iceberg_class(spark, "data.GenericRecord").create(schema)
+    record.setField(column, java_class(spark, "java.lang.Long")(value))
+    writer.write(record)
+    writer.close()
+    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()

@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
@@ -43,7 +44,7 @@ def nothing_to_do(
     Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
     if LAYOUT in topic.properties:  # what has arrived, only the table itself tells
-        return None if job == "clean_log" else Reason.OTHERS_WRITE
+        return None if job in JOBS_ON_ADOPTED else Reason.OTHERS_WRITE
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if UNDO in topic.properties:

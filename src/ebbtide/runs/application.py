@@ -29,6 +29,7 @@ from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import Topic, find
+from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.results import Reason, problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
@@ -46,8 +47,7 @@ ATTEMPTS_ON_CONFLICT = 5
 # Set in tests: a result that is not of its job's types fails the job.
 STRICT = "EBBTIDE_STRICT_RESULTS"
 
-# Jobs that know topics whose tables others write, and those that a night runs on every topic.
-_ON_ADOPTED = frozenset({"clean_log"})
+# Jobs that a night runs on every topic.
 _NIGHTLY = frozenset({"mark_tombstones", "expire_segments", "delete_records", "expire_snapshots"})
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
@@ -184,7 +184,7 @@ def _checked(
     look = check_unchanged if is_plan_only else count_own
     topic = find(session, name)
     if topic is not None and topic.is_adopted:
-        return work(session, name) if args.job in _ON_ADOPTED else _left_alone(args.job, topic)
+        return work(session, name) if args.job in JOBS_ON_ADOPTED else _left_alone(args.job, topic)
     if topic is not None:
         look(topic)
     before = {} if topic is None else _low_watermarks(topic)

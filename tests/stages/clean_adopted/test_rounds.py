@@ -10,7 +10,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.adopted import Record, adopt, append, clean, live, spark_table
+from tests.tables.adopted import Record, adopt, append, clean, delete_equal, live, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
 
 
@@ -142,6 +142,17 @@ def test_other_writers_are_never_in_the_way(
     assert clean(spark, name, 30_000).rows_removed == 2
     assert live(spark, name) == [2, 4, 5]
     assert spark.table(table).count() == 3
+
+
+def test_rows_of_equality_deletes_are_dead_and_stay_so(spark: SparkSession, cluster: str) -> None:
+    name = f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(1, "a"), Record(2, "a"), Record(3, "b")])
+    adopt(spark, name)
+    delete_equal(spark, name, "offset", 2)
+    assert live(spark, name) == [0, 1, 3]
+    assert clean(spark, name, 10_000).rows_removed == 1
+    assert live(spark, name) == [1, 3]
 
 
 STEPS = (Step.ADOPTED_ROWS_SEEN, Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_STATE)

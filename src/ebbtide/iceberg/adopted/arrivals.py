@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import NotCoveredError
@@ -23,6 +23,21 @@ log = logging.getLogger(__name__)
 _APPEND, _REPLACE = "append", "replace"
 
 
+class EventClock(NamedTuple):
+    """The time of a look, and how far after it an event time counts; ms.
+
+    One later than that counts as the look's own time: nobody knows when the row was appended.
+    """
+
+    now_ms: int
+    after_max_ms: int = 60 * 60 * 1000
+
+    def event_time_ms(self) -> Column:
+        """Return the event time of a row by its timestamp."""
+        is_future = F.col("timestamp_ms") > self.now_ms + self.after_max_ms
+        return F.when(is_future, F.lit(self.now_ms)).otherwise(F.col("timestamp_ms"))
+
+
 class Arrivals(NamedTuple):
     """What arrived until a snapshot; rows without partition or offset are in none of them."""
 
@@ -33,7 +48,10 @@ class Arrivals(NamedTuple):
 
 
 def look(
-    rows: AdoptedRows, states: Mapping[int, PartitionState], seen: int | None
+    rows: AdoptedRows,
+    states: Mapping[int, PartitionState],
+    seen: int | None,
+    clock: EventClock,
 ) -> Arrivals | None:
     """Return what arrived since the snapshot `seen`; None for a table without a snapshot.
 
@@ -56,6 +74,7 @@ def look(
     else:
         assert seen is not None
         arrived, is_anew = rows.appended(seen, snapshot), False
+    arrived = arrived.withColumn("event_ms", clock.event_time_ms())
     return _summed(rows, arrived, states, snapshot, _bytes_a_row(table), is_anew=is_anew)
 
 
@@ -104,6 +123,7 @@ def _summed(
         F.max("offset").alias("last_offset"),
         F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
         F.max("timestamp_ms").alias("last_ms"),
+        F.max("event_ms").alias("last_event_ms"),
         F.min("topic").alias("one_topic"),
         F.max("topic").alias("other_topic"),
         F.min(F.when(is_late, F.col("offset"))).alias("first_late"),
@@ -172,6 +192,7 @@ def _of_partition(
         end_offset=max(row["last_offset"] for row in rows) + 1,
         by_segment=sums,
         first_late_offset=min(late, default=None),
+        max_event_time_ms=max(row["last_event_ms"] for row in rows),
         late_tombstones=tombstones,
     )
 
@@ -185,7 +206,7 @@ def _late_tombstones(row: Row) -> list[OffsetRange]:
 
 
 def _check_topic(rows: AdoptedRows, topics: set[str]) -> None:
-    known = topics if rows.topic_name is None else topics | {rows.topic_name}
+    known = topics if rows.ids.topic_name is None else topics | {rows.ids.topic_name}
     if len(known) > 1:
         raise NotCoveredError(
             f"expected the records of one topic in {rows.table}, found those of "

@@ -60,13 +60,18 @@ def prepare_row_deletes(
     loaded = java_table(spark, table)
     existing_snapshot(loaded, snapshot)
     files = _files_of(spark, loaded, snapshot, positions)
+    emptied = [of for of in files if _is_emptied(spark, loaded, of, positions[of.path])]
+    others = [of for of in files if of not in emptied]
     version = int(loaded.operations().current().formatVersion())
     write = _write_vectors if version >= 3 else _write_position_deletes
-    added, replaced = write(spark, loaded, files)
+    added, replaced = write(spark, loaded, others) if others else ([], [])
     delta = loaded.newRowDelta().validateFromSnapshot(snapshot).validateDeletedFiles()
     delta = delta.validateDataFilesExist(java_list(spark, sorted(positions)))
     for deletes in added:
         delta = delta.addDeletes(deletes)
+    for of in emptied:
+        delta = delta.removeRows(of.file)
+        replaced += _own_deletes(spark, of.task)
     for deletes in replaced:
         delta = delta.removeDeletes(deletes)
     for name, value in own_summary(properties).items():
@@ -135,6 +140,20 @@ def _write_vectors(
     writer.close()
     written = writer.result()
     return items(written.deleteFiles()), items(written.rewrittenDeleteFiles())
+
+
+def _is_emptied(spark: SparkSession, table: Any, of: _Leaving, leaving: BitMap64) -> bool:
+    """Return whether a file keeps no row: those that leave, and those that others deleted."""
+    rows, before = int(of.file.recordCount()), _position_deletes(of.task)
+    if not before or len(leaving) == rows:
+        return len(leaving) == rows
+    return int(_loaded(spark, table, before, of.path).cardinality()) + len(leaving) == rows
+
+
+def _own_deletes(spark: SparkSession, task: Any) -> list[Any]:
+    """Return the deletes of a task that are for its file alone."""
+    scope = iceberg_class(spark, "util.ContentFileUtil")
+    return [of for of in _position_deletes(task) if scope.isFileScoped(of)]
 
 
 def _position_deletes(task: Any) -> list[Any]:

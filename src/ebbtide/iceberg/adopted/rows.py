@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -30,9 +30,8 @@ class AdoptedRows(NamedTuple):
 
     spark: SparkSession
     table: str
+    ids: Layout
     layout: NamedLayout
-    topic_name: str | None = None
-    mark_text: str | None = None
 
     @classmethod
     def of(cls, topic: Topic) -> AdoptedRows:
@@ -49,44 +48,45 @@ class AdoptedRows(NamedTuple):
     @classmethod
     def of_layout(cls, spark: SparkSession, table: str, layout: Layout) -> AdoptedRows:
         """Find the columns of a layout in a table."""
-        columns = columns_of_table(spark, java_table(spark, table))
-        named = NamedLayout.of(layout, columns, table)
-        return cls(spark, table, named, layout.topic_name, layout.mark_text)
+        columns = columns_of_schema(spark, java_table(spark, table).schema())
+        return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot."""
-        return self._records(self.spark.read.option("versionAsOf", snapshot).table(self.table))
+        """Return the live rows of a snapshot, whose columns may have had other names."""
+        table = java_table(self.spark, self.table)
+        schema = table.schemas().get(table.snapshot(snapshot).schemaId())
+        named = NamedLayout.of(self.ids, columns_of_schema(self.spark, schema), self.table)
+        rows = self.spark.read.option("versionAsOf", snapshot).table(self.table)
+        return self._records(rows, named)
 
     def appended(self, after: int, until: int) -> DataFrame:
         """Return the rows that appends added after one snapshot until another."""
         reader = self.spark.read.option("start-snapshot-id", after)
-        return self._records(reader.option("end-snapshot-id", until).table(self.table))
+        rows = reader.option("end-snapshot-id", until).table(self.table)
+        return self._records(rows, self.layout)
 
-    def _records(self, rows: DataFrame) -> DataFrame:
+    def _records(self, rows: DataFrame, of: NamedLayout) -> DataFrame:
         """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
-        of = self.layout
         key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
         return rows.select(
             _column(of.partition).cast("int").alias("partition"),
             _column(of.offset).cast("long").alias("offset"),
             key.alias("key"),
-            self._is_tombstone().alias("is_tombstone"),
+            _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
             _timestamp_ms(of.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
         )
 
-    def _is_tombstone(self) -> Expression:
-        of = self.layout
-        rules = []
-        if of.values:
-            rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
-        if of.mark is not None:
-            rules.append(_column(of.mark).eqNullSafe(F.lit(self.mark_text)))
-        return (
-            reduce(lambda one, other: one | other, rules, F.lit(False)) if rules else F.lit(False)
-        )
+
+def _is_tombstone(of: NamedLayout, mark_text: str | None) -> Expression:
+    rules = []
+    if of.values:
+        rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
+    if of.mark is not None:
+        rules.append(_column(of.mark).eqNullSafe(F.lit(mark_text)))
+    return reduce(or_, rules) if rules else F.lit(False)
 
 
 def small_frame(
@@ -97,9 +97,9 @@ def small_frame(
     return spark.createDataFrame(pa.table(of_columns, names=list(columns)))
 
 
-def columns_of_table(spark: SparkSession, table: Any) -> Columns:
-    """Read the columns of Iceberg's table object."""
-    return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema())))
+def columns_of_schema(spark: SparkSession, schema: Any) -> Columns:
+    """Read the columns of Iceberg's schema object."""
+    return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(schema)))
 
 
 def _column(column: Column) -> Expression:

@@ -25,6 +25,7 @@ class ArrivedRows(NamedTuple):
     by_segment: Mapping[int, SegmentSums]
     first_late_offset: int | None = None
     late_tombstones: Sequence[OffsetRange] = ()
+    max_event_time_ms: int = NEVER
 
 
 def new_log(first_offset: int, now_ms: int) -> PartitionState:
@@ -57,6 +58,7 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
         first_unmarked_offset=end,
         first_dirty_offset=first_dirty,
         horizons=with_late(state.horizons, rows.late_tombstones),
+        max_event_time_ms=max(state.max_event_time_ms or NEVER, rows.max_event_time_ms),
         segments=tuple(segments),
         sums=tuple(sums),
     )
@@ -89,6 +91,8 @@ def segments_of(state: PartitionState) -> list[Segment]:
             size_bytes=of.size_bytes,
             max_timestamp_ms=of.max_timestamp_ms,
             first_batch_timestamp_ms=of.first_timestamp_ms,
+            max_event_time_ms=min(of.max_timestamp_ms, state.max_event_time_ms or NEVER),
+            max_append_time_ms=of.max_timestamp_ms,
             record_count=of.record_count,
         )
         for (base, modified_ms), of in zip(state.segments, state.sums, strict=True)
@@ -109,6 +113,20 @@ def merged_into(
         state,
         segments=tuple(segment.start for segment in kept),
         sums=tuple(sums[base] for base in bases),
+    )
+
+
+def without_expired(
+    state: PartitionState, kept: Sequence[Segment], log_start_offset: int
+) -> PartitionState:
+    """Return the state that begins at an offset, with the segments that retention keeps."""
+    of_base = dict(zip(state.segments, state.sums, strict=True))
+    starts = tuple(segment.start for segment in kept)
+    return state.moved(
+        log_start_offset=log_start_offset,
+        first_dirty_offset=max(state.first_dirty_offset, log_start_offset),
+        segments=starts,
+        sums=tuple(of_base.get(start, _EMPTY) for start in starts),
     )
 
 

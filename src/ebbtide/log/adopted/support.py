@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from ebbtide.log.adopted.layout import Layout
 
+# Jobs that work on a topic whose table others write; all others leave such a topic alone.
+JOBS = frozenset({"clean_log", "expire_segments"})
+
 
 class Exactness(StrEnum):
     """How a rule holds."""

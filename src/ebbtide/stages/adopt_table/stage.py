@@ -14,9 +14,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError, UnknownTopicError
-from ebbtide.iceberg.adopted.arrivals import Arrivals, look
+from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.row_deletes import check_format
-from ebbtide.iceberg.adopted.rows import AdoptedRows, columns_of_table
+from ebbtide.iceberg.adopted.rows import AdoptedRows, columns_of_schema
 from ebbtide.iceberg.catalog import find_table, java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import overwrite_state, read_state
@@ -98,14 +98,14 @@ def plan_adoption(
     check_format(table)
     properties = as_dict(spark, table.properties())
     check_changes(properties, settings)
-    recognised = recognise(columns_of_table(spark, table), choices, profile)
+    recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
     layout, held = recognised.layout, read_state(spark, name)
     rows = AdoptedRows.of_layout(spark, name.records_table, layout)
     before = properties.get(LAYOUT)
     is_adopted = before is not None and held is not None
     if before is not None:
         _check_same_places(name, Layout.parse(before), layout)
-    arrivals = look(rows, {}, None)
+    arrivals = look(rows, {}, None, EventClock(now_ms))
     if arrivals is not None and arrivals.topics:
         layout = _of_topic(layout, arrivals)
     states = {} if arrivals is None else _new_states(arrivals, now_ms)

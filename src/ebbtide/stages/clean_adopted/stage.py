@@ -16,8 +16,6 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from ebbtide.errors import CommitConflictError, NotCoveredError
-from ebbtide.iceberg.adopted.arrivals import Arrivals, look
 from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import ROWS, Step, commit
@@ -35,19 +33,17 @@ from ebbtide.iceberg.topics import (
     find_snapshot,
 )
 from ebbtide.log.adopted.horizons import next_horizon_ms
-from ebbtide.log.adopted.segments import cut, new_log, with_arrived
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.state.topic_state import (
-    ADOPTED_SEEN,
     NEVER,
     ROUND,
     PartitionState,
     to_properties,
 )
-from ebbtide.runs.holds_table import holds_at
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.adopted_look import Look, look_at_log
 from ebbtide.stages.clean_adopted.choice import choose
 from ebbtide.stages.clean_adopted.state_after import state_after
 from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
@@ -66,13 +62,12 @@ class AdoptedPlan:
     """
 
     topic: Topic
+    look: Look | None  # None with a round in flight, and for an empty table
     states: Mapping[int, PartitionState]
-    snapshot: int | None
     round: CleaningRound | None
     victims: Victims
     reasons: Mapping[int, str]
     dirty_ratios: Mapping[int, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
@@ -89,8 +84,8 @@ class AdoptedPlan:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             outcome.partitions[partition] = numbers | self._numbers(partition)
         outcome.bytes_removed = sum(self._bytes(p) for p in self.states)
-        if self.notes:
-            outcome.topic["note"] = "; ".join(self.notes)
+        if self.look is not None and self.look.notes:
+            outcome.topic["note"] = "; ".join(self.look.notes)
         return outcome
 
     def _numbers(self, partition: int) -> dict[str, Any]:
@@ -163,26 +158,16 @@ def plan_adopted(
 
     `bounds` are a kept plan's, by partition; others are not cleaned.
     """
-    _check_covered(topic, now_ms)
     rows = AdoptedRows.of(topic)
     if (in_flight := open_round(topic)) is not None:
         log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
         return _resumed(topic, rows, in_flight)
-    seen = topic.properties.get(ADOPTED_SEEN)
-    arrivals = look(rows, topic.partitions, None if seen is None else int(seen))
-    if arrivals is None:
-        return AdoptedPlan(topic, {}, None, None, Victims(), {})
-    states = _states_after(topic, arrivals, now_ms)
-    choice = choose(topic, rows, arrivals.snapshot, states, now_ms, bounds)
+    look = look_at_log(topic, rows, now_ms)
+    if look is None:
+        return AdoptedPlan(topic, None, {}, None, Victims(), {})
+    choice = choose(topic, rows, look.snapshot, look.states, now_ms, bounds)
     plan = AdoptedPlan(
-        topic,
-        states,
-        arrivals.snapshot,
-        None,
-        Victims(),
-        choice.reasons,
-        choice.dirty_ratios,
-        _notes(arrivals),
+        topic, look, look.states, None, Victims(), choice.reasons, choice.dirty_ratios
     )
     if not choice.parts:
         return plan
@@ -192,40 +177,11 @@ def plan_adopted(
         delete_retention_ms=topic.config.delete_retention_ms,
         producer_id_expiration_ms=topic.config.producer_id_expiration_ms,
         segment_bytes=topic.config.segment_bytes,
-        records_snapshot=arrivals.snapshot,
+        records_snapshot=look.snapshot,
         batches_snapshot=NEVER,
         partitions=choice.parts,
     )
     return _judged(plan, rows, new_round)
-
-
-def _check_covered(topic: Topic, now_ms: int) -> None:
-    """Raise NotCoveredError where a setting or a hold asks for what such a topic has not."""
-    if topic.config.replicas:
-        raise NotCoveredError(
-            f"expected no replicas of {topic.name}, whose table others write, found "
-            "ebbtide.replicas; remove the setting"
-        )
-    if holds_at(topic, now_ms):
-        raise NotCoveredError(
-            f"expected no hold on {topic.name}, whose table others write, found one: its records "
-            "could not be kept; nothing was removed"
-        )
-
-
-def _notes(arrivals: Arrivals) -> tuple[str, ...]:
-    if not arrivals.unplaced:
-        return ()
-    return (f"{arrivals.unplaced} rows have no partition or no offset: no rule judges them",)
-
-
-def _states_after(topic: Topic, arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
-    """Return each partition's state with what arrived, its active segment cut if it is time."""
-    states = dict(topic.partitions)
-    for partition, rows in arrivals.by_partition.items():
-        state = states.get(partition) or new_log(0, now_ms)
-        states[partition] = with_arrived(state, rows, now_ms)
-    return {p: cut(states[p], topic.config, now_ms) for p in sorted(states)}
 
 
 def _judged(plan: AdoptedPlan, rows: AdoptedRows, this_round: CleaningRound) -> AdoptedPlan:
@@ -238,7 +194,7 @@ def _judged(plan: AdoptedPlan, rows: AdoptedRows, this_round: CleaningRound) -> 
 def _resumed(topic: Topic, rows: AdoptedRows, in_flight: CleaningRound) -> AdoptedPlan:
     """Return the plan of a round that a killed job left; with its commit made, nothing leaves."""
     snapshot = current_snapshot(topic.spark, topic.name.records_table)
-    plan = AdoptedPlan(topic, topic.partitions, snapshot, in_flight, Victims(), {})
+    plan = AdoptedPlan(topic, None, topic.partitions, in_flight, Victims(), {})
     if snapshot is None or _is_committed(topic, in_flight):
         return plan
     return _judged(plan, rows, replace(in_flight, records_snapshot=snapshot))
@@ -251,6 +207,8 @@ def _is_committed(topic: Topic, this_round: CleaningRound) -> bool:
 
 def guard_adopted(plan: AdoptedPlan) -> str:
     """Return why a night may not execute the plan unasked; empty where it may."""
+    if plan.look is None:
+        return ""  # the round has begun
     removed = plan.outcome().bytes_removed
     return tripped(str(plan.topic.name), plan.topic.config, Removal(plan.victims.rows, removed))
 
@@ -258,10 +216,8 @@ def guard_adopted(plan: AdoptedPlan) -> str:
 def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
     """Run the plan's round; also without one, what arrived goes to the state."""
     outcome, topic = plan.outcome(), plan.topic
-    if plan.snapshot is None:
-        return outcome
-    if open_round(topic) is None:
-        topic = compare_and_set(topic, Step.ADOPTED_ROWS_SEEN, partial(_seen, plan))
+    if plan.look is not None:
+        topic = compare_and_set(topic, Step.ADOPTED_ROWS_SEEN, plan.look.seen)
     if plan.round is None:
         return outcome
     this_round = plan.round
@@ -275,19 +231,6 @@ def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
         outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))
     compare_and_set(topic, Step.ROUND_STATE, partial(_finished, this_round))
     return outcome
-
-
-def _seen(plan: AdoptedPlan, current: Topic) -> PropertyChanges:
-    """Return what arrived as changes of the state that the plan was made on."""
-    if current.properties != plan.topic.properties:
-        raise CommitConflictError(
-            f"expected the state of {current.name} as it was planned on, found that another job "
-            "changed it meanwhile; run the job again"
-        )
-    changes: dict[str, str | None] = {ADOPTED_SEEN: str(plan.snapshot)}
-    for partition, state in plan.states.items():
-        changes |= to_properties(partition, state)
-    return changes
 
 
 def _finished(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:

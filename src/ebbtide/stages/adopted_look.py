@@ -1,0 +1,91 @@
+"""Look at the log of an adopted topic: what arrived since the last look, by its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ebbtide.errors import CommitConflictError, NotCoveredError
+from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.topics import PropertyChanges, Topic
+from ebbtide.log.adopted.segments import cut, new_log, with_arrived
+from ebbtide.log.state.topic_state import ADOPTED_SEEN, PartitionState, to_properties
+from ebbtide.runs.holds_table import holds_at
+
+
+class Look(NamedTuple):
+    """The topic as it was read, a snapshot of its table, and its partitions as of that."""
+
+    topic: Topic
+    snapshot: int
+    states: Mapping[int, PartitionState]
+    unplaced: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers of the partitions do not say."""
+        if not self.unplaced:
+            return ()
+        return (f"{self.unplaced} rows have no partition or no offset: no rule judges them",)
+
+    def seen(self, current: Topic) -> PropertyChanges:
+        """Return what the look found, as changes of the state that it began from.
+
+        CommitConflictError where another job has changed it meanwhile.
+        """
+        if current.properties != self.topic.properties:
+            raise CommitConflictError(
+                f"expected the state of {current.name} as it was planned on, found that another "
+                "job changed it meanwhile; run the job again"
+            )
+        return {**_properties(self.states), ADOPTED_SEEN: str(self.snapshot)}
+
+
+def _properties(states: Mapping[int, PartitionState]) -> dict[str, str]:
+    return {
+        name: value
+        for partition, state in states.items()
+        for name, value in to_properties(partition, state).items()
+    }
+
+
+def look_at_log(topic: Topic, rows: AdoptedRows, now_ms: int) -> Look | None:
+    """Return a look at the topic; None where its table is empty.
+
+    NotCoveredError where a setting or a hold asks for what such a topic has not.
+    """
+    _check_covered(topic, now_ms)
+    seen = topic.properties.get(ADOPTED_SEEN)
+    arrivals = look(
+        rows,
+        topic.partitions,
+        None if seen is None else int(seen),
+        EventClock(now_ms, topic.config.message_timestamp_after_max_ms),
+    )
+    if arrivals is None:
+        return None
+    states = _states_after(topic, arrivals, now_ms)
+    return Look(topic, arrivals.snapshot, states, arrivals.unplaced)
+
+
+def _check_covered(topic: Topic, now_ms: int) -> None:
+    if topic.config.replicas:
+        raise NotCoveredError(
+            f"expected no replicas of {topic.name}, whose table others write, found "
+            "ebbtide.replicas; remove the setting"
+        )
+    if holds_at(topic, now_ms):
+        raise NotCoveredError(
+            f"expected no hold on {topic.name}, whose table others write, found one: its records "
+            "could not be kept; nothing was removed"
+        )
+
+
+def _states_after(topic: Topic, arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
+    """Return each partition's state with what arrived, its active segment cut if it is time."""
+    states = dict(topic.partitions)
+    for partition, rows in arrivals.by_partition.items():
+        state = states.get(partition) or new_log(0, now_ms)
+        states[partition] = with_arrived(state, rows, now_ms)
+    return {p: cut(states[p], topic.config, now_ms) for p in sorted(states)}

@@ -1,0 +1,1 @@
+"""The job expire_segments on tables that others write."""

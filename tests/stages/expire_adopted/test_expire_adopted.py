@@ -1,0 +1,58 @@
+"""Retention on tables that others write: a prefix of whole segments leaves."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
+from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from tests.lake_sandbox import LakeSandbox
+from tests.tables.adopted import Record, adopt, append, live, spark_table
+from tests.tables.fixtures import KilledError
+
+DAY_MS = 86_400_000
+
+
+def expire(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
+    topic = load(spark, TopicName.parse(name))
+    return execute_expire_adopted(plan_expire_adopted(topic, now_ms))
+
+
+@pytest.mark.parametrize(
+    ("version", "limit"),
+    [
+        pytest.param(2, {"kafka.retention.ms": str(2 * DAY_MS)}, id="time, format 2"),
+        pytest.param(
+            3, {"kafka.retention.max.eventtime.ms": str(DAY_MS)}, id="event time, format 3"
+        ),
+    ],
+)
+def test_segments_past_a_limit_leave(
+    sandbox: LakeSandbox,
+    cluster: str,
+    kill_at: list[Step],
+    version: int,
+    limit: dict[str, str],
+) -> None:
+    """One file leaves whole, another loses a row; a late row below the start goes too."""
+    spark, name = sandbox.session, f"{cluster}.t"
+    spark_table(spark, name, version)
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in (1, 2)])
+    settings = {"kafka.cleanup.policy": "delete", "kafka.segment.ms": str(DAY_MS), **limit}
+    adopt(spark, name, settings, now_ms=2 * DAY_MS)
+    assert expire(spark, name, 2 * DAY_MS).rows_removed == 0  # closes a segment at offset 3
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in (3, 4)])
+    append(spark, name, [Record(2, "k", "v", 0, 2 * DAY_MS), Record(5, "k", "v", 1, 4 * DAY_MS)])
+    for step in (Step.LOG_START_OFFSET, Step.TRUNCATE_RECORDS):
+        kill_at.append(step)
+        with pytest.raises(KilledError):
+            expire(spark, name, 4 * DAY_MS + 1)
+    outcome = expire(spark, name, 4 * DAY_MS + 1)
+    assert outcome.rows_removed == 3
+    assert live(spark, name) == [3, 4, 5]
+    states = load(spark, TopicName.parse(name)).partitions
+    assert {p: s.log_start_offset for p, s in states.items()} == {0: 3, 1: 0}
+    files = spark.table(f"{TopicName.parse(name).records_table}.data_files")
+    assert files.count() == 2
