@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -109,8 +110,12 @@ def delete_equal(spark: SparkSession, name: str, column: str, value: int) -> Non
     builder = models.equalityDeleteWriteBuilder(parquet, kind, written_to)
     field_ids = java_list(spark, [schema.findField(column).fieldId()])
     writer = builder.schema(schema).spec(table.spec()).equalityFieldIds(field_ids).build()
+    jackson = "com.fasterxml.jackson.databind."
+    feature = java_class(spark, jackson + "DeserializationFeature").USE_LONG_FOR_INTS
+    mapper = java_class(spark, jackson + "ObjectMapper")().enable(feature)
+    maps = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
+    values = mapper.readValue(json.dumps({column: value}), maps)
     record = iceberg_class(spark, "data.GenericRecord").create(schema)
-    record.setField(column, java_class(spark, "java.lang.Long")(value))
-    writer.write(record)
+    writer.write(record.copy(values))
     writer.close()
     table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()

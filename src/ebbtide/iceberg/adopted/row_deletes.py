@@ -66,7 +66,7 @@ def prepare_row_deletes(
     write = _write_vectors if version >= 3 else _write_position_deletes
     added, replaced = write(spark, loaded, others) if others else ([], [])
     delta = loaded.newRowDelta().validateFromSnapshot(snapshot).validateDeletedFiles()
-    delta = delta.validateDataFilesExist(java_list(spark, sorted(positions)))
+    delta = delta.validateDataFilesExist(java_list(spark, [of.path for of in others]))
     for deletes in added:
         delta = delta.addDeletes(deletes)
     for of in emptied:

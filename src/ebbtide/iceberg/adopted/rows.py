@@ -17,8 +17,9 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.files.segment_planning import existing_snapshot
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.layout import LAYOUT, Column, Columns, Layout, NamedLayout
 from ebbtide.log.settings.names import quoted
@@ -52,21 +53,32 @@ class AdoptedRows(NamedTuple):
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot, whose columns may have had other names."""
+        """Return the live rows of a snapshot.
+
+        Iceberg reads an older one by its own schema, and then stumbles over columns that were
+        renamed since. The newest one can be read by the current schema.
+        """
         table = java_table(self.spark, self.table)
-        schema = table.schemas().get(table.snapshot(snapshot).schemaId())
-        named = NamedLayout.of(self.ids, columns_of_schema(self.spark, schema), self.table)
-        rows = self.spark.read.option("versionAsOf", snapshot).table(self.table)
-        return self._records(rows, named)
+        schema_id = existing_snapshot(table, snapshot).schemaId()
+        if schema_id == table.schema().schemaId():
+            rows = self.spark.read.option("versionAsOf", snapshot).table(self.table)
+        elif snapshot == table.currentSnapshot().snapshotId():
+            rows = self.spark.read.table(self.table)
+        else:
+            raise CommitConflictError(
+                f"expected {self.table} with the schema of snapshot {snapshot}, found that "
+                "somebody changed it meanwhile; run the job again"
+            )
+        return self._records(rows)
 
     def appended(self, after: int, until: int) -> DataFrame:
         """Return the rows that appends added after one snapshot until another."""
         reader = self.spark.read.option("start-snapshot-id", after)
-        rows = reader.option("end-snapshot-id", until).table(self.table)
-        return self._records(rows, self.layout)
+        return self._records(reader.option("end-snapshot-id", until).table(self.table))
 
-    def _records(self, rows: DataFrame, of: NamedLayout) -> DataFrame:
+    def _records(self, rows: DataFrame) -> DataFrame:
         """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
+        of = self.layout
         key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
         return rows.select(
             _column(of.partition).cast("int").alias("partition"),

@@ -38,7 +38,12 @@ def rules_of(layout: Layout) -> Iterator[Rule]:
         "they are cut where a night found the log end, and bytes are those of data files",
     )
     yield Rule("transactions", Exactness.EXACT, "such writers deliver committed records only")
-    yield Rule("retention and DeleteRecords", Exactness.REFUSED, "not built for adopted tables yet")
+    yield Rule(
+        "retention by size, time and event time",
+        Exactness.APPROXIMATE,
+        "by these segments, and a record's timestamp stands for the time of its append",
+    )
+    yield Rule("DeleteRecords", Exactness.REFUSED, "not built for adopted tables yet")
 
 
 def _supersede(layout: Layout) -> Rule:
