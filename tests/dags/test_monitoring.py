@@ -273,6 +273,7 @@ def test_a_notifier_is_told_each_night_of_holds_to_review(
     lake.hold("log.a", review_date=PAST)
     lake.hold("log.a", hold_id="h-2", review_date=PAST)
     lake.hold("log.a", hold_id="h-2", review_date=PAST, event=HoldEvent.ENDED, at=datetime.now(UTC))
+    lake.hold("log.a", hold_id="h-3", review_date=date(2999, 1, 1))
     run_dag("nightly_retention")
     assert told == [
         "nightly_retention: log.a: hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
