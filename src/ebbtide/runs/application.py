@@ -28,11 +28,11 @@ from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import Topic, find
-from ebbtide.log.results import problems
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
+from ebbtide.runs.result_checks import problems
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
