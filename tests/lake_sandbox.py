@@ -17,12 +17,14 @@ from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.schema import create_runs, create_topic
 from ebbtide.lake.catalog_settings import read_defaults
+from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import LeavingRows, RuleNumbers, Summary, partition_summary
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
+from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.plans_table import append_plan
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 
@@ -173,6 +175,28 @@ class LakeSandbox:
         )
         append_plan(self.session, plan)
         return plan
+
+    def hold(self, topic: str, **changes: Any) -> Hold:
+        """Keep an event of a hold: of yesterday, on partition 0, offsets 20 to 30, unless told."""
+        event = Hold(
+            **{
+                "hold_id": "h-1",
+                "event": Event.MADE,
+                "at": datetime.now(UTC) - timedelta(days=1),
+                "by": "ann",
+                "run_id": "run-1",
+                "kind": Kind.KEEP,
+                "topic": topic,
+                "partition": 0,
+                "first_offset": 20,
+                "end_offset": 30,
+                "case_id": "C-7",
+                "owner": "legal",
+                **changes,
+            }
+        )
+        append_hold(self.session, TopicName.parse(topic), event)
+        return event
 
 
 @contextmanager

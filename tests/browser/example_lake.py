@@ -128,7 +128,7 @@ def summary(partitions: int, number: int) -> TopicSummary:
         dirty_records=12_000 - 700 * number,
         file_bytes=48_000_000 - 2_400_000 * number + (number % 3) * 3_000_000,
         next_horizon_ms=ms(NOW + 2 * DAY) if partitions > 1 else ms(NOW - 3 * DAY),
-        oldest_segment_ms=ms(NOW - 20 * DAY),
+        oldest_event_ms=ms(NOW - 20 * DAY),
         waiting=240 - number,
         low_watermark_lag=350,
     )

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,20 @@ def two_runs(lake: LakeSandbox) -> LakeSandbox:
 
 
 def test_topics(two_runs: LakeSandbox, ebbtide: Ebbtide) -> None:
+    two_runs.hold("log.a", review_date=date(2026, 1, 1))
+    two_runs.hold("log.a", hold_id="h-2", review_date=date(2999, 1, 1))
     a, b = check(ebbtide("topics", "--json").document, "topics", "topics")
     assert (a["records"], a["partitions"], a["cleanup_policy"]) == (3, 2, ["compact"])
     assert a["next_horizon"] == "2026-09-21T14:13:20.000+00:00"
     assert a["bytes_on_disk"] > 0
+    assert (a["holds"], b["holds"], b["holds_to_review"]) == (2, 0, [])
+    (due,) = a["holds_to_review"]
+    assert due == "hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
     assert (b["is_enabled"], b["next_horizon"], b["cleanup_policy"]) == (False, None, [])
     text = ebbtide("topics").out
-    assert re.search(r"^log\.a +compact +2 +3 .* 2026-09-21 14:13 +-$", text, re.MULTILINE)
+    assert re.search(r"^log\.a +compact +2 +3 .* 2026-09-21 14:13 +2 +-$", text, re.MULTILINE)
     assert re.search(r"^log\.b +not set +1 +0 .* no$", text, re.MULTILINE)
+    assert text.splitlines()[-1] == f"log.a: {due}"
     assert "log.b" not in ebbtide("topics", "*.a").out
 
 

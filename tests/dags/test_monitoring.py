@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from airflow.sdk import BaseNotifier
 
 from ebbtide.errors import ConfigurationError, SafetyError
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.holds import Event as HoldEvent
 from ebbtide.log.plans.events import Event
 from ebbtide.orchestration.handover import _finished_run
 from ebbtide.orchestration.monitoring import measurements
@@ -28,6 +29,7 @@ from tests.lake_sandbox import LakeSandbox, state_of
 DUE_MS = 1_767_225_600_000  # 2026-01-01
 WORK = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0, next_clean_ms=DUE_MS)}
 COMPACT = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.ms": "1"}
+PAST = date(2026, 1, 1)
 OF_TOPIC = "catalog=lake,cluster=log,topic=a"
 NUMBERS = {
     "clean_log": {
@@ -104,6 +106,8 @@ def test_a_night_is_measured_by_topic(
     lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD
 ) -> None:
     lake.topic("log.a", WORK, {**COMPACT, "ebbtide.replicas": "lake.copy"})
+    lake.hold("log.a", review_date=PAST)
+    lake.hold("log.a", hold_id="h-2", review_date=date(2999, 1, 1))
     spark_submit.numbers, spark_submit.totals = NUMBERS, TOTALS
     spark_submit.low_watermarks = {"delete_records": 2, "expire_snapshots": -1}
     run = run_dag("nightly_retention", now="2026-01-01T01:00:00Z")
@@ -128,6 +132,7 @@ def test_a_night_is_measured_by_topic(
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
         f"held_back,{OF_TOPIC}": "5|g",
         f"waiting_approvals,{OF_TOPIC}": "0|g",
+        f"holds_to_review,{OF_TOPIC}": "1|g",
     }
 
 
@@ -259,6 +264,31 @@ def test_a_notifier_is_told_of_guards_and_horizons(
         "SafetyError: expected less, found 60 %"
     )
     assert horizon.startswith("log.a: a delete horizon passed 2.0 hours before this night")
+
+
+def test_a_notifier_is_told_each_night_of_holds_to_review(
+    lake: LakeSandbox, spark_submit: FakeSpark, told: list[str]
+) -> None:
+    lake.topic("log.a", {0: state_of()}, {"ebbtide.enabled": "false"})
+    lake.hold("log.a", review_date=PAST)
+    lake.hold("log.a", hold_id="h-2", review_date=PAST)
+    lake.hold("log.a", hold_id="h-2", review_date=PAST, event=HoldEvent.ENDED, at=datetime.now(UTC))
+    lake.hold("log.a", hold_id="h-3", review_date=date(2999, 1, 1))
+    run_dag("nightly_retention")
+    assert told == [
+        "nightly_retention: log.a: hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
+    ]
+
+
+def test_holds_that_cannot_be_read_hide_no_other_notice(
+    lake: LakeSandbox, spark_submit: FakeSpark, told: list[str], statsd: StatsD
+) -> None:
+    lake.topic("log.a", WORK, COMPACT)
+    lake.hold("log.a", review_date=PAST)
+    lake.session.sql("UPDATE lake.ebbtide.holds SET kind = 'forever'")
+    run_dag("nightly_retention", now="2026-01-01T02:00:00Z")
+    assert [line.partition(": ")[2][:22] for line in told] == ["log.a: a delete horizon"[:22]]
+    assert not [name for name in statsd.of_ebbtide() if name.startswith("holds_to_review")]
 
 
 def test_a_quiet_night_tells_nobody(

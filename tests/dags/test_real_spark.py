@@ -3,12 +3,14 @@
 import json
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.holds import Hold, Kind
 from ebbtide.orchestration.report import render_run
 from tests.dags.answers import run_and_answer
 from tests.dags.runs import asset_events, note, run_dag
@@ -16,6 +18,7 @@ from tests.lake_sandbox import ROOT, LakeSandbox
 
 SAMPLE = ROOT / "sample" / "log"
 TOPIC = "log.audit"
+HELD = "lake.log_held.audit"
 
 
 @pytest.fixture
@@ -57,17 +60,21 @@ def test_a_night_after_an_ingest(real_spark: LakeSandbox) -> None:
 def test_nobody_executes_a_plan_of_their_own_and_another_does(
     real_spark: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With four eyes, which the job itself asks for, by whatever way it was approved."""
+    """With four eyes, which the job itself asks for, by whatever way it was approved.
+
+    What a hold covers is kept as it goes.
+    """
     run_dag("ingest_segments", source=str(SAMPLE), topics=[TOPIC])
+    hold = hold_by_form()
     monkeypatch.setenv("EBBTIDE_FOUR_EYES", "true")
     form = {"topic": TOPIC, "offsets": {"0": 100}}
     refused = run_and_answer("delete_records", by="dag_test", **form)
     assert refused.run.state == "failed"
     assert "expected another person than dag_test" in (note(refused.run) or "")
     with open_lake() as opened:
-        (plan,) = opened.plans()
+        (plan,) = opened.plans(job="delete_records")
         assert opened.topic(TOPIC).partitions[0].log_start_offset == 0
-        assert opened.plan_events() == []
+        assert opened.plan_events(plan_id=plan.plan_id) == []
     assert f"digest `{plan.digest[:12]}`" in refused.body
     assert "| 0 | 100 | " in refused.body
 
@@ -84,6 +91,28 @@ def test_nobody_executes_a_plan_of_their_own_and_another_does(
     assert events[0].note == "7"
     assert {event.digest for event in events} == {plan.digest}
     assert asset_events(run) == {"ebbtide://lake/log/audit": {"low_watermarks": {"0": 100}}}
+    kept = real_spark.session.sql(f"SELECT offset, hold_id FROM {HELD} ORDER BY offset").collect()
+    assert [tuple(row) for row in kept] == [(offset, hold.hold_id) for offset in range(97, 100)]
+
+
+def hold_by_form() -> Hold:
+    """A hold that a run of `hold_records` has made, as the table has it; nobody was asked."""
+    covered = {"partition": 0, "first_offset": 97, "end_offset": 103}
+    why = {"case_id": "4711", "reason": "asked by a court", "owner": "legal"}
+    form = {"action": "make", "topic": TOPIC, **covered, **why, "review_date": "2999-01-31"}
+    run = run_dag("hold_records", **form)
+    assert run.state == "success"
+    with open_lake() as opened:
+        (standing,) = read_holds(opened, datetime.now(UTC), TOPIC)
+    hold = standing.hold
+    assert (hold.run_id, hold.by, hold.kind) == (run.run_id, "dag_test", Kind.KEEP)
+    assert {name: getattr(hold, name) for name in covered | why} == covered | why
+    assert (hold.review_date, hold.event_time_from, hold.key_hashes) == (
+        date(2999, 1, 31),
+        None,
+        None,
+    )
+    return hold
 
 
 def end_of(log: Path) -> datetime:

@@ -11,9 +11,10 @@ import pytest
 
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.results import BY_JOB, problems
+from ebbtide.log.results import BY_JOB
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.report import partition_table, topic_table
+from ebbtide.runs.result_checks import problems
 from jobs import (
     clean_log,
     configure_topic,

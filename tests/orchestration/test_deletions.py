@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -5,8 +6,9 @@ import pytest
 
 from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.log.state.left_on_disk import LeftOnDisk
+from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.deletions import newest_deletion
-from tests.lake_sandbox import MIDNIGHT
+from tests.lake_sandbox import MIDNIGHT, state_of
 
 OUT = "3 records left the table on 2026-01-02 00:00 UTC"
 UNKNOWN = "the next expire_snapshots tells when they leave the disk"
@@ -33,7 +35,7 @@ def run_of(job: str, days: float, rows_removed: int = 0, **given: Any) -> Run:
     when = on_day(days)
     error: str | None = given.get("error")
     return Run(
-        run_id="r",
+        run_id=given.get("run_id", "r"),
         dag=given.get("dag", "nightly_retention"),
         task=job,
         job=job,
@@ -64,8 +66,13 @@ YOUNG = {"oldest_snapshot_ms": ms(-4), "old_files_ms": ms(0)}
 TAGGED = {"old_files_ms": ms(-9), "old_files_refs": {"audit": "tag"}}
 
 
-def words(runs: list[Run], days: float = 1, properties: dict[str, str] | None = None) -> str:
-    deletion = newest_deletion(LakeTopic("log.a", properties or {}), runs, on_day(days))
+def words(
+    runs: list[Run],
+    days: float = 1,
+    properties: dict[str, str] | None = None,
+    points: Sequence[UndoPoint] = (),
+) -> str:
+    deletion = newest_deletion(LakeTopic("log.a", properties or {}), runs, on_day(days), points)
     assert deletion is not None
     return deletion.in_words()
 
@@ -221,3 +228,58 @@ def test_nothing_was_deleted() -> None:
     expired = run_of("expire_snapshots", 0, rows_removed=1)
     topic = LakeTopic("log.a", {})
     assert newest_deletion(topic, [run_of("clean_log", 0), expired], MIDNIGHT) is None
+
+
+def point(run_id: str, days: float, *partitions: int, **undone: list[str]) -> UndoPoint:
+    """What a run noted of partitions before it removed; or, of an undo, what it took back."""
+    return UndoPoint(
+        point_id=run_id,
+        run_id=run_id,
+        job="undo_run" if undone else "clean_log",
+        topic="log.a",
+        at=on_day(days),
+        states=dict.fromkeys(partitions, state_of()),
+        undone={int(p.removeprefix("p")): ids for p, ids in undone.items()},
+    )
+
+
+EARLIER = run_of("clean_log", -1, rows_removed=9, run_id="earlier")
+BACK = "run back took that back on 2026-01-02 12:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        pytest.param([point("r", 0, 0, 1)], f"{OUT}; {UNKNOWN}.", id="nothing was taken back"),
+        pytest.param(
+            [point("r", 0, 0, 1), point("back", 0.5, p0=["r"], p1=["r"])],
+            f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}.",
+            id="the newest that stands comes after one that was taken back",
+        ),
+        pytest.param(
+            [point("r", 0, 0, 1), point("back", 0.5, p0=["r"])],
+            f"{OUT}; {UNKNOWN}. R{BACK[1:]} in partition 0 only.",
+            id="in one partition only",
+        ),
+        pytest.param(
+            [point("r", 0, 0, 1), point("b", 0.1, p0=["r"]), point("back", 0.5, p1=["r"])],
+            f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}.",
+            id="by two undos",
+        ),
+        pytest.param(
+            [
+                *(point("earlier", -1, 0), point("r", 0, 0)),
+                point("back", 0.5, p0=["earlier", "r"]),
+            ],
+            f"{OUT}; {BACK}.",
+            id="all were taken back",
+        ),
+        pytest.param(
+            [point("earlier", -1, 0), point("back", -0.5, p0=["earlier"]), point("r", 0, 0)],
+            f"{OUT}; {UNKNOWN}.",
+            id="an older one was taken back",
+        ),
+    ],
+)
+def test_what_was_taken_back_says_so(points: list[UndoPoint], expected: str) -> None:
+    assert words([EARLIER, CLEANED], points=points) == expected

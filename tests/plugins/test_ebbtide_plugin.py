@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ebbtide.orchestration.pages import VIEWS
 from ebbtide.orchestration.pages.rendering import render
 from tests.airflow_env import ROOT
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
+from tests.orchestration.pages.test_history import summary
 from tests.plugins.html import text_of
 
 NIGHT = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2)
@@ -162,6 +164,23 @@ def test_topics_are_searched_sorted_and_filtered_by_links(viewer: Any, lake: Lak
     assert shown("?sort=removed&order=up") == ["log.b", "eu.b", "log.a"]
     assert shown("?only=failed") == ["eu.b"]
     assert shown("?sort=nonsense&only=nonsense&page=-3") == ["eu.b", "log.a", "log.b"]
+
+
+def test_the_oldest_event_is_that_of_the_newest_job_that_knows_it(
+    viewer: Any, lake: LakeSandbox
+) -> None:
+    for name, oldest_ms, records in (("log.a", 86_400_000, 1), ("log.b", 0, 1), ("log.c", 1, 0)):
+        lake.topic(name)
+        known = summary(5, oldest_event_ms=oldest_ms)
+        lake.run(name, "clean_log", now=NIGHT, summary=known)
+        later = replace(known, oldest_event_ms=None, records=records)
+        lake.run(name, "expire_snapshots", now=NIGHT + timedelta(hours=1), summary=later)
+    html = viewer.get("/ebbtide/?sort=oldest").text
+    assert row_names(html) == ["log.b", "log.a", "log.c"]
+    assert re.findall(r'<time datetime="([^"]*)"', html) == [
+        "1970-01-01T00:00:00+00:00",
+        "1970-01-02T00:00:00+00:00",
+    ]
 
 
 def test_many_topics_come_by_the_page(

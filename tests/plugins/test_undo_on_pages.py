@@ -16,7 +16,8 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 
 def removed(lake: LakeSandbox, run_id: str, at: datetime) -> None:
     """A run that removed from partition 0, and noted before what there was."""
-    lake.run("log.a", "clean_log", run_id=run_id, now=at, partitions={0: partition_result()})
+    numbers = {"partitions": {0: partition_result()}, "rows_removed": 3}
+    lake.run("log.a", "clean_log", run_id=run_id, now=at, **numbers)
     states = {0: state_of()}
     point = UndoPoint(
         point_id=run_id, run_id=run_id, job="clean_log", topic="log.a", at=at, states=states
@@ -36,6 +37,21 @@ def test_a_run_offers_its_undo_until_its_files_may_go(viewer: Any, lake: LakeSan
     assert "1 later run goes back with it: two ." in text
     assert "go back with it" not in viewer.get("/ebbtide/runs/two").text
     assert "Undo this run" not in viewer.get("/ebbtide/runs/old").text
+
+
+def test_a_topic_says_that_its_newest_deletion_was_taken_back(
+    viewer: Any, lake: LakeSandbox
+) -> None:
+    lake.topic("log.a")
+    removed(lake, "one", NOW - timedelta(days=1))
+    assert "3 records left the table on " in text_of(viewer.get("/ebbtide/topics/log.a").text)
+    undone = UndoPoint(
+        point_id="u", run_id="back", job="undo_run", topic="log.a", at=NOW, undone={0: ["one"]}
+    )
+    append_point(lake.session, undone, Step.UNDO_NOTED)
+    text = text_of(viewer.get("/ebbtide/topics/log.a").text)
+    assert f"; run back took that back on {NOW:%Y-%m-%d %H:%M} UTC." in text
+    assert "leave the disk" not in text
 
 
 @pytest.mark.usefixtures("known_dags")

@@ -47,6 +47,29 @@ def test_a_summary_counts_what_the_tables_hold(
     with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
         contents = read_contents(lake, str(name))[0]
     assert (contents.records, contents.file_bytes) == (after.records, after.file_bytes)
+    assert after.oldest_event_ms == contents.oldest_event_ms == FIRST_MS
+
+
+def oldest_event_ms(sandbox: LakeSandbox, name: TopicName, done: JobOutcome) -> int | None:
+    summary = summary_of(sandbox.session, name, done)
+    assert summary is not None
+    return summary.oldest_event_ms
+
+
+def test_a_file_whose_records_are_all_gone_tells_of_no_event(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name = TopicName(cluster, "t")
+    messages = [[Message("a", "1", 5)], [Message("b", "1", 3), Message("c", "1", 4)]]
+    write_log(tmp_path, "t", messages, CONFIG)
+    ingested = ingest(sandbox.session, str(name), tmp_path, FIRST_MS)
+    assert oldest_event_ms(sandbox, name, ingested) == FIRST_MS + 3
+    for offset, oldest_ms in ((1, FIRST_MS + 3), (2, FIRST_MS + 5)):
+        sandbox.session.sql(f"DELETE FROM {name.records_table} WHERE offset = {offset}")
+        with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+            assert read_contents(lake, str(name))[0].oldest_event_ms == oldest_ms
+        assert oldest_event_ms(sandbox, name, ingested) == oldest_ms
+    assert oldest_event_ms(sandbox, name, JobOutcome()) is None  # it has committed nothing
 
 
 def test_what_cannot_be_read_has_no_summary(sandbox: LakeSandbox, cluster: str) -> None:

@@ -1,15 +1,17 @@
-"""List the topics: rules, partitions, records, bytes, next delete horizon."""
+"""List the topics: rules, partitions, records, bytes, next delete horizon, holds."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.contents import read_contents
+from ebbtide.lake.holds import HoldStanding, read_holds
 from ebbtide.lake.reader import Lake, LakeTopic, open_lake
 from ebbtide.local.progress import working
 from ebbtide.text import aligned, moment, number, size, without_empty
@@ -22,6 +24,7 @@ HEADER = (
     "bytes\non disk",
     "next horizon\ndue (UTC)",
     "replicas",
+    "holds",
     "enabled",
 )
 
@@ -37,22 +40,23 @@ def answer(args: argparse.Namespace) -> Answer:
     """Return one line a topic; one that cannot be read shows why."""
     with open_lake() as lake, working("lists the topics") as show:
         names = [name for name in lake.topic_names() if fnmatchcase(name, args.pattern)]
+        holds = read_holds(lake, datetime.now(UTC))
         topics = []
         for done, name in enumerate(names, 1):
             show(f"reads topic {number(done)} of {number(len(names))}, {name}")
-            topics.append(described(lake, name))
+            topics.append(described(lake, name, [of for of in holds if of.hold.topic == name]))
     return Answer(_text(topics), {"topics": topics})
 
 
-def described(lake: Lake, name: str) -> dict[str, Any]:
-    """Return a topic's settings and sizes from its state and its manifests."""
+def described(lake: Lake, name: str, holds: Sequence[HoldStanding]) -> dict[str, Any]:
+    """Return a topic's settings and sizes from its state and its manifests, and its holds."""
     try:
-        return _described(lake, lake.topic(name))
+        return _described(lake, lake.topic(name), holds)
     except EbbtideError as error:
         return {"topic": name, "problem": str(error)}
 
 
-def _described(lake: Lake, topic: LakeTopic) -> dict[str, Any]:
+def _described(lake: Lake, topic: LakeTopic, holds: Sequence[HoldStanding]) -> dict[str, Any]:
     config, states = topic.config, topic.partitions.values()
     horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
     contents = read_contents(lake, topic.name).values()
@@ -67,6 +71,8 @@ def _described(lake: Lake, topic: LakeTopic) -> dict[str, Any]:
         "next_horizon": iso_ms(min(horizons, default=None)),
         "next_horizon_ms": min(horizons, default=None),
         "replicas": len(config.replicas),
+        "holds": len(holds),
+        "holds_to_review": [of.hold.review_warning for of in holds if of.is_to_be_reviewed],
     }
 
 
@@ -74,6 +80,7 @@ def _text(topics: list[dict[str, Any]]) -> str:
     readable = [topic for topic in topics if topic["problem"] is None]
     lines = [aligned(*without_empty(HEADER, [_row(topic) for topic in readable]))]
     lines += [f"{topic['topic']}: {topic['problem']}" for topic in topics if topic["problem"]]
+    lines += [f"{of['topic']}: {due}" for of in readable for due in of["holds_to_review"]]
     return "\n".join(lines) if topics else "no topic: nothing was ingested yet, or none matches"
 
 
@@ -86,5 +93,6 @@ def _row(topic: Mapping[str, Any]) -> list[str]:
         size(topic["bytes_on_disk"]),
         moment(topic["next_horizon_ms"]),
         number(topic["replicas"] or None),
+        number(topic["holds"] or None),
         "-" if topic["is_enabled"] else "no",
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.lake.live_files import files_of, referenced_data_file, vector_bytes
 from ebbtide.lake.reader import Lake, reading_manifests
@@ -21,7 +21,7 @@ EVENT_TIME = "event_time"
 class PartitionContents:
     """A partition's live records, bytes in files of both tables, and its oldest event.
 
-    Files keep an event's time after its record was deleted, until they are rewritten.
+    A file tells an event's time after its record was deleted, until it is rewritten or empty.
     """
 
     records: int = 0
@@ -51,25 +51,32 @@ def _of_state(state: PartitionState) -> PartitionContents:
     )
 
 
+def oldest_event_ms(contents: Iterable[PartitionContents]) -> int | None:
+    """Return the oldest of the partitions' events; None where none has any."""
+    oldest = [of.oldest_event_ms for of in contents if of.oldest_event_ms is not None]
+    return min(oldest, default=None)
+
+
 def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> None:
     from pyiceberg.manifest import DataFileContent
 
     event_time = table.schema().find_field(EVENT_TIME).field_id
-    partition_of: dict[str, int] = {}
+    data: list[Any] = []
     deleted: dict[str, int] = {}
     for file in files_of(table):
         partition = contents[file.partition[0]]
         if file.content == DataFileContent.DATA:
-            partition_of[file.file_path] = file.partition[0]
+            data.append(file)
             partition.file_bytes += file.file_size_in_bytes
-            partition.records += file.record_count
-            _add_event(partition, file.lower_bounds.get(event_time))
         else:
-            deleted[referenced_data_file(file)] = file.record_count
+            deleted[referenced_data_file(file)] = file.record_count  # may outlive its data file
             partition.file_bytes += vector_bytes(file)  # its file holds those of others too
-    for path, count in deleted.items():
-        if path in partition_of:  # a vector may outlive its file
-            contents[partition_of[path]].records -= count
+    for file in data:
+        partition = contents[file.partition[0]]
+        records = file.record_count - deleted.get(file.file_path, 0)
+        partition.records += records
+        if records:
+            _add_event(partition, file.lower_bounds.get(event_time))
 
 
 def _add_event(partition: PartitionContents, lower_bound: bytes | None) -> None:

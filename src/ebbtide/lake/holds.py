@@ -68,9 +68,5 @@ def kept_records(lake: Lake, topic: str) -> Counter[str]:
 
 def review_warnings(standings: Iterable[HoldStanding]) -> list[str]:
     """Return a sentence for each hold whose review date has passed."""
-    return [
-        f"{of.hold} on {of.hold.topic} was to be reviewed by {of.hold.review_date}"
-        + (f"; ask {of.hold.owner}" if of.hold.owner else "")
-        for of in standings
-        if of.is_to_be_reviewed
-    ]
+    due = [of for of in standings if of.is_to_be_reviewed]
+    return [f"{of.hold.topic}: {of.hold.review_warning}" for of in due]

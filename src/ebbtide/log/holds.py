@@ -104,6 +104,12 @@ class Hold:
         """Return whether its review date has passed."""
         return self.review_date is not None and self.review_date < now.astimezone(UTC).date()
 
+    @property
+    def review_warning(self) -> str:
+        """Say until when somebody was to review it, and whom to ask."""
+        ask = f"; ask {self.owner}" if self.owner else ""
+        return f"{self} was to be reviewed by {self.review_date}{ask}"
+
 
 def new_hold_id(made_at: datetime) -> str:
     """Return a new id: the day and eight hexadecimal digits."""

@@ -1,14 +1,15 @@
-"""The two dates of a deletion: out of the table, and off the disk."""
+"""The two dates of a deletion: out of the table, and off the disk; or that it was taken back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
+from ebbtide.log.undo.points import UndoPoint, standing_points
 from ebbtide.orchestration.outcome import cause_of
 
 JOB = "expire_snapshots"
@@ -19,12 +20,31 @@ _MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """The run that took a deletion back, when, and in which partitions if not in all of its own."""
+
+    run_id: str
+    at: datetime
+    partitions: Sequence[int] = ()
+
+    def in_words(self) -> str:
+        """Format it as the end of a sentence."""
+        only = f" in {self._named()} only" if self.partitions else ""
+        return f"run {self.run_id} took that back on {self.at:%Y-%m-%d %H:%M} UTC{only}"
+
+    def _named(self) -> str:
+        what = "partition" if len(self.partitions) == 1 else "partitions"
+        return f"{what} {', '.join(map(str, self.partitions))}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeletionDates:
     """The newest deletion of a topic, by the clock of the machines that commit.
 
     `off_disk` is when an expire_snapshots had freed the last file that may hold its rows, None
     until then. `due` is from when on one does that, None while there is no such date; `wait` is
-    then the one thing that it waits for.
+    then the one thing that it waits for. One that was taken back everywhere has no such dates;
+    `standing` is then the newest that was not.
     """
 
     rows: int
@@ -32,10 +52,24 @@ class DeletionDates:
     off_disk: datetime | None = None
     due: datetime | None = None
     wait: str | None = None
+    taken_back: TakenBack | None = None
+    standing: DeletionDates | None = None
 
     def in_words(self) -> str:
-        """Format both dates, or what the second one waits for, as a sentence."""
-        out = f"{self.rows:,} records left the table on {self.out_of_table:%Y-%m-%d %H:%M} UTC"
+        """Format both dates, or what the second one waits for, and what an undo took back."""
+        if self.taken_back is None:
+            return self._dates()
+        if self.taken_back.partitions:
+            undone = self.taken_back.in_words()
+            return f"{self._dates()} {undone[0].upper()}{undone[1:]}."
+        out = f"{self._out()}; {self.taken_back.in_words()}."
+        return out if self.standing is None else f"{out} {self.standing.in_words()}"
+
+    def _out(self) -> str:
+        return f"{self.rows:,} records left the table on {self.out_of_table:%Y-%m-%d %H:%M} UTC"
+
+    def _dates(self) -> str:
+        out = self._out()
         if self.off_disk:
             return f"{out} and the disk by {_full_minute(self.off_disk)}."
         if self.wait:
@@ -71,12 +105,41 @@ class _Progress:
         return _Progress(left, run.ended, dated, run.ended if is_off else None)
 
 
-def newest_deletion(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> DeletionDates | None:
-    """Return the newest deletion in `runs`, oldest first; None when nothing was ever deleted."""
+def newest_deletion(
+    topic: LakeTopic, runs: Sequence[Run], clock: datetime, points: Sequence[UndoPoint] = ()
+) -> DeletionDates | None:
+    """Return the newest deletion in `runs`, oldest first; None when nothing was ever deleted.
+
+    `points` are the topic's undo points: they tell which deletions were taken back.
+    """
     removals = [run for run in runs if run.rows_removed and run.job != JOB]
-    if not removals:
+    newest: DeletionDates | None = None
+    for removal in reversed(removals):
+        undone = _taken_back(removal, points)
+        if undone is None or undone.partitions:
+            dates = replace(_dates(topic, runs, clock, removal), taken_back=undone)
+            return dates if newest is None else replace(newest, standing=dates)
+        if newest is None:
+            newest = DeletionDates(removal.rows_removed, removal.ended, taken_back=undone)
+    return newest
+
+
+def _taken_back(removal: Run, points: Sequence[UndoPoint]) -> TakenBack | None:
+    """Return the newest undo of what a run's job removed; None where there is none."""
+    own = {p.point_id for p in points if (p.run_id, p.job) == (removal.run_id, removal.job)}
+    undos = [point for point in points if any(own & set(ids) for ids in point.undone.values())]
+    if not undos:
         return None
-    removal = removals[-1]
+    undo = max(undos, key=lambda point: point.at)
+    standing = standing_points(points).values()
+    if not any(point.point_id in own for of in standing for point in of):
+        return TakenBack(undo.run_id, undo.at)
+    back = {p for of in undos for p, ids in of.undone.items() if own & set(ids)}
+    return TakenBack(undo.run_id, undo.at, sorted(back))
+
+
+def _dates(topic: LakeTopic, runs: Sequence[Run], clock: datetime, removal: Run) -> DeletionDates:
+    """Return when a run's rows left the table, and when they leave the disk."""
     rows, out = removal.rows_removed, removal.ended
     progress = _progress(runs, out)
     if progress.off_disk:

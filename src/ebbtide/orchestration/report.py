@@ -11,6 +11,7 @@ from typing import Any, cast
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.holds import read_holds, review_warnings
 from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
@@ -180,7 +181,9 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         described = lake.topic(topic)
         horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
         cleans_idle = described.config.cleans_idle
-        deletion = newest_deletion(described, history, datetime.now(UTC))
+        clock = datetime.now(UTC)
+        points = read_undo_points(lake, topic, clock - HISTORY)
+        deletion = newest_deletion(described, history, clock, points)
     except EbbtideError:
         return TopicNow(topic)
     return TopicNow(topic, horizons, deletion, cleans_idle)

@@ -30,11 +30,12 @@ from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
-from ebbtide.log.results import Reason, problems
+from ebbtide.log.results import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
+from ebbtide.runs.result_checks import problems
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log

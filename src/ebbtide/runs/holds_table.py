@@ -97,7 +97,7 @@ def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
 def holds_to_review(topic: Topic, now: datetime) -> list[str]:
     """Return a sentence for each hold on the topic whose review date has passed."""
     return [
-        f"{hold} was to be reviewed by {hold.review_date}"
+        hold.review_warning
         for hold in standing_holds(topic.spark, topic.name, now)
         if hold.is_to_be_reviewed(now)
     ]

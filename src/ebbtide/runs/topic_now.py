@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.row_counts import RowsBySegment, told_rows
@@ -25,10 +27,12 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
         if not exists(spark, name):
             return None
         topic = load(spark, name)
-        tables = (
-            [name.records_table] if topic.is_adopted else [name.records_table, name.batches_table]
-        )
-        rows = _rows_of_sums(topic) if topic.is_adopted else told_rows(topic.properties, "records")
+        if topic.is_adopted:
+            tables, rows, oldest_ms = [name.records_table], _rows_of_sums(topic), None
+        else:
+            tables = [name.records_table, name.batches_table]
+            rows = told_rows(topic.properties, "records")
+            oldest_ms = _oldest_event_ms(spark, name, outcome.snapshot_ids)
         return summarize(
             topic.config,
             topic.partitions,
@@ -36,6 +40,7 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
             sum(_file_bytes(spark, table) for table in tables),
             outcome.partitions,
             outcome.topic,
+            oldest_ms,
         )
     except EbbtideError:  # why the topic cannot be read is what the job has failed with
         return None
@@ -57,3 +62,25 @@ def _file_bytes(spark: SparkSession, table: str) -> int:
     """Return the bytes of the files that the table's current snapshot needs."""
     current = java_table(spark, table).currentSnapshot()
     return 0 if current is None else int(current.summary().get(_FILE_BYTES) or 0)
+
+
+def _oldest_event_ms(spark: SparkSession, name: TopicName, committed: Iterable[int]) -> int | None:
+    """Return the time that no record of the table is older than, by its files' statistics.
+
+    None where the job has not committed to the records table: an earlier one has said it.
+    """
+    table = java_table(spark, name.records_table)
+    if all(table.snapshot(snapshot) is None for snapshot in committed):
+        return None
+    files = current_files(spark, table, has_bounds=True)
+    deleted = {file.referenced: file.rows for file in files if not file.is_data}
+    event_time = int(table.schema().findField("event_time").fieldId())
+    times = [
+        file.bounds.lower[event_time] // 1000
+        for file in files
+        if file.is_data
+        and file.rows > deleted.get(file.path, 0)
+        and file.bounds is not None
+        and event_time in file.bounds.lower
+    ]
+    return min(times, default=None)

@@ -20,7 +20,7 @@ SUMMARY = TopicSummary(
     dirty_records=3,
     file_bytes=900,
     next_horizon_ms=5,
-    oldest_segment_ms=4,
+    oldest_event_ms=4,
 )
 
 
@@ -40,12 +40,10 @@ def state(**changes: Any) -> PartitionState:
 def test_records_are_dirty_from_the_first_dirty_offset_to_the_active_segment() -> None:
     rows = {(0, 0): 9, (0, 10): 3, (0, 20): 5, (7, 0): 100}
     config = parse_config({"kafka.cleanup.policy": "delete, compact"})
-    made = summarize(config, {0: state(next_clean_ms=5)}, rows, 900, {}, {})
+    made = summarize(config, {0: state(next_clean_ms=5)}, rows, 900, {}, {}, 4)
     assert made == replace(SUMMARY, records=117)
     assert made.dirty_share == 0.25
     assert replace(made, closed_records=0).dirty_share is None
-    empty = summarize(config, {0: replace(state(), log_start_offset=30)}, {}, 0, {}, {})
-    assert empty.oldest_segment_ms is None
 
 
 def test_a_job_adds_what_only_it_knows() -> None:

@@ -39,6 +39,7 @@ def fill_nights(lake: LakeSandbox, topics: int, partitions: int, nights: int) ->
         dirty_records=123_456,
         file_bytes=987_654_321,
         next_horizon_ms=1_790_000_000_000,
+        oldest_event_ms=1_760_000_000_000,
         waiting=1000,
         low_watermark_lag=17,
     ).to_json()

@@ -16,13 +16,15 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from ebbtide.brokers.live_topic import LiveTopic
-from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.errors import ConfigurationError, ExitCode, UnavailableError
+from ebbtide.iceberg.topics import load
 from ebbtide.log.delete_answers import Answer, ErrorCode
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.runs.runs_table import JobOutcome
+from jobs import delete_records, undo_run
 from tests.kafka.broker import KafkaBroker, free_ports
 from tests.kafka.delete_broker import (
     PLACES,
@@ -54,7 +56,9 @@ from tests.kafka.delete_cases import (
     LiveCase,
 )
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.nights import answer_request, ingest
+from tests.stages.undo_run.twins import of_request
+from tests.tables.nights import answer_request, at, ingest
+from tests.tables.planned import Jobs
 
 pytestmark = pytest.mark.broker
 
@@ -219,6 +223,24 @@ def test_a_table_and_its_live_topic_move_together_once_the_broker_lets_them(
     )
     assert isinstance(late.error, UnavailableError)
     assert live.log_start_offsets([partition]) == {partition: 3}
+
+
+def test_a_run_that_truncated_the_live_topic_is_not_undone(
+    asked: Asked, sandbox: LakeSandbox, jobs: Jobs, with_replica: Callable[[str], None]
+) -> None:
+    """Though the tables have all that it removed in their snapshots."""
+    _, partition = live_partitions("one of several")
+    name, live = TopicName(CLUSTER, DELETED), LiveTopic.connect(CLUSTER, DELETED)
+    with_replica(CLUSTER)
+    request = of_request(name, [{"partition": partition, "offset": 6}])
+    now = ("--now", at(int(time.time() * 1000)).isoformat())
+    assert jobs.run(delete_records, *request, *now) == ExitCode.DONE
+    run_id = jobs.run_id
+    assert jobs.run(undo_run, "--topic", str(name), "--run", run_id, *now) == ExitCode.FAILED
+    told = f"run {run_id} truncated the live topic at kafka:{CLUSTER} up to offset 6"
+    assert told in jobs.last_run().error
+    assert live.log_start_offsets([partition]) == {partition: 6}
+    assert load(sandbox.session, name).partitions[partition].log_start_offset == 6
 
 
 def test_a_partition_without_a_commit_is_left_alone_and_named(

@@ -77,7 +77,7 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
     assert row.partitions[0]["covered"] == 1
     (standing,) = holds(name)
     assert (standing.kept_records, standing.is_to_be_reviewed) == (1, True)
-    warning = f"{hold} on {name} was to be reviewed by 2026-01-31; ask legal"
+    warning = f"{name}: {hold} was to be reviewed by 2026-01-31; ask legal"
     assert review_warnings([standing]) == [warning]
     with open_lake() as lake:
         report = " ".join(render_run(lake, jobs.run_id, find_run(lake, jobs.run_id)).split())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ebbtide.errors import ExitCode
+from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
@@ -85,6 +87,35 @@ def test_an_undo_killed_between_both_is_finished_by_a_retry(
     assert left(sandbox, name) == [[3], [0, 1, 2, 3]]
     assert jobs.run(undo_run, *asked) == 0
     assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("step", [Step.UNDO_POINT, Step.LOG_START_OFFSET])
+def test_a_request_removes_nothing_at_a_replica_once_it_was_undone(
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    name: TopicName,
+    monkeypatch: pytest.MonkeyPatch,
+    step: Step,
+) -> None:
+    """The undo comes when the request has moved the topic and is about to move the replica."""
+    hits = []
+
+    def before_commit(of: Step) -> None:
+        if of is step:
+            hits.append(of)
+            if len(hits) == 2:
+                run = ("--run", jobs.run_id)
+                assert jobs.run(undo_run, "--topic", str(name), *run, *NOW) == 0
+
+    monkeypatch.setattr(commits, "before_commit", before_commit)
+    topics = [{"topic": str(name), "partitions": [{"partition": 0, "offset": 3}]}]
+    request = json.dumps({"timeout_ms": 1, "topics": topics})
+    assert jobs.run(delete_records, "--request", request, *NOW) == ExitCode.TRANSIENT
+    assert len(hits) >= 2
+    assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
+    for of in (name, replica_of(name)):
+        assert load(sandbox.session, of).partitions[0].log_start_offset == 0
+        assert_counted(sandbox.session, of)
 
 
 def test_the_topic_stays_where_its_replica_cannot_go_back(

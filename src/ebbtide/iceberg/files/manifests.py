@@ -146,10 +146,10 @@ def _whole(bound: bytes) -> int:
     return int.from_bytes(bound, "little", signed=True)
 
 
-def current_files(spark: SparkSession, table: Any) -> list[ListedFile]:
+def current_files(spark: SparkSession, table: Any, *, has_bounds: bool = False) -> list[ListedFile]:
     """Return the files of the current snapshot of Iceberg's table object."""
     current = table.currentSnapshot()
-    return [] if current is None else list(_files(spark, table, [current]))
+    return [] if current is None else list(_files(spark, table, [current], has_bounds=has_bounds))
 
 
 def wanted_files(
@@ -210,7 +210,9 @@ def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
     return holding
 
 
-def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterator[ListedFile]:
+def _files(
+    spark: SparkSession, table: Any, snapshots: Iterable[Any], *, has_bounds: bool = False
+) -> Iterator[ListedFile]:
     """Yield the files of snapshots; each manifest is read once."""
     store = store_of(spark, table)
     manifests = {
@@ -219,7 +221,7 @@ def _files(spark: SparkSession, table: Any, snapshots: Iterable[Any]) -> Iterato
         for manifest in _manifests(store, snapshot)
     }
     for manifest in manifests.values():
-        yield from _files_of_manifest(store, manifest)
+        yield from _files_of_manifest(store, manifest, has_bounds=has_bounds)
 
 
 def _manifests(store: Store, snapshot: Any) -> Iterator[_Manifest]:

@@ -102,7 +102,7 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
 
     def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
-        check_no_undo(current)
+        check_no_undo(current, since=topic)
         in_flight = open_round(current)
         if in_flight is not None and in_flight.id != this_round.id:
             raise CommitConflictError(

@@ -15,7 +15,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.topics import Topic
 from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.state.properties import checked_fields, parse_property
-from ebbtide.log.state.topic_state import UNDO
+from ebbtide.log.state.topic_state import UNDO, UNDONE
 from ebbtide.log.undo.points import PointsOfPartitions
 
 
@@ -66,10 +66,18 @@ def open_undo(properties: Mapping[str, str]) -> Undo | None:
     return None if text is None else Undo.parse(text)
 
 
-def check_no_undo(current: Topic) -> None:
-    """Raise CommitConflictError where an undo is in flight."""
-    if UNDO in current.properties:
+def was_undone_since(topic: Topic, current: Topic) -> bool:
+    """Return whether an undo has ended since the topic was read."""
+    return topic.properties.get(UNDONE) != current.properties.get(UNDONE)
+
+
+def check_no_undo(current: Topic, since: Topic | None) -> None:
+    """Raise CommitConflictError where an undo is in flight, or ended since the topic was read.
+
+    A removal that was planned before it would take away what has come back.
+    """
+    if UNDO in current.properties or (since is not None and was_undone_since(since, current)):
         raise CommitConflictError(
-            f"expected nobody to undo a run on {current.name} meanwhile, found an undo in flight; "
-            "run the job again, which finishes it first"
+            f"expected nobody to undo a run on {current.name} meanwhile, found that somebody does "
+            "or did; run the job again, which finishes it first"
         )

@@ -20,6 +20,8 @@ ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
 UNDO = "ebbtide.undo"
+# The id of the last undo, for who has read the topic before it.
+UNDONE = "ebbtide.undone"
 # The slice being taken of a live topic, written first: a killed one is finished as planned.
 SLICE = "ebbtide.live.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
@@ -41,7 +43,7 @@ REMOVING = "ebbtide.removing"
 ADOPTED_SEEN = "ebbtide.adopted.seen"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, UNDO, SLICE, REPLICA_OF, REPLICATION}
+    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN}
 )
 NEVER = -1

@@ -7,7 +7,7 @@ whose numbers mean something else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.row_counts import RowsBySegment
 from ebbtide.log.state.topic_state import PartitionState
 
-# Rises when a number goes or means something else; a new one needs no other version.
+# Rises when a number without a default goes, or any means something else.
 VERSION = 1
 
 
@@ -37,7 +37,7 @@ class TopicSummary:
     dirty_records: int
     file_bytes: int  # of the files that the newest snapshots of both tables need
     next_horizon_ms: int | None = None
-    oldest_segment_ms: int | None = None  # when the oldest segment of a partition was last written
+    oldest_event_ms: int | None = None  # by its files: no event in them is older
     waiting: int | None = None  # tombstones and markers that stay until their horizon
     low_watermark_lag: int | None = None  # offsets that the slowest replica has yet to give up
     drifted_settings: int | None = None  # settings that the brokers have differently
@@ -75,6 +75,7 @@ def summarize(
     file_bytes: int,
     partitions: Mapping[int, Mapping[str, Any]],
     topic: Mapping[str, Any],
+    oldest_event_ms: int | None = None,
 ) -> TopicSummary:
     """Return the summary of a topic: `rows` are those of the records table.
 
@@ -96,18 +97,11 @@ def summarize(
         dirty_records=dirty,
         file_bytes=file_bytes,
         next_horizon_ms=min(horizons, default=None),
-        oldest_segment_ms=min(_oldest_segments(states.values()), default=None),
+        oldest_event_ms=oldest_event_ms,
         waiting=_waiting(partitions.values()),
         low_watermark_lag=_lag(partitions.values()),
         drifted_settings=len(topic["drift"]) if "drift" in topic else None,
     )
-
-
-def _oldest_segments(states: Iterable[PartitionState]) -> Iterator[int]:
-    """Yield the time of each log's first segment that has records."""
-    for state in states:
-        if state.segments and state.log_end_offset > state.log_start_offset:
-            yield state.segments[0].modified_ms
 
 
 def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:

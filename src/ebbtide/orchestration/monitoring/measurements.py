@@ -26,6 +26,7 @@ LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
 HELD_BACK = f"{PREFIX}held_back"
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
+HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
 
 # Numbers of a partition that clean_log removed, by the reason that a metric tells.
 _CLEANED = {
@@ -56,6 +57,7 @@ class TopicRun:
     answers: Sequence[LowWatermark]
     now_ms: int  # the run's clock
     waiting_approvals: int = 0
+    holds_to_review: int | None = None  # None where holds cannot be read
 
     def measured(self) -> Iterator[Measurement]:
         """Yield what any run tells of a topic."""
@@ -66,6 +68,8 @@ class TopicRun:
         if freed := sum(row.topic_result.get("bytes_freed", 0) for row in self.rows):
             yield self._counter(BYTES_FREED, freed)
         yield self._gauge(WAITING_APPROVALS, self.waiting_approvals)
+        if self.holds_to_review is not None:
+            yield self._gauge(HOLDS_TO_REVIEW, self.holds_to_review)
         known, unknown = _lags(self.answers)
         if known:
             yield self._gauge(LOW_WATERMARK_LAG, max(known))

@@ -1,4 +1,6 @@
-"""Tell a notifier of Airflow's what somebody should look at: tripped guards, overdue horizons."""
+"""Tell a notifier of Airflow's what somebody should look at: tripped guards, overdue horizons,
+holds whose review date has passed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import ConfigurationError, SafetyError
+from ebbtide.lake.holds import HoldStanding
 from ebbtide.lake.reader import Run
 from ebbtide.orchestration.outcome import cause_of
 
@@ -24,6 +27,7 @@ class Event(StrEnum):
 
     GUARD_TRIPPED = "guard_tripped"
     HORIZON_OVERDUE = "horizon_overdue"
+    HOLD_TO_REVIEW = "hold_to_review"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,15 @@ def horizon_overdue(topic: str, seconds: int) -> Notice:
         f"{topic}: a delete horizon passed {seconds / 3600:.1f} hours before this night, and its "
         "tombstone or marker is still there; the report says what holds it back",
     )
+
+
+def holds_to_review(standings: Iterable[HoldStanding]) -> list[Notice]:
+    """Return a notice for each hold whose review date has passed."""
+    return [
+        Notice(Event.HOLD_TO_REVIEW, of.hold.topic, f"{of.hold.topic}: {of.hold.review_warning}")
+        for of in standings
+        if of.is_to_be_reviewed
+    ]
 
 
 def is_asked_for() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,11 +11,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.holds import HoldStanding, read_holds
 from ebbtide.lake.reader import Lake, LakeTopic, Run
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 from ebbtide.orchestration.monitoring import metrics, notices
 from ebbtide.orchestration.monitoring.measurements import Measurement, TopicRun, since_success
-from ebbtide.orchestration.monitoring.notices import Notice, guards_tripped, horizon_overdue
+from ebbtide.orchestration.monitoring.notices import (
+    Notice,
+    guards_tripped,
+    holds_to_review,
+    horizon_overdue,
+)
 from ebbtide.orchestration.monitoring.waiting import count_waiting
 from ebbtide.orchestration.night import LowWatermark
 
@@ -50,26 +57,46 @@ def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
         has_metrics, has_notifier = metrics.is_on(), notices.is_asked_for()
         if not has_metrics and not has_notifier:
             return
-        topics = list(_topic_runs(lake, run))
+        holds = _holds(lake)
+        topics = list(_topic_runs(lake, run, holds))
         if has_metrics:
             metrics.send(_measured(run, topics))
             if run.is_night:
                 metrics.send(_successes(context, run, alias))
-        if has_notifier and (of_run := _notices(run, topics)):
+        if has_notifier and (of_run := _notices(run, topics, holds or ())):
             notices.notify(context, of_run)
     except Exception:
         log.exception("ebbtide: metrics or notices of this run were not sent")
 
 
-def _topic_runs(lake: Lake, run: FinishedRun) -> Iterator[TopicRun]:
+def _holds(lake: Lake) -> list[HoldStanding] | None:
+    """Return the holds that stand; None where they cannot be read, which stops what removes."""
+    try:
+        return read_holds(lake, datetime.now(UTC))
+    except EbbtideError as error:
+        log.warning("ebbtide: holds to review are not told of: %s", error)
+        return None
+
+
+def _topic_runs(
+    lake: Lake, run: FinishedRun, holds: Sequence[HoldStanding] | None
+) -> Iterator[TopicRun]:
     """Yield the topics whose state can be read."""
+    due = None if holds is None else Counter(of.hold.topic for of in holds if of.is_to_be_reviewed)
     topics = list(_readable(lake, run.topics))
     waiting = count_waiting(lake, topics, datetime.now(UTC))
     for topic in topics:
         rows = [row for row in run.rows if row.topic == topic.name]
         answers = [answer for answer in run.answers if answer["topic"] == topic.name]
         now_ms = int(run.now.timestamp() * 1000)
-        yield TopicRun(topic, rows, answers, now_ms, waiting[topic.name])
+        yield TopicRun(
+            topic,
+            rows,
+            answers,
+            now_ms,
+            waiting[topic.name],
+            None if due is None else due[topic.name],
+        )
 
 
 def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:
@@ -87,13 +114,16 @@ def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurem
             yield from topic.measured_at_night()
 
 
-def _notices(run: FinishedRun, topics: Iterable[TopicRun]) -> list[Notice]:
+def _notices(
+    run: FinishedRun, topics: Iterable[TopicRun], holds: Iterable[HoldStanding]
+) -> list[Notice]:
+    """Return what somebody should look at; a night tells of every hold, also of idle topics."""
     overdue = [
         horizon_overdue(topic.topic.name, topic.horizon_overdue_seconds)
         for topic in topics
         if run.is_night and topic.horizon_overdue_seconds
     ]
-    return [*guards_tripped(run.rows), *overdue]
+    return [*guards_tripped(run.rows), *overdue, *(holds_to_review(holds) if run.is_night else ())]
 
 
 def _successes(context: Any, run: FinishedRun, alias: Any) -> Iterator[Measurement]:

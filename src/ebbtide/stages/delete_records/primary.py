@@ -167,7 +167,9 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
     replicas = Replicas(plan.topic, plan.now_ms, plan.timeout_ms)
     step = Step.LOG_START_OFFSET
-    after = compare_and_set(plan.topic, step, lambda current: raise_starts(current, moved))
+    after = compare_and_set(
+        plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
+    )
     truncation = truncate_below_start(plan.topic, plan.now_ms)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}

@@ -25,7 +25,8 @@ from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segm
 from ebbtide.iceberg.files.deletes import Leaving, delete_leaving, delete_segments, leaving_of
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
-from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
+from ebbtide.iceberg.topics import Topic, current_snapshot, load, read_again
 from ebbtide.log.holds import Hold
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.producers import last_records, remembered
@@ -116,6 +117,8 @@ def _truncate(topic: Topic, table: _Table) -> Iterator[_Deleted]:
     """Remove whole segments, then single rows; find them again where a merge moves them."""
     for attempt in range(1, COMMIT_ATTEMPTS + 1):
         snapshot = current_snapshot(topic.spark, table.name)
+        # What an undo gives back from now on, the commit below finds in its way.
+        check_no_undo(read_again(topic), since=topic)
         leaving = [] if snapshot is None else table.find(snapshot)
         if snapshot is None or not leaving:
             return

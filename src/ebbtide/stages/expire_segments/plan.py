@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from ebbtide.columns.log_headers import LogOutline
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.holds import that_keep
+from ebbtide.log.logical_segments import Segment
 from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Bounds
@@ -24,6 +25,8 @@ from ebbtide.log.plans.summary import (
     partition_summary,
 )
 from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
@@ -238,11 +241,7 @@ def plan_expire(
     states, config = topic.partitions, topic.config
     if bounds is not None:
         states = {partition: state for partition, state in states.items() if partition in bounds}
-    outlines = {
-        partition: LogOutline(state.log_start_offset, state.segments)
-        for partition, state in states.items()
-    }
-    headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
+    headers = look_at_headers(topic.spark, topic.name.batches_table, _outlines(states))
     missing = {
         partition: headers[partition].max_event_time_ms
         for partition, state in states.items()
@@ -252,42 +251,18 @@ def plan_expire(
     pauses = pauses_on(topic, holds)
     expiries, scopes, limits = {}, {}, {}
     for partition, state in states.items():
-        known_ms = state.max_event_time_ms
-        bound = PartitionBounds(
-            state.log_end_offset,
-            state.log_end_offset,
-            missing[partition] if known_ms is None else known_ms,
-        )
-        if bounds is not None:
-            bound = bound.within(bounds[partition])
+        bound = _bound(state, missing.get(partition), (bounds or {}).get(partition))
+        segments = headers[partition].segments
         if partition in pauses:
-            expiries[partition] = Expiry(
-                [], list(headers[partition].segments), state.log_start_offset
-            )
-            limits[partition] = bound
-            continue
-        expiry = expire(
-            headers[partition].segments,
-            LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
-            config,
-            now_ms=now_ms,
-            max_event_time_ms=bound.max_event_time_ms,
-        )
-        limit = record_limit(config, now_ms=now_ms, max_event_time_ms=bound.max_event_time_ms)
-        if limit is not None and expiry.log_start_offset < bound.log_end_offset:
-            future_ms = config.message_timestamp_after_max_ms
-            scopes[partition] = Scope(
-                expiry.log_start_offset, bound.log_end_offset, limit, future_ms
-            )
-        expiries[partition] = expiry
-        limits[partition] = bound
+            expiry = Expiry([], list(segments), state.log_start_offset)
+        else:
+            expiry = _expiry(state, segments, config, bound, now_ms)
+            if (scope := _scope(expiry, config, bound, now_ms)) is not None:
+                scopes[partition] = scope
+        expiries[partition], limits[partition] = expiry, bound
     keeps_offsets = keeps_offsets or bool(that_keep(holds))
     records = find_expired_records(topic, scopes, keeps_offsets=keeps_offsets)
-    log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
-    past = {
-        p: f"{number(expired.rows)} records are past the limit" for p, expired in records.items()
-    }
-    log_partitions(log, past)
+    _log_going(expiries, records)
     return ExpirePlan(
         topic,
         now_ms,
@@ -299,6 +274,59 @@ def plan_expire(
         is_bounded=bounds is not None,
         pauses=pauses,
     )
+
+
+def _outlines(states: Mapping[int, PartitionState]) -> dict[int, LogOutline]:
+    return {p: LogOutline(state.log_start_offset, state.segments) for p, state in states.items()}
+
+
+def _bound(
+    state: PartitionState, found_ms: int | None, kept: Mapping[str, int] | None
+) -> PartitionBounds:
+    """Return how far an expiry may go: to the log's end, and not beyond a kept plan.
+
+    `found_ms` is the max event time that the state lacks.
+    """
+    known_ms = found_ms if state.max_event_time_ms is None else state.max_event_time_ms
+    assert known_ms is not None
+    bound = PartitionBounds(state.log_end_offset, state.log_end_offset, known_ms)
+    return bound if kept is None else bound.within(kept)
+
+
+def _expiry(
+    state: PartitionState,
+    segments: Sequence[Segment],
+    config: TopicConfig,
+    bound: PartitionBounds,
+    now_ms: int,
+) -> Expiry:
+    """Return the segments that the limits let go."""
+    return expire(
+        segments,
+        LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
+        config,
+        now_ms=now_ms,
+        max_event_time_ms=bound.max_event_time_ms,
+    )
+
+
+def _scope(
+    expiry: Expiry, config: TopicConfig, bound: PartitionBounds, now_ms: int
+) -> Scope | None:
+    """Return where single records may go of what is left; None where none may."""
+    limit = record_limit(config, now_ms=now_ms, max_event_time_ms=bound.max_event_time_ms)
+    if limit is None or expiry.log_start_offset >= bound.log_end_offset:
+        return None
+    future_ms = config.message_timestamp_after_max_ms
+    return Scope(expiry.log_start_offset, bound.log_end_offset, limit, future_ms)
+
+
+def _log_going(expiries: Mapping[int, Expiry], records: Mapping[int, ExpiredRecords]) -> None:
+    log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
+    past = {
+        p: f"{number(expired.rows)} records are past the limit" for p, expired in records.items()
+    }
+    log_partitions(log, past)
 
 
 def _going(expiry: Expiry) -> str:

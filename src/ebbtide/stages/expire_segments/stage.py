@@ -10,7 +10,7 @@ from typing import Any
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_undo import check_no_undo
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
 from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
@@ -38,6 +38,7 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
         numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]
     kept = truncation.kept
     if plan.records:
+        check_no_undo(read_again(plan.topic), since=plan.topic)
         add_kept(kept, keep_leaving(plan.topic, plan.single_offsets))
         outcome.rows_removed += sum(expired.rows for expired in plan.records.values())
         scopes = {partition: plan.scopes[partition] for partition in plan.records}
@@ -76,7 +77,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
 
 
 def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
-    check_no_undo(current)
+    check_no_undo(current, since=plan.topic)
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
         expiry = plan.expiries[partition]

@@ -18,7 +18,7 @@ from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import is_open, open_round
-from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
+from ebbtide.iceberg.planned.planned_undo import Undo, open_undo, was_undone_since
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.iceberg.work_tags import WorkTag, release_tags, tag_before
 from ebbtide.log.holds import Event, Hold, Kind
@@ -136,7 +136,9 @@ def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
     check_no_merge(current)
     other = open_undo(current.properties)
     changed = [p for p in undo.points if not _is_same(planned.partitions[p], current.partitions[p])]
-    if open_round(current) is not None or changed or (other is not None and other.id != undo.id):
+    is_other = other is not None and other.id != undo.id
+    is_late = is_other or was_undone_since(planned, current)
+    if open_round(current) is not None or changed or is_late:
         raise CommitConflictError(
             f"expected {current.name} as the undo was planned on it, found that another job has "
             "removed from it or begun to; run the job again"

@@ -22,6 +22,7 @@ from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.runs.undo_points import read_points
 from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.undo_run.execution import execute_points, finish_undo, log, points_of
 from ebbtide.stages.undo_run.plan import UndoPlan, plan_begun, plan_points
 from ebbtide.stages.undo_run.refusals import refusals
@@ -103,6 +104,9 @@ def _plan_one(
         return plan_begun(topic, in_flight, points_of(topic, in_flight))
     if in_flight is not None and not order.is_plan_only:
         topic = finish_undo(topic)
+    if not order.is_plan_only:
+        # What still lies below the log start would leave beside the undo, or be found by none.
+        truncate_below_start(topic, order.now_ms)
     noted = read_points(topic.spark, topic.name)
     going = points_to_undo(noted, run_id)
     points = {p: of for p, of in going.items() if p in topic.partitions}

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
-from ebbtide.log.state.topic_state import NEVER, UNDO, to_properties
+from ebbtide.log.state.topic_state import NEVER, UNDO, UNDONE, to_properties
 from ebbtide.log.undo.points import PointsOfPartitions
 from ebbtide.log.undo.undone_state import undone_state
 from ebbtide.spark.number_sets import number_sets
@@ -36,7 +36,7 @@ def finished(undo: Undo, points: PointsOfPartitions, current: Topic) -> Property
     if in_flight is None or in_flight.id != undo.id:
         return None
     places, held = Places.of(current, points), quarantined(current, points)
-    changes: dict[str, str | None] = {UNDO: None}
+    changes: dict[str, str | None] = {UNDO: None, UNDONE: undo.id}
     for partition, of_partition in points.items():
         offsets = held.get(partition)
         after = undone_state(

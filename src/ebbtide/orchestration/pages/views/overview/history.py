@@ -15,7 +15,7 @@ from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 
 # Numbers that only some jobs know: the newest that is known counts.
-_SOMETIMES_KNOWN = ("waiting", "low_watermark_lag", "drifted_settings")
+_SOMETIMES_KNOWN = ("waiting", "low_watermark_lag", "drifted_settings", "oldest_event_ms")
 
 
 @dataclass(slots=True)

@@ -84,12 +84,7 @@ def _reviews(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
     for row in rows:
         for of in row.holds:
             if of.is_to_be_reviewed:
-                owner = f"; {of.hold.owner} owns it" if of.hold.owner else ""
-                yield Need(
-                    kind="review",
-                    topic=row.name,
-                    text=f"{of.hold} was to be reviewed by {of.hold.review_date}{owner}",
-                )
+                yield Need(kind="review", topic=row.name, text=of.hold.review_warning)
 
 
 def _overdue(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:

@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, Column] = {
     "size": Column("Size", lambda row: row.file_bytes),
     "records": Column("Records", lambda row: row.records),
     "dirty": Column("Dirty", lambda row: row.dirty_share),
-    "oldest": Column("Oldest segment", lambda row: row.oldest_segment_ms, is_descending=False),
+    "oldest": Column("Oldest event", lambda row: row.oldest_event_ms, is_descending=False),
     "horizon": Column("Next horizon", lambda row: row.next_horizon_ms, is_descending=False),
     "lag": Column("Replica lag", lambda row: row.low_watermark_lag),
     "night": Column("Last night", lambda row: row.night_ms),
@@ -114,7 +114,7 @@ class Totals:
     overdue: int
     erasing: int
     holds: int
-    oldest_segment_ms: int | None
+    oldest_event_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ def _totals(rows: Sequence[TopicRow], clock_ms: int) -> Totals:
         overdue=sum(row.is_overdue(clock_ms) for row in rows),
         erasing=sum(row.open_erasures for row in rows),
         holds=sum(len(row.holds) for row in rows),
-        oldest_segment_ms=min(
-            (row.oldest_segment_ms for row in rows if row.oldest_segment_ms is not None),
+        oldest_event_ms=min(
+            (row.oldest_event_ms for row in rows if row.oldest_event_ms is not None),
             default=None,
         ),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.attempts import Attempt
-from ebbtide.lake.contents import read_contents
+from ebbtide.lake.contents import oldest_event_ms, read_contents
 from ebbtide.lake.reader import Lake
 from ebbtide.orchestration.pages.charts import sparkline
 from ebbtide.orchestration.pages.views.holds import HoldRow
@@ -31,7 +31,7 @@ class TopicRow:
     dirty_share: float | None = None
     waiting: int | None = None
     next_horizon_ms: int | None = None
-    oldest_segment_ms: int | None = None
+    oldest_event_ms: int | None = None  # by its files: no event in them is older
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
     open_erasures: int = 0
@@ -104,7 +104,7 @@ def _summarized(history: TopicHistory) -> dict[str, Any]:
         "file_bytes": summary.file_bytes,
         "dirty_share": summary.dirty_share,
         "next_horizon_ms": summary.next_horizon_ms,
-        "oldest_segment_ms": summary.oldest_segment_ms,
+        "oldest_event_ms": history.known_number("oldest_event_ms") if summary.records else None,
     }
 
 
@@ -123,6 +123,7 @@ def filled(row: TopicRow, lake: Lake) -> TopicRow:
             "records": sum(of.records for of in contents),
             "file_bytes": sum(of.file_bytes for of in contents),
             "next_horizon_ms": min(horizons, default=None),
+            "oldest_event_ms": oldest_event_ms(contents),
         }
     except EbbtideError as error:
         return replace(row, problem=str(error))

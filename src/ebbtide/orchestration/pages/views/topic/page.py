@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from ebbtide.lake.contents import PartitionContents, read_contents
+from ebbtide.lake.contents import PartitionContents, oldest_event_ms, read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
+from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
@@ -100,14 +101,15 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
     replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
     rows = setting_rows(topic, runs)
     holds = standing_holds(lake, clock, name)
-    deletion = newest_deletion(topic, runs, clock)
+    points = read_undo_points(lake, name, clock - HISTORY)
+    deletion = newest_deletion(topic, runs, clock, points)
     pages = max(-(-len(topic.partitions) // PARTITIONS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     return TopicPage(
         topic=topic,
         records=sum(of.records for of in contents.values()),
         file_bytes=sum(of.file_bytes for of in contents.values()),
-        oldest_event_ms=_oldest_event(contents.values()),
+        oldest_event_ms=oldest_event_ms(contents.values()),
         partitions=_partitions(topic, contents, replicas, holds, runs, page),
         partition_count=len(topic.partitions),
         page=page,
@@ -199,8 +201,3 @@ def _starts(replicas: Sequence[ReplicaRow], partition: int) -> dict[str, int]:
 def _replica(topic: LakeTopic, name: str, replica: LakeTopic | None) -> ReplicaRow:
     behind = None if replica is None else is_behind(topic.properties, replica.properties)
     return ReplicaRow(name=name, topic=replica, is_behind=behind)
-
-
-def _oldest_event(contents: Iterable[PartitionContents]) -> int | None:
-    oldest = [of.oldest_event_ms for of in contents if of.oldest_event_ms is not None]
-    return min(oldest, default=None)
