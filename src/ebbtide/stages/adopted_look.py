@@ -10,6 +10,7 @@ from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.adopted.segments import cut, new_log, with_arrived
+from ebbtide.log.logical_segments import MAX_LONG
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, PartitionState, to_properties
 from ebbtide.runs.holds_table import holds_at
 
@@ -50,8 +51,12 @@ def _properties(states: Mapping[int, PartitionState]) -> dict[str, str]:
     }
 
 
-def look_at_log(topic: Topic, rows: AdoptedRows, now_ms: int) -> Look | None:
+def look_at_log(
+    topic: Topic, rows: AdoptedRows, now_ms: int, ends: Mapping[int, int] | None = None
+) -> Look | None:
     """Return a look at the topic; None where its table is empty.
+
+    `ends` are where a kept plan ends in each partition: a segment is closed there.
 
     NotCoveredError where a setting or a hold asks for what such a topic has not.
     """
@@ -65,7 +70,7 @@ def look_at_log(topic: Topic, rows: AdoptedRows, now_ms: int) -> Look | None:
     )
     if arrivals is None:
         return None
-    states = _states_after(topic, arrivals, now_ms)
+    states = _states_after(topic, arrivals, now_ms, ends or {})
     return Look(topic, arrivals.snapshot, states, arrivals.unplaced)
 
 
@@ -82,10 +87,12 @@ def _check_covered(topic: Topic, now_ms: int) -> None:
         )
 
 
-def _states_after(topic: Topic, arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
+def _states_after(
+    topic: Topic, arrivals: Arrivals, now_ms: int, ends: Mapping[int, int]
+) -> dict[int, PartitionState]:
     """Return each partition's state with what arrived, its active segment cut if it is time."""
     states = dict(topic.partitions)
     for partition, rows in arrivals.by_partition.items():
         state = states.get(partition) or new_log(0, now_ms)
         states[partition] = with_arrived(state, rows, now_ms)
-    return {p: cut(states[p], topic.config, now_ms) for p in sorted(states)}
+    return {p: cut(states[p], topic.config, now_ms, ends.get(p, MAX_LONG)) for p in sorted(states)}

@@ -41,6 +41,13 @@ def test_an_active_segment_is_closed_at_the_log_end(
     assert cut(state, CONFIG, now_ms) == state
 
 
+def test_a_segment_is_closed_where_a_plan_found_the_log_end() -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150, at_most=3)
+    assert [segment.base_offset for segment in state.segments] == [0, 3]
+    again = cut(state, CONFIG, 151)  # offset 3 is in a segment that is as old
+    assert [segment.base_offset for segment in again.segments] == [0, 3, 4]
+
+
 def test_an_empty_segment_is_never_closed() -> None:
     assert cut(new_log(0, 50), CONFIG, 10_000) == new_log(0, 50)
 

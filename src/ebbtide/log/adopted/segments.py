@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ebbtide.log.adopted.horizons import OffsetRange, covered_end, with_late
-from ebbtide.log.logical_segments import Segment, SegmentStart, SegmentSums, segment_of
+from ebbtide.log.logical_segments import (
+    MAX_LONG,
+    Segment,
+    SegmentStart,
+    SegmentSums,
+    segment_of,
+)
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
@@ -64,21 +70,26 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
     )
 
 
-def cut(state: PartitionState, config: TopicConfig, now_ms: int) -> PartitionState:
-    """Return the state with its active segment closed at the log end, if it is old or large enough.
+def cut(
+    state: PartitionState, config: TopicConfig, now_ms: int, at_most: int = MAX_LONG
+) -> PartitionState:
+    """Return the state with its active segment closed, if it is old or large enough.
 
-    Kafka: LogSegment.shouldRoll.
+    It ends at the log end, or at `at_most`, where a kept plan has found the log end. Kafka:
+    LogSegment.shouldRoll.
     """
-    active, end = state.sums[-1], state.log_end_offset
+    active, end = state.sums[-1], min(state.log_end_offset, at_most)
     is_old = active.first_timestamp_ms >= 0 and (
         now_ms - active.first_timestamp_ms >= config.segment_ms
     )
     if end <= state.active_segment or not (is_old or active.size_bytes >= config.segment_bytes):
         return state
+    # Rows beyond a plan's end stay counted in the closed segment; their times decide in the next.
+    left = _EMPTY if end == state.log_end_offset else active._replace(size_bytes=0, record_count=0)
     return replace(
         state,
         segments=(*state.segments, SegmentStart(end, now_ms)),
-        sums=(*state.sums, _EMPTY),
+        sums=(*state.sums, left),
     )
 
 

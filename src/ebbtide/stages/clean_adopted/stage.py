@@ -162,7 +162,8 @@ def plan_adopted(
     if (in_flight := open_round(topic)) is not None:
         log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
         return _resumed(topic, rows, in_flight)
-    look = look_at_log(topic, rows, now_ms)
+    ends = {p: of.first_uncleanable_offset for p, of in (bounds or {}).items()}
+    look = look_at_log(topic, rows, now_ms, ends)
     if look is None:
         return AdoptedPlan(topic, None, {}, None, Victims(), {})
     choice = choose(topic, rows, look.snapshot, look.states, now_ms, bounds)

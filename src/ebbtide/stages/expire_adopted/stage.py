@@ -65,7 +65,8 @@ def plan_expire_adopted(
             f"expected ebbtide.retention.granularity of {topic.name}, whose table others write, to "
             "be segment, found record; unset it"
         )
-    look = look_at_log(topic, AdoptedRows.of(topic), now_ms)
+    ends = {p: of["log_start_offset"] for p, of in (bounds or {}).items()}
+    look = look_at_log(topic, AdoptedRows.of(topic), now_ms, ends)
     states = {} if look is None else look.states
     observed = Topic(topic.spark, topic.name, {**topic.properties, **_properties(states)})
     expiries, limits = {}, {}
