@@ -64,6 +64,11 @@ class Committed(NamedTuple):
         )
 
     @property
+    def adds_rows(self) -> bool:
+        """Whether it may have brought new rows: it added some and did not only move them."""
+        return self.operation != "replace" and self.summary.get("added-records", "0") != "0"
+
+    @property
     def is_foreign(self) -> bool:
         """Whether somebody else made it and changed rows by it."""
         return not (self.is_own or self.operation == "replace") and any(

@@ -81,6 +81,22 @@ def test_rows_that_arrive_late_are_dirty_again(spark: SparkSession, cluster: str
     assert all(of.horizon_ms != PENDING for of in horizons(spark, name))
 
 
+def test_updates_by_others_delay_no_tombstone(spark: SparkSession, cluster: str) -> None:
+    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
+    spark_table(spark, name)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.update.mode'='merge-on-read')")
+    append(spark, name, [Record(0, "a"), Record(1, "b", None)])
+    adopt(spark, name)
+    clean(spark, name, 10_000)
+    spark.sql(f"UPDATE {table} SET value = cast('w' as binary) WHERE offset = 0")
+    append(spark, name, [Record(2, "c"), Record(3, "c")])
+    clean(spark, name, 10_500)
+    assert live(spark, name) == [0, 1, 3]
+    assert horizons(spark, name) == (HorizonRange(2, 11_000), HorizonRange(4, 11_500))
+    clean(spark, name, 11_000)
+    assert live(spark, name) == [0, 3]
+
+
 def test_nested_columns_and_keys_are_followed_by_their_ids(
     spark: SparkSession, cluster: str
 ) -> None:

@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.history import Committed
+from ebbtide.iceberg.files.manifests import changed_files
+from ebbtide.iceberg.history import Committed, history_since
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
 from ebbtide.log.adopted.segments import ArrivedRows, late_below
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
@@ -55,44 +56,55 @@ def look(
 ) -> Arrivals | None:
     """Return what arrived since the snapshot `seen`; None for a table without a snapshot.
 
-    Where appends alone cannot tell it, all live rows count as arrived.
+    Where the commits since then cannot tell it, all live rows count as arrived.
     """
     table = java_table(rows.spark, rows.table)
     current = table.currentSnapshot()
     if current is None:
         return None
     snapshot = int(current.snapshotId())
-    if snapshot == seen:
-        return Arrivals(snapshot, {}, frozenset())
     since = None if seen is None else _since(rows.spark, table, seen)
-    if since is None:
-        arrived, is_anew = rows.at(snapshot), bool(states)
-        if is_anew:
-            log.warning("rows that arrived late cannot be told from others: all count as late")
-    elif not any(of.operation == _APPEND for of in since):
+    adding = [of for of in since or () if of.adds_rows]
+    if since is not None and not adding:
         return Arrivals(snapshot, {}, frozenset())
-    else:
+    is_anew = since is None or not _can_tell(since)
+    if is_anew:
+        arrived = rows.at(snapshot)
+        if states:
+            log.warning("rows that arrived late cannot be told from others: all count as late")
+    elif all(of.operation == _APPEND for of in adding):
         assert seen is not None
-        arrived, is_anew = rows.appended(seen, snapshot), False
+        arrived = rows.appended(seen, snapshot)
+    else:
+        added = F.col("file").isin(_added_files(rows.spark, table, adding))
+        arrived = rows.at(snapshot).where(added)
     arrived = arrived.withColumn("event_ms", clock.event_time_ms())
     return _summed(rows, arrived, states, snapshot, _bytes_a_row(table), is_anew=is_anew)
 
 
 def _since(spark: SparkSession, table: Any, seen: int) -> list[Committed] | None:
-    """Return the commits since a snapshot; None where they do not tell what arrived.
+    """Return the commits since a snapshot; None where it is not in the table's history."""
+    history = history_since(spark, table, seen)
+    return history.commits if history.is_reached else None
 
-    They tell it where each is an append, moves rows to other files, or only removes some.
+
+def _can_tell(commits: list[Committed]) -> bool:
+    """Return whether these commits tell which rows arrived.
+
+    An append does, even if its files were rewritten since. A commit that also removes does by its
+    files, as long as they are there.
     """
-    commits: list[Committed] = []
-    snapshot = table.currentSnapshot()
-    while snapshot is not None and int(snapshot.snapshotId()) != seen:
-        made = Committed.of(spark, snapshot)
-        adds = int(made.summary.get("added-records", 0)) > 0
-        if adds and made.operation not in (_APPEND, _REPLACE):
-            return None
-        commits.append(made)
-        snapshot = None if made.parent is None else table.snapshot(made.parent)
-    return None if snapshot is None else commits
+    are_appends = all(of.operation == _APPEND for of in commits if of.adds_rows)
+    return are_appends or not any(of.operation == _REPLACE for of in commits)
+
+
+def _added_files(spark: SparkSession, table: Any, commits: list[Committed]) -> list[str]:
+    return [
+        file.path
+        for of in commits
+        for sign, file in changed_files(spark, table, table.snapshot(of.id))
+        if sign > 0 and file.is_data
+    ]
 
 
 def _bytes_a_row(table: Any) -> float:
@@ -140,7 +152,7 @@ def _summed(
             of_partitions.setdefault(row["partition"], []).append(row)
     topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
     arrivals = {
-        partition: _of_partition(mine, states.get(partition), bytes_a_row, is_anew=is_anew)
+        partition: _of_partition(mine, bytes_a_row, is_anew=is_anew)
         for partition, mine in sorted(of_partitions.items())
     }
     _check_topic(rows, topics - {None})
@@ -171,9 +183,7 @@ def _ranges(state: PartitionState) -> list[tuple[int, int]]:
     return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
 
 
-def _of_partition(
-    rows: list[Row], state: PartitionState | None, bytes_a_row: float, *, is_anew: bool
-) -> ArrivedRows:
+def _of_partition(rows: list[Row], bytes_a_row: float, *, is_anew: bool) -> ArrivedRows:
     late = [row["first_late"] for row in rows if row["first_late"] is not None]
     sums = {
         row["first"] or 0: SegmentSums(
@@ -184,8 +194,6 @@ def _of_partition(
         )
         for row in rows
     }
-    if is_anew and state is not None:  # they are counted already
-        sums = {}
     tombstones = [of for row in rows for of in _late_tombstones(row)]
     return ArrivedRows(
         first_offset=min(row["first_offset"] for row in rows),
@@ -194,6 +202,7 @@ def _of_partition(
         first_late_offset=min(late, default=None),
         max_event_time_ms=max(row["last_event_ms"] for row in rows),
         late_tombstones=tombstones,
+        are_all=is_anew,
     )
 
 

@@ -32,6 +32,7 @@ class ArrivedRows(NamedTuple):
     first_late_offset: int | None = None
     late_tombstones: Sequence[OffsetRange] = ()
     max_event_time_ms: int = NEVER
+    are_all: bool = False  # not only what arrived: all live rows, so that they count anew
 
 
 def new_log(first_offset: int, now_ms: int) -> PartitionState:
@@ -48,7 +49,8 @@ def new_log(first_offset: int, now_ms: int) -> PartitionState:
 
 def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> PartitionState:
     """Return the state with the rows in its segments; late ones are dirty again."""
-    segments, sums = list(state.segments), list(state.sums)
+    segments = list(state.segments)
+    sums = [_EMPTY] * len(segments) if rows.are_all else list(state.sums)
     bases = [segment.base_offset for segment in segments]
     for offset, more in rows.by_segment.items():
         place = bases.index(segment_of(bases, offset))
