@@ -156,6 +156,15 @@ class CleanedPartition(BeforeAndAfter):
     ]
 
 
+class CleanedTopic(OfTopic):
+    """clean_log, of a topic."""
+
+    files_read: NotRequired[
+        Annotated[int, "data files of an adopted table that may hold dirty rows or dirty keys"]
+    ]
+    files: NotRequired[Annotated[int, "all data files of it"]]
+
+
 class ExpiredPartition(BeforeAndAfter):
     """expire_segments, of a partition."""
 
@@ -388,7 +397,7 @@ BY_JOB: Mapping[str, tuple[type, type]] = {
     "ingest_segments": (IngestedPartition, IngestedTopic),
     "ingest_topic": (IngestedPartition, IngestedTopic),
     "mark_tombstones": (MarkedPartition, MarkedTopic),
-    "clean_log": (CleanedPartition, OfTopic),
+    "clean_log": (CleanedPartition, CleanedTopic),
     "expire_segments": (ExpiredPartition, ExpiredTopic),
     "delete_records": (DeletedPartition, DeletedTopic),
     "replicate_log": (ReplicatedPartition, ReplicatedTopic),

@@ -171,6 +171,20 @@ def test_rows_of_equality_deletes_are_dead_and_stay_so(spark: SparkSession, clus
     assert live(spark, name) == [1, 3]
 
 
+def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
+    spark: SparkSession, cluster: str
+) -> None:
+    name = f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(1, "c")])
+    append(spark, name, [Record(2, "x"), Record(3, "z")])
+    adopt(spark, name)
+    clean(spark, name, 10_000)
+    append(spark, name, [Record(4, "b"), Record(5, "d")])
+    topic = clean(spark, name, 20_000).topic
+    assert (topic["files_read"], topic["files"]) == (2, 3)
+
+
 STEPS = (Step.ADOPTED_ROWS_SEEN, Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_STATE)
 
 

@@ -84,6 +84,9 @@ class AdoptedPlan:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             outcome.partitions[partition] = numbers | self._numbers(partition)
         outcome.bytes_removed = sum(self._bytes(p) for p in self.states)
+        if self.victims.files.all:
+            read, of_all = self.victims.files
+            outcome.topic |= {"files_read": read, "files": of_all}
         if self.look is not None and self.look.notes:
             outcome.topic["note"] = "; ".join(self.look.notes)
         return outcome

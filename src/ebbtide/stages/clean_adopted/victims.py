@@ -19,6 +19,7 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.adopted.read_files import KeyRange, ReadFiles, count_read_files
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.log.adopted.horizons import OffsetRange, due_ranges
@@ -39,6 +40,7 @@ class Victims:
     offsets: dict[int, BitMap64] = field(default_factory=dict)
     by_rule: dict[int, Counter[str]] = field(default_factory=dict)
     by_segment: dict[int, Counter[int]] = field(default_factory=dict)
+    files: ReadFiles = field(default_factory=ReadFiles)
 
     @property
     def rows(self) -> int:
@@ -66,9 +68,12 @@ def find_victims(
         return _gathered(_at_once(found), states)
     dirty.persist()
     try:
-        if (superseded := _superseded(in_round, dirty)) is not None:
-            found.append(_of_rule(superseded, SUPERSEDED))
-        return _gathered(_at_once(found), states)
+        keys = _key_range(dirty)
+        found.append(_of_rule(_superseded(in_round, dirty, keys), SUPERSEDED))
+        victims = _gathered(_at_once(found), states)
+        firsts = [part.dirty[0] for part in this_round.partitions.values()]
+        victims.files = count_read_files(rows, this_round.records_snapshot, min(firsts), keys)
+        return victims
     finally:
         dirty.unpersist()
 
@@ -126,20 +131,28 @@ def _dirty_keys(in_round: DataFrame, this_round: CleaningRound) -> DataFrame | N
     return with_key.groupBy("partition", "key").agg(F.max("offset").alias("latest"))
 
 
-def _superseded(in_round: DataFrame, dirty: DataFrame) -> DataFrame | None:
+def _key_range(dirty: DataFrame) -> KeyRange | None:
+    """Return the least and greatest dirty key; None where there is none or they have no order."""
+    if dict(dirty.dtypes)["key"] not in _ORDERED:
+        return None
+    (found,) = dirty.agg(F.min("key").alias("least"), F.max("key").alias("greatest")).collect()
+    if found["least"] is None:
+        return None
+    ends = (bytes(of) if isinstance(of, bytearray) else of for of in found)
+    return KeyRange(*ends)
+
+
+def _superseded(in_round: DataFrame, dirty: DataFrame, keys: KeyRange | None) -> DataFrame:
     """Return the records that a later dirty one of the same key supersedes."""
-    kind = dict(dirty.dtypes)["key"]
     rows = in_round
-    if kind in _ORDERED:
-        least, greatest = dirty.agg(F.min("key"), F.max("key")).head() or (None, None)
-        if least is None:
-            return None
-        rows = rows.where((F.col("key") >= F.lit(least)) & (F.col("key") <= F.lit(greatest)))
-    keys = dirty.select(
+    if keys is not None:
+        is_within = (F.col("key") >= F.lit(keys.least)) & (F.col("key") <= F.lit(keys.greatest))
+        rows = rows.where(is_within)
+    dirty = dirty.select(
         F.col("partition").alias("of_partition"), F.col("key").alias("dirty_key"), "latest"
     )
     is_same = (F.col("partition") == F.col("of_partition")) & (F.col("key") == F.col("dirty_key"))
-    return rows.join(keys, is_same).where(F.col("offset") < F.col("latest"))
+    return rows.join(dirty, is_same).where(F.col("offset") < F.col("latest"))
 
 
 def _of_rule(rows: DataFrame, rule: str) -> DataFrame:
