@@ -15,7 +15,6 @@ from typing import Any, NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.adopted.layout import LAYOUT
-from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.results import Reason
@@ -23,6 +22,8 @@ from ebbtide.log.retention import expiry_basis, is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
 from ebbtide.log.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
 
+# Of these, the jobs that look at tables that others write; there are no replicas to truncate.
+LOOKING_AT_ADOPTED = frozenset({"clean_log", "expire_segments"})
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
 
@@ -44,7 +45,7 @@ def nothing_to_do(
     Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
     if LAYOUT in topic.properties:  # what has arrived, only the table itself tells
-        return None if job in JOBS_ON_ADOPTED else Reason.OTHERS_WRITE
+        return None if job in LOOKING_AT_ADOPTED else Reason.OTHERS_WRITE
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if UNDO in topic.properties:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ebbtide.errors import CommitConflictError, NotCoveredError
+from ebbtide.errors import CommitConflictError, NotCoveredError, UnfinishedWorkError
 from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.adopted.segments import cut, new_log, with_arrived
 from ebbtide.log.logical_segments import MAX_LONG
@@ -22,6 +23,12 @@ class Look(NamedTuple):
     snapshot: int
     states: Mapping[int, PartitionState]
     unplaced: int = 0
+
+    @property
+    def observed(self) -> Topic:
+        """The topic with its partitions as the look has found them."""
+        of = self.topic
+        return Topic(of.spark, of.name, {**of.properties, **_properties(self.states)})
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,6 +68,11 @@ def look_at_log(
     NotCoveredError where a setting or a hold asks for what such a topic has not.
     """
     _check_covered(topic, now_ms)
+    if open_round(topic) is not None:
+        raise UnfinishedWorkError(
+            f"expected no cleaner round in flight on {topic.name}, found one: clean_log was killed "
+            "or is at work; run it again"
+        )
     seen = topic.properties.get(ADOPTED_SEEN)
     arrivals = look(
         rows,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ebbtide.log.adopted.layout import Layout
 
 # Jobs that work on a topic whose table others write; all others leave such a topic alone.
-JOBS = frozenset({"clean_log", "expire_segments"})
+JOBS = frozenset({"clean_log", "expire_segments", "delete_records"})
 
 
 class Exactness(StrEnum):
@@ -43,7 +43,7 @@ def rules_of(layout: Layout) -> Iterator[Rule]:
         Exactness.APPROXIMATE,
         "by these segments, and a record's timestamp stands for the time of its append",
     )
-    yield Rule("DeleteRecords", Exactness.REFUSED, "not built for adopted tables yet")
+    yield Rule("DeleteRecords", Exactness.EXACT, "up to the log end, which the request looks up")
 
 
 def _supersede(layout: Layout) -> Rule:

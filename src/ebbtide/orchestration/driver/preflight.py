@@ -8,6 +8,7 @@ from typing import Any
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.lake.undo_points import read_undo_points
+from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.delete_answers import ErrorCode, answer_partition, way_out
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
 from ebbtide.log.requests.erase_request import check_is_compacted
@@ -54,6 +55,8 @@ def _refusals(lake: Lake, name: TopicName, asked: TopicRequest) -> list[str]:
     """Return why each partition is refused; empty where one may be granted or Spark has to tell."""
     try:
         topic = lake.topic(str(name))
+        if LAYOUT in topic.properties:
+            return []  # what has arrived since, only the table itself tells
         config, states = topic.config, topic.partitions
     except UnknownTopicError as error:
         return [f"{ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name}: {error}"]

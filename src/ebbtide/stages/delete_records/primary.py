@@ -10,6 +10,8 @@ from typing import Any
 from pyroaring import BitMap64
 
 from ebbtide.errors import EbbtideError, RequestError, UnavailableError
+from ebbtide.iceberg.adopted.prefixes import find_below
+from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.delete_answers import (
@@ -22,6 +24,7 @@ from ebbtide.log.delete_answers import (
 )
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.summary import (
+    LeavingRows,
     PartitionSummary,
     RuleNumbers,
     Staying,
@@ -33,9 +36,11 @@ from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.adopted_look import Look
+from ebbtide.stages.adopted_prefix import remove_below_start
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
 from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
-from ebbtide.stages.delete_records.truncate import truncate_below_start
+from ebbtide.stages.delete_records.truncate import Truncation, truncate_below_start
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,7 @@ class DeletePlan:
     answers: dict[int, Answer]
     timeout_ms: int = TIMEOUT_MS
     more_numbers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    look: Look | None = None  # of an adopted topic
 
     @property
     def starts(self) -> dict[int, int]:
@@ -83,6 +89,8 @@ class DeletePlan:
 
     def touches(self) -> Touched:
         """Return the partitions whose log start moves here, or may move at a live topic."""
+        if self.look is not None:
+            return Touched()  # an adopted table has no undo
         live, states = self.topic.config.live_replicas, self.topic.partitions
         moves = {
             p for p, of in self.starts.items() if of > (0 if live else states[p].log_start_offset)
@@ -100,6 +108,8 @@ class DeletePlan:
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the tables hold below the new log start offsets, and what stays behind."""
         kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
+        if self.look is not None:
+            return _summary_of_adopted(self.topic, self.look.snapshot, self.starts)
         return {
             partition: partition_summary(
                 prefix,
@@ -110,6 +120,18 @@ class DeletePlan:
             )
             for partition, prefix in find_prefixes(self.topic, self.starts).items()
         }
+
+
+def _summary_of_adopted(
+    topic: Topic, snapshot: int, starts: Mapping[int, int]
+) -> dict[int, PartitionSummary]:
+    rows = find_below(AdoptedRows.of(topic), snapshot, starts).rows
+    return {
+        partition: partition_summary(
+            LeavingRows(records=rows[partition]), {RULE: RuleNumbers(records=rows[partition])}
+        )
+        for partition in starts
+    }
 
 
 def _numbers(prefix: Prefix) -> RuleNumbers:
@@ -165,12 +187,14 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     if not moved:
         return plan.outcome()
     log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
+    if plan.look is not None:
+        compare_and_set(plan.look.topic, Step.ADOPTED_ROWS_SEEN, plan.look.seen)
     replicas = Replicas(plan.topic, plan.now_ms, plan.timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(
         plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
     )
-    truncation = truncate_below_start(plan.topic, plan.now_ms)
+    truncation = _truncated(plan, after)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
@@ -184,6 +208,14 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition]
     return outcome
+
+
+def _truncated(plan: DeletePlan, after: Topic) -> Truncation:
+    """Remove what lies below the log start offsets."""
+    if plan.look is None:
+        return truncate_below_start(plan.topic, plan.now_ms)
+    removed = remove_below_start(after)
+    return Truncation(rows=removed.rows, snapshot_ids=removed.snapshot_ids)
 
 
 def _requested(plan: DeletePlan, partition: int) -> int:

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.brokers.live_topic import LiveTopic
-from ebbtide.errors import RequestError
+from ebbtide.errors import NotCoveredError, RequestError
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.delete_answers import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
@@ -38,6 +38,15 @@ class RequestedOffsets:
             offsets[partition] = min(end, bound)
         numbers = {p: numbers for p, numbers in self.more_numbers.items() if p in bounds}
         return RequestedOffsets(offsets, numbers)
+
+
+def check_asks_for_offsets(topic: Topic, asked: TopicRequest) -> None:
+    """Raise NotCoveredError where an adopted topic is asked for a time or a consumer group."""
+    if not all(isinstance(of, AtOffset) for of in asked.of(topic.partitions).values()):
+        raise NotCoveredError(
+            f"expected offsets in a request on {topic.name}, whose table others write, found a "
+            "time or a consumer group; name the offsets"
+        )
 
 
 def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:

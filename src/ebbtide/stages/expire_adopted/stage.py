@@ -6,18 +6,13 @@ the next run finishes a killed one. Segments and their sizes are those of the st
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.adopted.prefixes import find_below
-from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.commits import ROWS, Step, commit
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.adopted.segments import segments_of, without_expired
 from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, partition_summary
@@ -26,6 +21,7 @@ from ebbtide.log.state.topic_state import NEVER, to_properties
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopted_look import Look, look_at_log
+from ebbtide.stages.adopted_prefix import remove_below_start
 from ebbtide.stages.expire_segments.plan import ExpirePlan, PartitionBounds
 
 
@@ -68,7 +64,7 @@ def plan_expire_adopted(
     ends = {p: of["log_start_offset"] for p, of in (bounds or {}).items()}
     look = look_at_log(topic, AdoptedRows.of(topic), now_ms, ends)
     states = {} if look is None else look.states
-    observed = Topic(topic.spark, topic.name, {**topic.properties, **_properties(states)})
+    observed = topic if look is None else look.observed
     expiries, limits = {}, {}
     for partition, state in states.items():
         if bounds is not None and partition not in bounds:
@@ -90,23 +86,16 @@ def plan_expire_adopted(
     )
 
 
-def _properties(states: Mapping[int, Any]) -> dict[str, str]:
-    return {
-        name: value
-        for partition, state in states.items()
-        for name, value in to_properties(partition, state).items()
-    }
-
-
 def execute_expire_adopted(plan: AdoptedExpirePlan) -> JobOutcome:
     """Move the log start offsets, and remove what lies below them."""
     outcome = plan.outcome()
     if plan.look is None:
         return outcome
     after = compare_and_set(plan.look.topic, Step.LOG_START_OFFSET, partial(_moved, plan))
-    removed = remove_below_start(after, outcome)
+    removed = remove_below_start(after)
+    outcome.rows_removed, outcome.snapshot_ids = removed.rows.total(), removed.snapshot_ids
     for partition, numbers in outcome.partitions.items():
-        numbers["records_removed"] = removed[partition]
+        numbers["records_removed"] = removed.rows[partition]
     return outcome
 
 
@@ -120,23 +109,3 @@ def _moved(plan: AdoptedExpirePlan, current: Topic) -> PropertyChanges:
             after = without_expired(state, expiry.kept, expiry.log_start_offset)
             changes |= to_properties(partition, after)
     return changes
-
-
-def remove_below_start(topic: Topic, outcome: JobOutcome) -> Counter[int]:
-    """Remove the rows below each log start offset; return how many, by partition."""
-    starts = {p: s.log_start_offset for p, s in topic.partitions.items() if s.log_start_offset}
-    snapshot = current_snapshot(topic.spark, topic.name.records_table)
-    if not starts or snapshot is None:
-        return Counter()
-    below = find_below(AdoptedRows.of(topic), snapshot, starts)
-    if below.rows:
-        prepared = prepare_row_deletes(
-            topic.spark,
-            topic.name.records_table,
-            snapshot,
-            below.positions,
-            {ROWS: str(below.rows.total())},
-        )
-        outcome.snapshot_ids.append(commit(Step.TRUNCATE_RECORDS, prepared))
-        outcome.rows_removed += below.rows.total()
-    return below.rows
