@@ -123,7 +123,8 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
 
 def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
     """Return the rows of each (partition, segment), in the order of the column `by`."""
-    rows = sorted_by(rows, ("partition", "segment", by))
+    # In one piece, since `take` looks at every chunk of a table each time.
+    rows = sorted_by(rows, ("partition", "segment", by)).combine_chunks()
     keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
     places, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
     # Copies, since a slice takes all of the table along when it is sent to a task.
