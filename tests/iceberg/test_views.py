@@ -207,7 +207,7 @@ def grow(
     return grown
 
 
-@pytest.mark.parametrize("grow", [1, 2, FRESH_SEED], indirect=True)
+@pytest.mark.parametrize("grow", [1, FRESH_SEED], indirect=True)
 def test_the_table_is_the_fold_of_the_log_whatever_was_cleaned(
     spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
