@@ -70,25 +70,33 @@ class AirflowApi:
             time.sleep(1)
 
     def approve(self, dag: str, run_id: str, note: str, seconds: float) -> str:
-        """Answer a run when it asks; the question."""
-        self.wait_until("awaiting_input", dag, run_id, "approve", seconds)
-        return self._answer(dag, run_id, note)
+        """Answer a run that must ask; the question."""
+        (question, *_) = self.approve_if_asked(dag, run_id, note, seconds)
+        return question
 
-    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> None:
-        """Answer a run if it asks: it does where something would be removed."""
-        deadline = time.monotonic() + seconds
+    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> list[str]:
+        """Answer a run whenever it asks, which it does where something would be removed.
+
+        Return the questions. Airflow 3.3.2 may ask twice: its scheduler takes a task whose answer
+        came before it heard that the task waits for one to have failed, and tries it again.
+        """
+        deadline, questions = time.monotonic() + seconds, []
         while not OVER & set(now := self.states(dag, run_id).get("approve", [])):
-            if "awaiting_input" in now:
-                self._answer(dag, run_id, note)
-                return
+            if "awaiting_input" in now and (question := self._answer(dag, run_id, note)):
+                questions.append(question)
             assert time.monotonic() < deadline, self.states(dag, run_id)
             time.sleep(1)
+        return questions
 
-    def _answer(self, dag: str, run_id: str, note: str) -> str:
+    def _answer(self, dag: str, run_id: str, note: str) -> str | None:
+        """The question; None where it has an answer already."""
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
-        question: str = self._ask("GET", path)["body"]
+        asked = self._ask("GET", path)
+        if asked["response_received"]:
+            return None
         answer = {"chosen_options": ["Approve"], "params_input": {"note": note}}
         self._ask("PATCH", path, answer)
+        question: str = asked["body"]
         return question
 
     def wait(self, dag: str, run_id: str, seconds: float) -> str:
