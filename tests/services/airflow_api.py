@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = {"success", "failed"}
+READING_SECONDS = 15.0
 OVER = {*ENDED, "skipped", "upstream_failed"}  # of a task
 
 
@@ -71,32 +72,30 @@ class AirflowApi:
 
     def approve(self, dag: str, run_id: str, note: str, seconds: float) -> str:
         """Answer a run that must ask; the question."""
-        (question, *_) = self.approve_if_asked(dag, run_id, note, seconds)
+        question = self.approve_if_asked(dag, run_id, note, seconds)
+        assert question is not None, self.states(dag, run_id)
         return question
 
-    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> list[str]:
-        """Answer a run whenever it asks, which it does where something would be removed.
+    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> str | None:
+        """Answer a run if it asks, which it does where something would be removed; the question.
 
-        Return the questions. Airflow 3.3.2 may ask twice: its scheduler takes a task whose answer
-        came before it heard that the task waits for one to have failed, and tries it again.
+        An answer takes as long as a person's. Airflow 3.3.2 fails the task if one comes before its
+        scheduler has heard from the executor that the task only waits.
         """
-        deadline, questions = time.monotonic() + seconds, []
+        deadline = time.monotonic() + seconds
         while not OVER & set(now := self.states(dag, run_id).get("approve", [])):
-            if "awaiting_input" in now and (question := self._answer(dag, run_id, note)):
-                questions.append(question)
+            if "awaiting_input" in now:
+                time.sleep(READING_SECONDS)
+                return self._answer(dag, run_id, note)
             assert time.monotonic() < deadline, self.states(dag, run_id)
             time.sleep(1)
-        return questions
+        return None
 
-    def _answer(self, dag: str, run_id: str, note: str) -> str | None:
-        """The question; None where it has an answer already."""
+    def _answer(self, dag: str, run_id: str, note: str) -> str:
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
-        asked = self._ask("GET", path)
-        if asked["response_received"]:
-            return None
+        question: str = self._ask("GET", path)["body"]
         answer = {"chosen_options": ["Approve"], "params_input": {"note": note}}
         self._ask("PATCH", path, answer)
-        question: str = asked["body"]
         return question
 
     def wait(self, dag: str, run_id: str, seconds: float) -> str:
