@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.schema import create_runs, create_topic
+from ebbtide.iceberg.schema import create_runs, create_tables
+from ebbtide.iceberg.state_table import check_commits
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.logical_segments import SegmentStart
@@ -103,11 +106,14 @@ class LakeSandbox:
         states: Mapping[int, PartitionState] | None = None,
         config: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a topic's tables with a configuration and a state."""
+        """Create a topic's tables, without its views, with a configuration and a state."""
         properties = dict(config or {"kafka.cleanup.policy": "compact"})
         for partition, state in (states if states is not None else {0: state_of()}).items():
             properties |= to_properties(partition, state)
-        create_topic(self.session, TopicName.parse(name), properties)
+        session, catalog = self.session, self.home / "lake" / "catalog.db"
+        if not catalog.exists():
+            shutil.copy(_probed_catalog(), catalog)
+        create_tables(session, TopicName.parse(name), properties)
 
     def batches(self, name: str, rows: Sequence[tuple[int, int, int, int]]) -> None:
         """Add batches: (partition, offset, attributes, base timestamp in ms), 100 bytes each."""
@@ -197,6 +203,16 @@ class LakeSandbox:
         )
         append_hold(self.session, TopicName.parse(topic), event)
         return event
+
+
+@cache
+def _probed_catalog() -> Path:
+    """A catalog of which is known that its commits are exclusive: to find out takes commits."""
+    home = Path(tempfile.mkdtemp(prefix="ebbtide-probed-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    probed = LakeSandbox(home / "home")
+    check_commits(probed.session, CATALOG)
+    return probed.home / "lake" / "catalog.db"
 
 
 @contextmanager

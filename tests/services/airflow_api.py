@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ENDED = {"success", "failed"}
+READING_SECONDS = 15.0
 OVER = {*ENDED, "skipped", "upstream_failed"}  # of a task
 
 
@@ -70,19 +71,25 @@ class AirflowApi:
             time.sleep(1)
 
     def approve(self, dag: str, run_id: str, note: str, seconds: float) -> str:
-        """Answer a run when it asks; the question."""
-        self.wait_until("awaiting_input", dag, run_id, "approve", seconds)
-        return self._answer(dag, run_id, note)
+        """Answer a run that must ask; the question."""
+        question = self.approve_if_asked(dag, run_id, note, seconds)
+        assert question is not None, self.states(dag, run_id)
+        return question
 
-    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> None:
-        """Answer a run if it asks: it does where something would be removed."""
+    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> str | None:
+        """Answer a run if it asks, which it does where something would be removed; the question.
+
+        An answer takes as long as a person's. Airflow 3.3.2 fails the task if one comes before its
+        scheduler has heard from the executor that the task only waits.
+        """
         deadline = time.monotonic() + seconds
         while not OVER & set(now := self.states(dag, run_id).get("approve", [])):
             if "awaiting_input" in now:
-                self._answer(dag, run_id, note)
-                return
+                time.sleep(READING_SECONDS)
+                return self._answer(dag, run_id, note)
             assert time.monotonic() < deadline, self.states(dag, run_id)
             time.sleep(1)
+        return None
 
     def _answer(self, dag: str, run_id: str, note: str) -> str:
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"

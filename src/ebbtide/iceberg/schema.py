@@ -222,6 +222,12 @@ _NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOT
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
     """Create a topic's tables and views where they do not exist, with its settings and state."""
+    create_tables(spark, name, properties)
+    create_views(spark, name)
+
+
+def create_tables(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
+    """Create a topic's tables alone."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         create_namespace(spark, quoted(name.catalog, namespace))
     _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
@@ -229,7 +235,6 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
     create_state(spark, name, _NO_ROWS | state_of(properties))
     settings = _RECORDS | settings_of(properties)
     _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
-    create_views(spark, name)
 
 
 def _forget_dropped(spark: SparkSession, name: TopicName) -> None:

@@ -108,7 +108,7 @@ def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, 
 
     ConfigurationError for a catalog whose commits are not exclusive.
     """
-    _probe(spark, name.catalog)
+    check_commits(spark, name.catalog)
     create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
     _create(spark, name, sealed(properties))
 
@@ -142,7 +142,7 @@ def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str])
         return None
 
 
-def _probe(spark: SparkSession, catalog: str) -> None:
+def check_commits(spark: SparkSession, catalog: str) -> None:
     """Raise ConfigurationError where the catalog accepts a commit from an outdated base."""
     marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
     if read_state(spark, marker) is not None:

@@ -90,15 +90,15 @@ def test_a_night_after_a_merge_ends_as_one_without(sandbox: LakeSandbox, name: T
     assert offsets(view_of(sandbox, name)) == [9, 11, 13, 15, 17, 18]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_killed_merge_is_finished_by_whoever_comes_next(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
+def test_a_merge_that_is_killed_at_each_commit_is_finished_by_whoever_comes_next(
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:
     before = view_of(sandbox, name)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        merge_segments(load(sandbox.session, name))
-    assert view_of(sandbox, name) == before
+    kill_at += STEPS
+    while kill_at:
+        with pytest.raises(KilledError):
+            merge_segments(load(sandbox.session, name))
+        assert view_of(sandbox, name) == before
     settle(load(sandbox.session, name), "expire_segments")
     merge_segments(load(sandbox.session, name))
     assert view_of(sandbox, name) == before

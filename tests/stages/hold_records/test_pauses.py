@@ -134,8 +134,8 @@ def test_a_plan_made_before_the_pause_removes_nothing_of_its_partition(
     )
 
 
-def test_an_ended_pause_counts_no_more(sandbox: LakeSandbox, name: TopicName) -> None:
-    spark = sandbox.session
+def test_an_ended_pause_counts_no_more(sandbox: LakeSandbox, cluster: str) -> None:
+    spark, name = sandbox.session, TopicName(cluster, "t")
     append_hold(spark, name, pause(name))
     ended = pause(name, event=Event.ENDED, at=at(NIGHT_MS) + timedelta(hours=1))
     append_hold(spark, name, ended)
@@ -146,8 +146,9 @@ def test_an_ended_pause_counts_no_more(sandbox: LakeSandbox, name: TopicName) ->
 
 
 def test_a_killed_event_is_kept_or_not(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+    sandbox: LakeSandbox, cluster: str, kill_at: list[Step]
 ) -> None:
+    name = TopicName(cluster, "t")
     kill_at.append(Step.HOLD_EVENT)
     with pytest.raises(KilledError):
         append_hold(sandbox.session, name, pause(name))

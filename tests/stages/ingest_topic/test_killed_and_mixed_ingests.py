@@ -39,18 +39,18 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_killed_run_is_finished_without_a_duplicate_or_a_hole(
-    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
+def test_a_run_that_is_killed_at_each_commit_is_finished_without_a_duplicate_or_a_hole(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
 ) -> None:
     create(broker, name.topic, 2)
     for partition in range(2):
         Writer(broker, name.topic, partition).write(5 + partition)
     unbroken = TopicName("unbroken", name.topic)
     take(spark, unbroken)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        take(spark, name)
+    kill_at += STEPS
+    while kill_at:
+        with pytest.raises(KilledError):
+            take(spark, name)
 
     take(spark, name)
 

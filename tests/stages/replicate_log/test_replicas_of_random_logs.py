@@ -40,7 +40,7 @@ ATTEMPTS = 10
 Values = dict[tuple[int, bytes], bytes]
 
 
-@pytest.mark.parametrize("seed", [1, 853830, 411176, FRESH_SEED])
+@pytest.mark.parametrize("seed", [853830, 411176, FRESH_SEED])
 def test_a_replica_ends_with_its_primarys_values(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, seed: int
 ) -> None:
@@ -94,7 +94,7 @@ def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> int:
     # without that transaction, as Kafka's follower does: its readers see what follows, and its
     # cleaner may remove of that what the primary's may not yet.
     blocked = _open_below_start(spark, name)
-    aborted = Truth.nothing().read_again(spark, name).aborted()
+    aborted = Truth.nothing().read_again(spark, name).aborted() if blocked else set()
     for p in blocked:
         theirs, ours = _records(spark, name, p), _records(spark, replica_of(name), p)
         assert [row for row in theirs if row in ours] == ours

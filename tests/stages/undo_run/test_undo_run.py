@@ -130,8 +130,10 @@ def test_what_returned_is_left_alone_for_a_week(bench: Bench) -> None:
     assert bench.left(0) == ALL[1:]
 
 
-def test_a_run_is_undone_once(bench: Bench) -> None:
+def test_a_run_is_undone_once_and_an_unknown_one_names_those_that_can_be(bench: Bench) -> None:
     cleaned = bench.clean()
+    assert bench.undo("nobody") == ExitCode.FAILED
+    assert bench.error.endswith(f"found that nobody is none; these can: {cleaned}")
     assert bench.undo(cleaned) == 0
     snapshots = [java_table(bench.spark, t).currentSnapshot().snapshotId() for t in tables(bench)]
     assert bench.undo(cleaned) == 0
@@ -155,32 +157,14 @@ def test_readers_of_a_stream_get_no_old_record_as_a_new_one(bench: Bench) -> Non
         assert java_table(bench.spark, table).currentSnapshot().operation() == "overwrite"
 
 
-def test_an_unknown_run_names_those_that_can_be_undone(bench: Bench) -> None:
-    cleaned = bench.clean()
-    assert bench.undo("nobody") == ExitCode.FAILED
-    assert bench.error.endswith(f"found that nobody is none; these can: {cleaned}")
-
-
-def test_what_was_truncated_at_the_brokers_stays_gone(bench: Bench) -> None:
-    """As the point of a run says that had a live replica."""
-    deleted = bench.delete(p0=2)
-    bench.spark.sql(
-        f"UPDATE {UNDO_POINTS_TABLE} SET truncated = '[\"events\"]' WHERE run_id = '{deleted}'"
-    )
-    assert bench.undo(deleted) == ExitCode.FAILED
-    assert "truncated the live topic at kafka:events up to offset 2" in bench.error
-    assert bench.left(0) == [2, 3, 4]
-
-
-def test_a_run_that_is_too_long_ago_stays(bench: Bench) -> None:
+def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays(
+    bench: Bench,
+) -> None:
     cleaned = bench.clean()
     set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": "1"})
     assert bench.undo(cleaned) == ExitCode.FAILED
     assert "longer ago than ebbtide.undo.ms allows" in bench.error
-
-
-def test_a_run_whose_snapshot_another_tool_expired_stays(bench: Bench) -> None:
-    cleaned = bench.clean()
+    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": None})
     expire_all_others(bench)
     assert bench.undo(cleaned) == ExitCode.FAILED
     assert f"from before run {cleaned}, is gone: another tool has expired it" in bench.error
@@ -275,16 +259,16 @@ UNDO_STEPS = [
 ]
 
 
-@pytest.mark.parametrize("step", UNDO_STEPS)
-def test_a_killed_undo_is_finished_by_a_retry(
-    bench: Bench, kill_at: list[Step], step: Step
+def test_an_undo_that_is_killed_at_one_commit_after_the_other_is_finished_by_retries(
+    bench: Bench, kill_at: list[Step]
 ) -> None:
     cleaned = bench.clean()
     bench.delete(p1=3)
     plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", cleaned)
-    kill_at.append(step)
-    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) != 0
-    assert not kill_at
+    kill_at += UNDO_STEPS
+    for number in range(len(UNDO_STEPS)):
+        assert bench.jobs.run(undo_run, "--plan", plan.plan_id) != 0
+        assert kill_at == UNDO_STEPS[number + 1 :]
     assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
     assert (bench.left(0), bench.left(1), bench.starts()) == (ALL, ALL, [0, 0])
     assert_nothing_in_flight(bench)
