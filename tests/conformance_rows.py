@@ -105,7 +105,7 @@ ROWS = {
         Row(
             "testRecoveryAfterCrash",
             "a killed round ends as an unbroken one",
-            (CLEAN + "test_a_round_killed_anywhere_ends_as_an_unbroken_one",),
+            (CLEAN + "test_a_round_that_is_killed_at_each_commit_ends_as_an_unbroken_one",),
         ),
         Row(
             "testCleanTombstone", "the horizon counts from the round, not the record", (TOMBSTONE,)
@@ -267,7 +267,10 @@ ROWS = {
         Row(
             "testLogStartOffsetCheckpoint, testLogStartOffsetAfterDeleteRecords",
             "the log start offset outlives a restart",
-            (DELETE_TABLE + "test_a_killed_request_is_finished_when_it_is_asked_again",),
+            (
+                DELETE_TABLE
+                + "test_a_request_that_is_killed_at_each_commit_is_finished_when_it_is_asked_again",
+            ),
         ),
     ),
     "Supplements: what Kafka's suites do not ask": (
