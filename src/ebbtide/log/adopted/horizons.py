@@ -13,7 +13,7 @@ from typing import NamedTuple
 PENDING = -1
 # Of a range whose horizon has passed and whose tombstones are gone.
 NOTHING_LEFT = 0
-# More late tombstones than this of a partition share one range with what lies between them.
+# More late tombstones than this of a segment share one range with what lies between them.
 MOST_LATE = 100
 
 

@@ -47,7 +47,7 @@ from ebbtide.stages.adopted_look import Look, look_at_log
 from ebbtide.stages.clean_adopted.choice import choose
 from ebbtide.stages.clean_adopted.state_after import state_after
 from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
-from ebbtide.stages.clean_log.choice import RoundBounds
+from ebbtide.stages.clean_log.choice import RoundBounds, bounds_of_round
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves
 from ebbtide.text import moment
 
@@ -130,11 +130,7 @@ class AdoptedPlan:
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition."""
-        parts = {} if self.round is None else self.round.partitions
-        return {
-            p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
-            for p, part in parts.items()
-        }
+        return bounds_of_round(self.round)
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what leaves by which rule."""

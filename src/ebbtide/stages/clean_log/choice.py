@@ -17,7 +17,7 @@ from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
-from ebbtide.iceberg.planned.planned_round import PartitionRound
+from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
 from ebbtide.iceberg.replica_tables import held_back_from
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
@@ -95,6 +95,15 @@ UNBOUNDED = RoundBounds()
 def bounds_of_plan(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
     """Return a kept plan's bounds of each partition; None without a plan."""
     return None if bounds is None else {p: RoundBounds(**of) for p, of in bounds.items()}
+
+
+def bounds_of_round(planned: CleaningRound | None) -> dict[int, dict[str, int]]:
+    """Return a round's bounds of each partition, as a kept plan has them."""
+    parts = {} if planned is None else planned.partitions
+    return {
+        p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
+        for p, part in parts.items()
+    }
 
 
 def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: int) -> Choice:

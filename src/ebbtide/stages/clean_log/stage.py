@@ -57,6 +57,7 @@ from ebbtide.stages.clean_log.choice import (
     UNBOUNDED,
     Choice,
     RoundBounds,
+    bounds_of_round,
     choose,
     newest_pins,
     reason_against,
@@ -115,11 +116,7 @@ class CleanPlan:
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition, and from where on tombstones stay."""
-        parts = {} if self.round is None else self.round.partitions
-        return {
-            p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
-            for p, part in parts.items()
-        }
+        return bounds_of_round(self.round)
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what leaves by which rule, and what stays for a reason."""
