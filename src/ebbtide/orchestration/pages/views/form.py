@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.defaults import default_text
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from ebbtide.orchestration.pages.forms.configure_topic import (
     NEW_NAME,
     NEW_VALUE,
@@ -17,10 +17,17 @@ from ebbtide.orchestration.pages.forms.configure_topic import (
     VALUE,
     WAS,
 )
-from ebbtide.orchestration.pages.forms.delete_records import OFFSET
-from ebbtide.orchestration.pages.forms.form import Field, Filled, Form, Suggestions
+from ebbtide.orchestration.pages.forms.form import (
+    OFFSET,
+    Field,
+    Filled,
+    Form,
+    Kind,
+    Suggested,
+    Suggestions,
+)
+from ebbtide.orchestration.pages.views.suggestions import setting_names, suggestions_of
 
-AGES = ("P1D", "P7D", "P30D", "P90D", "P365D")
 PARTITIONS_SHOWN = 50
 NEW_SETTINGS = 3
 
@@ -63,16 +70,17 @@ class FormPage:
     """A form: who may send it, what it suggests, and the topic that it is about, if it is chosen.
 
     `why_not` says why the user cannot send it, `problem` what was wrong with what was sent.
+    `defaults` are the DAG's own, by Param: what an empty field stands for.
     """
 
     form: Form
     filled: Filled
-    names: Sequence[str]
     topic: LakeTopic | None
+    suggestions: Mapping[Suggestions, Sequence[Suggested]]
     why_not: str | None = None
     problem: str | None = None
     is_paused: bool = False
-    suggestions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs_topic(self) -> bool:
@@ -87,6 +95,24 @@ class FormPage:
         if given is not None:
             return "\n".join(given)
         return of.default if isinstance(of.default, str) else ""
+
+    def suggested(self, of: Field) -> Sequence[Suggested]:
+        """Return what a field suggests, and what was filled in besides."""
+        listed = self.suggestions.get(of.suggests, ()) if of.suggests else ()
+        known = {suggested.value for suggested in listed}
+        given = self.filled.lines(of.name) or ()
+        return [*listed, *(Suggested(value) for value in given if value not in known)]
+
+    @property
+    def lists(self) -> Mapping[str, Sequence[Suggested]]:
+        """The lists that fields of one line refer to, by name."""
+        named = {of.suggests for of in self.form.fields if of.kind in (Kind.TEXT, Kind.NUMBER)}
+        if self.form.needs_topic:
+            named.add(Suggestions.TOPICS)
+        lists = {str(name): of for name, of in self.suggestions.items() if name in named}
+        if any(of.kind is Kind.SETTINGS for of in self.form.fields):
+            lists["settings"] = [Suggested(name) for name in setting_names()]
+        return lists
 
     def is_chosen(self, of: Field, choice: str) -> bool:
         """Return whether one of a field's choices is chosen."""
@@ -139,25 +165,24 @@ class FormPage:
         return rows + [NewSetting(name="", value="")] * max(NEW_SETTINGS - len(rows), 0)
 
 
-def setting_names() -> list[str]:
-    """Return the names of all settings."""
-    return [*SETTINGS, MAX_SNAPSHOT_AGE]
-
-
-def form_page(lake: Lake, form: Form, filled: Filled, **given: Any) -> FormPage:
+def form_page(
+    lake: Lake, form: Form, filled: Filled, connections: Sequence[str], **given: Any
+) -> FormPage:
     """Return the page of a form; UnknownTopicError where the topic that it needs is not there."""
     name = filled.text("topic")
     topic = lake.topic(name) if form.needs_topic and name else None
-    names = lake.topic_names()
-    suggestions = {
-        Suggestions.TOPICS: names,
-        Suggestions.AGES: AGES,
-        "settings": setting_names(),
-        **given.pop("suggestions", {}),
-    }
-    return FormPage(
-        form=form, filled=filled, names=names, topic=topic, suggestions=suggestions, **given
-    )
+    suggestions = suggestions_of(lake, form.suggested, topic or _readable(lake, name))
+    if Suggestions.CONNECTIONS in form.suggested:
+        suggestions[Suggestions.CONNECTIONS] = [Suggested(of) for of in connections]
+    return FormPage(form=form, filled=filled, topic=topic, suggestions=suggestions, **given)
+
+
+def _readable(lake: Lake, name: str | None) -> LakeTopic | None:
+    """Return the topic that a form is filled in for; None where it cannot be read."""
+    try:
+        return lake.topic(name) if name else None
+    except EbbtideError:  # the run says what is wrong
+        return None
 
 
 def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
