@@ -45,6 +45,7 @@ def partition(number: int, **changes: Any) -> PartitionState:
         **{
             "log_start_offset": 1000 + 150 * number,
             "first_dirty_offset": 8000,
+            "first_unmarked_offset": 10_400 + number,
             "log_end_offset": 10_400 + number,
             "segments": segments,
             "next_clean_ms": -1,

@@ -26,10 +26,12 @@ from ebbtide.orchestration.pages.forms.form import (
     Suggested,
     Suggestions,
 )
+from ebbtide.orchestration.pages.views.adopted import is_adopted, refuses
 from ebbtide.orchestration.pages.views.suggestions import setting_names, suggestions_of
 
 PARTITIONS_SHOWN = 50
 NEW_SETTINGS = 3
+DELETE_RECORDS = "delete_records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class FormPage:
     form: Form
     filled: Filled
     topic: LakeTopic | None
+    about: LakeTopic | None  # the topic that is filled in, also where the form does not need it
     suggestions: Mapping[Suggestions, Sequence[Suggested]]
     why_not: str | None = None
     problem: str | None = None
@@ -86,6 +89,26 @@ class FormPage:
     def needs_topic(self) -> bool:
         """Whether a topic has to be chosen first."""
         return self.form.needs_topic and self.topic is None
+
+    @property
+    def limit(self) -> str | None:
+        """What the DAG cannot do for the topic, since others write its table."""
+        if self.about is None or not is_adopted(self.about):
+            return None
+        name = self.about.name
+        if refuses(self.about, self.form.dag):
+            return f"{self.form.dag} does not work on {name}: others write its table."
+        if self.form.dag == DELETE_RECORDS:
+            return (
+                f"Others write the table of {name}: the run takes offsets only, up to the end that "
+                "the table has then. Log start and end below are as the last night found them."
+            )
+        return None
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether no offset lies beyond the log end that is shown."""
+        return self.topic is not None and not is_adopted(self.topic)
 
     def value(self, of: Field) -> str:
         """Return a field's text: what was filled in, else its default; nothing of a secret one."""
@@ -171,10 +194,13 @@ def form_page(
     """Return the page of a form; UnknownTopicError where the topic that it needs is not there."""
     name = filled.text("topic")
     topic = lake.topic(name) if form.needs_topic and name else None
-    suggestions = suggestions_of(lake, form.suggested, topic or _readable(lake, name))
+    about = topic or _readable(lake, name)
+    suggestions = suggestions_of(lake, form.suggested, about)
     if Suggestions.CONNECTIONS in form.suggested:
         suggestions[Suggestions.CONNECTIONS] = [Suggested(of) for of in connections]
-    return FormPage(form=form, filled=filled, topic=topic, suggestions=suggestions, **given)
+    return FormPage(
+        form=form, filled=filled, topic=topic, about=about, suggestions=suggestions, **given
+    )
 
 
 def _readable(lake: Lake, name: str | None) -> LakeTopic | None:
