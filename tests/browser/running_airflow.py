@@ -16,7 +16,9 @@ from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE, run_job
 from tests.services.postgresql import PostgreSql
 
 PASSWORD = "a-password"
-PEOPLE = {"ann": "user", "bob": "op", "vera": "viewer"}
+PEOPLE = {"vera": "viewer", "ann": "user", "bob": "op", "adam": "admin"}
+CONNECTION = "kafka_of_the_sample"
+PHONE, WIDE = (390, 844), (1280, 900)
 RUN_SECONDS = 240.0
 
 
@@ -37,7 +39,9 @@ def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]
     server = PostgreSql(directory)
     try:
         with server, Airflow(lake, server, settings) as airflow:
-            airflow.api()  # once it knows all DAGs
+            connection = {"connection_id": CONNECTION, "conn_type": "kafka"}
+            api = airflow.api()  # once it knows all DAGs
+            api.read("POST", "/api/v2/connections", connection)
             yield airflow, lake
     finally:
         server.remove()
@@ -49,7 +53,7 @@ class Person:
     def __init__(self, browser: Any, url: str, name: str, theme: str = "light") -> None:
         self.name = name
         self.context = browser.new_context(
-            viewport={"width": 1280, "height": 900},
+            viewport=_size(WIDE),
             color_scheme=theme,
             base_url=url,
             bypass_csp=True,  # for axe-core, which is put into the page
@@ -84,12 +88,24 @@ class Person:
         self.page.get_by_text(text).first.wait_for(timeout=RUN_SECONDS * 1000)
 
     def in_both_themes(self, picture: Callable[[str], Path]) -> None:
-        """Take a picture in light and in dark, and let axe-core look at each."""
+        """Take a picture in light, in dark and on a phone, and let axe-core look at each."""
         for theme in ("light", "dark"):
             self.page.emulate_media(color_scheme=theme)
             self.page.screenshot(path=picture(theme))
             assert serious(self.page) == []
         self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size(_size(PHONE))
+        self.page.screenshot(path=picture("phone"), full_page=True)
+        assert self.page.evaluate(FITS)
+        self.page.set_viewport_size(_size(WIDE))
+
+
+# Whether all of a page is seen without scrolling sideways.
+FITS = "() => document.scrollingElement.scrollWidth <= innerWidth"
+
+
+def _size(of: tuple[int, int]) -> dict[str, int]:
+    return {"width": of[0], "height": of[1]}
 
 
 def serious(page: Any) -> list[str]:
