@@ -49,7 +49,7 @@ FORM = Form(
         Group(
             legend="What",
             fields=(
-                Field(name="action", label="Do", kind=Kind.CHOICE, choices=list(Action)),
+                Field(name="action", label="Action", kind=Kind.CHOICE, choices=list(Action)),
                 Field(
                     name="hold",
                     label="Hold",
