@@ -38,8 +38,8 @@ FORM = Form(
     dag="delete_records",
     title="Delete records",
     intro="Removes the records below an offset from the topic and from every replica of it, as "
-    "Kafka's DeleteRecords does. The log start offset moves up; only an undo moves it back. Fill in "
-    "one of the four ways to say up to where.",
+    "Kafka's DeleteRecords does. The log start offset moves up; only an undo moves it back. Fill "
+    "in one of the four ways to say up to where.",
     needs_topic=True,
     groups=(
         Group(
