@@ -1,6 +1,7 @@
 """The pages of a topic whose table others write say nothing that holds only for ebbtide's own."""
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, spark_
 
 pytestmark = pytest.mark.usefixtures("known_dags")
 TOPIC = "raw.orders"
+NOW = datetime.now(UTC)
 
 
 def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
@@ -60,4 +62,4 @@ def a_round(lake: LakeSandbox) -> None:
     append(spark, TOPIC, [Record(3, "c")])
     outcome = clean(spark, TOPIC, 10_000)
     assert outcome.rows_removed == 1
-    lake.run(TOPIC, "clean_log", partitions=outcome.partitions, rows_removed=1)
+    lake.run(TOPIC, "clean_log", now=NOW, partitions=outcome.partitions, rows_removed=1)
