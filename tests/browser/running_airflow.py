@@ -20,6 +20,7 @@ PEOPLE = {"vera": "viewer", "ann": "user", "bob": "op", "adam": "admin"}
 CONNECTION = "kafka_of_the_sample"
 PHONE, WIDE = (390, 844), (1280, 900)
 RUN_SECONDS = 240.0
+REDRAW_MS = 400  # that charts wait before they follow the width of the page
 
 
 @contextmanager
@@ -95,6 +96,7 @@ class Person:
             assert serious(self.page) == []
         self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size(_size(PHONE))
+        self.page.wait_for_timeout(REDRAW_MS)
         self.page.screenshot(path=picture("phone"), full_page=True)
         assert self.page.evaluate(FITS)
         self.page.set_viewport_size(_size(WIDE))
