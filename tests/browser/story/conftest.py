@@ -19,13 +19,23 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Lak
         yield f"http://127.0.0.1:{airflow.port}", lake
 
 
+@pytest.fixture(scope="package")
+def logins() -> dict[str, Any]:
+    """What the browser of each person has kept of the first login."""
+    return {}
+
+
 @pytest.fixture
-def person(chromium: Any, running: tuple[str, LakeSandbox]) -> Iterator[Callable[[str], Person]]:
+def person(
+    chromium: Any, running: tuple[str, LakeSandbox], logins: dict[str, Any]
+) -> Iterator[Callable[[str], Person]]:
     """Makes people who are logged in."""
     people: list[Person] = []
 
     def somebody(name: str) -> Person:
-        people.append(Person(chromium, running[0], name).log_in())
+        people.append(Person(chromium, running[0], name, logins.get(name)))
+        if name not in logins:
+            logins[name] = people[-1].log_in().context.storage_state()
         return people[-1]
 
     yield somebody

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.orchestration.pages.forms.form import (
+    ASK,
+    PLAN,
     Field,
     Filled,
     Form,
@@ -38,6 +41,10 @@ FORM = Form(
             "cleaner round has covered are refused.",
             fields=(Field(name="from_offset", label="From offset", kind=Kind.OFFSETS),),
         ),
+    ),
+    buttons=(
+        replace(PLAN, help="shows how many records would change; nothing is changed."),
+        replace(ASK, help="does the same, asks where records would go to quarantine, and marks."),
     ),
     params=_params,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.orchestration.pages.forms.form import (
+    ASK,
+    PLAN,
     Field,
     Filled,
     Form,
@@ -42,5 +45,6 @@ FORM = Form(
             ),
         ),
     ),
+    buttons=(replace(PLAN, help="shows what would come back; nothing is changed."), ASK),
     params=_params,
 )

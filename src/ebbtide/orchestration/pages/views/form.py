@@ -10,6 +10,7 @@ from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.defaults import default_text
+from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS
 from ebbtide.orchestration.pages.forms.configure_topic import (
     NEW_NAME,
     NEW_VALUE,
@@ -219,7 +220,9 @@ def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
         name=name,
         value=was if given is None else given,
         was=was,
-        default=default_text(SETTINGS[name].field) if name in SETTINGS else "",
+        default=default_text(SETTINGS[name].field)
+        if name in SETTINGS
+        else str(DEFAULT_MAX_SNAPSHOT_AGE_MS),
         is_unset=filled.is_checked(f"{UNSET}{name}"),
         value_name=f"{VALUE}{name}",
         was_name=f"{WAS}{name}",
