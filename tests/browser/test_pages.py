@@ -173,7 +173,7 @@ def test_many_topics_are_shown_within_bounds(
     page.screenshot(path=pictures / "overview-of-500.png")
     first = page.locator("table.topics tbody th a").first
     assert first.inner_text() == "log.t499"
-    page.get_by_role("link", name="Next").click()
+    page.get_by_role("link", name="Next", exact=True).click()
     page.wait_for_url("**page=2**")
     assert first.inner_text() == "log.t449"
 
