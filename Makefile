@@ -61,7 +61,7 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
-	@$(PY) -m pytest -m services tests/services tests/stores
+	@$(PY) -m pytest -m services tests/services tests/stores tests/writers
 
 smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
