@@ -46,11 +46,12 @@ def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]
 class Person:
     """Somebody with a browser of their own, who logs in as everybody does."""
 
-    def __init__(self, browser: Any, url: str, name: str, theme: str = "light") -> None:
+    def __init__(self, browser: Any, url: str, name: str, password: str = PASSWORD) -> None:
         self.name = name
+        self.password = password
         self.context = browser.new_context(
             viewport={"width": 1280, "height": 900},
-            color_scheme=theme,
+            color_scheme="light",
             base_url=url,
             bypass_csp=True,  # for axe-core, which is put into the page
         )
@@ -63,7 +64,7 @@ class Person:
         """Give name and password to Airflow's own page."""
         self.page.goto("/auth/login")
         self.page.get_by_label("Username").fill(self.name)
-        self.page.get_by_label("Password").fill(PASSWORD)
+        self.page.get_by_label("Password").fill(self.password)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(lambda url: not urlsplit(url).path.startswith("/auth"))
         return self

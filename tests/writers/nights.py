@@ -9,7 +9,7 @@ from types import ModuleType
 
 from pyspark.sql import SparkSession
 
-from ebbtide.lake.reader import open_lake
+from ebbtide.lake.reader import Lake, open_lake
 from jobs import adopt_table, clean_log, expire_segments, mark_tombstones
 from tests.tables.nights import HOUR_MS
 from tests.tables.planned import Jobs
@@ -27,79 +27,32 @@ SETTINGS = {
 }
 
 
-def wait_until(is_so: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what}: not so after {seconds} s"
-        time.sleep(0.5)
+class Writers:
+    """The tables, as far as their writers have come."""
 
-
-class Nights:
-    """The nights of some tables by their jobs, a day apart; the first is tomorrow."""
-
-    def __init__(self, spark: SparkSession, jobs: Jobs, tables: Sequence[WrittenTable]) -> None:
-        self.tables = tables
-        self.removed = dict.fromkeys((of.name for of in tables), 0)
+    def __init__(self, spark: SparkSession, tables: Sequence[WrittenTable]) -> None:
         self._spark = spark
-        self._jobs = jobs
-        self._now = datetime.now(UTC)
-        self._nights: dict[str, list[Night]] = {of.name: [] for of in tables}
-
-    def adopt(self) -> None:
-        """Adopt each table, by a mapping where its writer leaves that open."""
-        settings = [word for of in SETTINGS.items() for word in ("--set", "=".join(of))]
-        for of in self.tables:
-            self._run(adopt_table, "--topic", of.name, *of.shape.arguments, *settings)
-
-    def run(self) -> None:
-        """The jobs of the next night, which know such tables or leave them alone."""
-        self._now += timedelta(days=1)
-        topics = [word for of in self.tables for word in ("--topic", of.name)]
-        self._run(mark_tombstones, *topics)
-        self._run(clean_log, *topics)
-        with open_lake() as lake:
-            rows = lake.runs(run_id=self._jobs.run_id)
-        for row in rows:
-            bounds = {p: of["log_end_offset"] for p, of in row.partitions.items()}
-            now_ms = int(self._now.timestamp() * 1000)
-            self._nights[row.topic].append(Night(now_ms, bounds))
-            self.removed[row.topic] += row.rows_removed
-        self._run(expire_segments, *topics)
+        self._tables = tables
 
     def wait_for_commits(self, count: int) -> None:
-        """Until each table's writer has committed that many times more."""
-        seen: dict[str, set[int]] = {of.name: {self._newest_append(of)} for of in self.tables}
+        """Until each writer has committed that many times more."""
+        seen = {of.name: {self._newest_append(of)} for of in self._tables}
 
-        def has_gone_on() -> bool:
-            for of in self.tables:
+        def have_gone_on() -> bool:
+            for of in self._tables:
                 seen[of.name].add(self._newest_append(of))
             return all(len(snapshots) > count for snapshots in seen.values())
 
-        wait_until(has_gone_on, f"{count} more commits of each writer")
+        wait_until(have_gone_on, f"{count} more commits of each writer")
 
     def wait_for_rows(self, records: Sequence[Produced]) -> None:
         """Until each table has the last of the records that its writer writes."""
-        expected = {of.name: dict(ends(of.arriving(records))) for of in self.tables}
+        expected = {of.name: dict(ends(of.arriving(records))) for of in self._tables}
 
         def are_there() -> bool:
-            return all(of.ends(self._spark) == expected[of.name] for of in self.tables)
+            return all(of.ends(self._spark) == expected[of.name] for of in self._tables)
 
         wait_until(are_there, "all records in all tables")
-
-    def check(self, records: Sequence[Produced]) -> list[str]:
-        """Compare each table with the fold of the records; a line about each."""
-        lines = []
-        for of in self.tables:
-            arrived, live = of.arriving(records), of.live(self._spark)
-            expected = fold(arrived, self._nights[of.name], DELETE_RETENTION_MS)
-            assert live == expected, of.name
-            removed = self.removed[of.name]
-            assert len(arrived) == len(live) + removed, of.name
-            lines.append(
-                f"{of.name}: {len(arrived)} rows written, {removed} removed in "
-                f"{len(self._nights[of.name])} nights, {len(live)} live: 0 lost, 0 doubled"
-            )
-        return lines
 
     def _newest_append(self, of: WrittenTable) -> int:
         (row,) = self._spark.sql(
@@ -108,6 +61,72 @@ class Nights:
         ).collect()
         return int(row["newest"] or 0)
 
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not so after {WAIT_SECONDS} s"
+        time.sleep(0.5)
+
+
+class Nights:
+    """The nights of some tables by their jobs, a day apart; the first is tomorrow."""
+
+    def __init__(self, jobs: Jobs, tables: Sequence[WrittenTable]) -> None:
+        self.run_ids: list[str] = []  # of clean_log
+        self._tables = tables
+        self._jobs = jobs
+        self._now = datetime.now(UTC)
+
+    def adopt(self) -> None:
+        """Adopt each table, by a mapping where its writer leaves that open."""
+        settings = [word for of in SETTINGS.items() for word in ("--set", "=".join(of))]
+        for of in self._tables:
+            self._run(adopt_table, "--topic", of.name, *of.shape.arguments, *settings)
+
+    def run(self) -> None:
+        """The jobs of the next night, which know such tables or leave them alone."""
+        self._now += timedelta(days=1)
+        topics = [word for of in self._tables for word in ("--topic", of.name)]
+        self._run(mark_tombstones, *topics)
+        self._run(clean_log, *topics)
+        self.run_ids.append(self._jobs.run_id)
+        self._run(expire_segments, *topics)
+
     def _run(self, job: ModuleType, *arguments: str) -> None:
         code = self._jobs.run(job, *arguments, "--now", self._now.isoformat())
         assert code == 0, f"{job.__name__} ended with {code}"
+
+
+def compare(
+    spark: SparkSession,
+    tables: Sequence[WrittenTable],
+    records: Sequence[Produced],
+    run_ids: Sequence[str],
+) -> None:
+    """Check that tables hold what plain Python leaves of the records; print the counts.
+
+    `run_ids` are those of clean_log, a night each.
+    """
+    with open_lake() as lake:
+        for of in tables:
+            nights, removed = _nights(lake, of.name, run_ids)
+            arrived, live = of.arriving(records), of.live(spark)
+            assert live == fold(arrived, nights, DELETE_RETENTION_MS), of.name
+            assert len(arrived) == len(live) + sum(removed), of.name
+            assert all(removed[:2]), of.name
+            print(
+                f"{of.name}: {len(arrived)} rows written, removed by night {removed}, "
+                f"{len(live)} live: 0 lost, 0 doubled"
+            )
+
+
+def _nights(lake: Lake, name: str, run_ids: Sequence[str]) -> tuple[list[Night], list[int]]:
+    """A topic's nights, and how many rows each removed."""
+    nights, removed = [], []
+    for run_id in run_ids:
+        (row,) = lake.runs(run_id=run_id, topic=name, job="clean_log")
+        bounds = {p: numbers["log_end_offset"] for p, numbers in row.partitions.items()}
+        nights.append(Night(int(row.now.timestamp() * 1000), bounds))
+        removed.append(row.rows_removed)
+    return nights, removed

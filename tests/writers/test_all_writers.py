@@ -12,7 +12,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.tables.planned import Jobs
 from tests.writers.connect_sink import ConnectSink, sink_settings
 from tests.writers.maintenance import PROCEDURES, Maintenance
-from tests.writers.nights import Nights
+from tests.writers.nights import Nights, Writers, compare
 from tests.writers.producing import Producing
 from tests.writers.shapes import CONNECT_FLAT, REDPANDA, SPARK_SOURCE, WrittenTable
 from tests.writers.streaming import Streaming
@@ -50,27 +50,27 @@ def test_two_nights_beside_all_writers_lose_and_double_nothing(
     streams = {
         of.table: "redpanda" if of.shape is REDPANDA else "spark_source" for of in OF_SPARK.values()
     }
-    nights = Nights(spark, jobs, tables)
+    nights, writers = Nights(jobs, tables), Writers(spark, tables)
     server = broker.bootstrap_servers
     with (
         Producing(broker, topic, FRESH_SEED) as producing,
         ConnectSink(tmp_path / "connect", server, settings) as sink,
         Streaming(tmp_path / "stream", server, sandbox, topic, streams) as streaming,
     ):
-        nights.wait_for_commits(1)
+        writers.wait_for_commits(1)
         nights.adopt()
         with Maintenance(spark, [of.name for of in tables], FRESH_SEED) as maintenance:
             for _ in range(2):
                 nights.run()
-                nights.wait_for_commits(3)
+                writers.wait_for_commits(3)
             records = producing.stop()
-            nights.wait_for_rows(records)
+            writers.wait_for_rows(records)
             streaming.end()
             maintenance.stop()
         nights.run()
         assert sink.states() == ["RUNNING", "RUNNING"]
         assert sink.failures() == []
-    print("\n".join(nights.check(records)))
+    compare(spark, tables, records, nights.run_ids)
     print(f"{dict(maintenance.done)}, overtaken {dict(maintenance.overtaken)}")
     assert maintenance.done.keys() == set(PROCEDURES)
     assert not any(orphan.exists() for orphan in maintenance.orphans)

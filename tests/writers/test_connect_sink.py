@@ -12,7 +12,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.tables.planned import Jobs
 from tests.writers.connect_sink import ConnectSink, sink_settings
 from tests.writers.maintenance import PROCEDURES, Maintenance
-from tests.writers.nights import Nights
+from tests.writers.nights import Nights, Writers, compare
 from tests.writers.producing import Producing
 from tests.writers.shapes import CONNECT_NESTED, WrittenTable
 
@@ -38,27 +38,26 @@ def test_two_nights_beside_a_sink_lose_and_double_nothing(
         of.create(spark)
     names = [of.name for of in tables]
     defaults = sandbox.home / "conf" / "spark-defaults.conf"
-    nights = Nights(spark, jobs, tables)
+    nights, writers = Nights(jobs, tables), Writers(spark, tables)
     with (
         Producing(broker, topic, FRESH_SEED) as producing,
         ConnectSink(
             tmp_path, broker.bootstrap_servers, sink_settings(defaults, topic, names)
         ) as sink,
     ):
-        nights.wait_for_commits(1)
+        writers.wait_for_commits(1)
         nights.adopt()
         with Maintenance(spark, names, FRESH_SEED) as maintenance:
             for _ in range(2):
                 nights.run()
-                nights.wait_for_commits(1)
+                writers.wait_for_commits(1)
             records = producing.stop()
-            nights.wait_for_rows(records)
+            writers.wait_for_rows(records)
             maintenance.stop()
         nights.run()
         assert sink.states() == ["RUNNING", "RUNNING"]
         assert sink.failures() == []
-    for line in nights.check(records):
-        print(line)
+    compare(spark, tables, records, nights.run_ids)
     print(f"{dict(maintenance.done)}, overtaken {dict(maintenance.overtaken)}")
     print(f"{sink.retries()} commits that Iceberg's client tried again")
     assert maintenance.done.keys() == set(PROCEDURES)
