@@ -1,14 +1,18 @@
 """Cleaner rounds on tables that others write, through real Spark and real Iceberg."""
 
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.adopted.row_deletes import committed_snapshot
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
+from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, clean, delete_equal, live, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -158,6 +162,30 @@ def test_other_writers_are_never_in_the_way(
     assert clean(spark, name, 30_000).rows_removed == 2
     assert live(spark, name) == [2, 4, 5]
     assert spark.table(table).count() == 3
+
+
+def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
+    spark: SparkSession, cluster: str
+) -> None:
+    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a")])
+    loaded = java_table(spark, table)
+    update = loaded.newDelete().deleteFromRowFilter(
+        iceberg_class(spark, "expressions.Expressions").alwaysTrue()
+    )
+
+    class ThenAppended:
+        def commit(self) -> None:
+            update.commit()
+            append(spark, name, [Record(1, "b")])
+            loaded.refresh()
+
+        def updateEvent(self) -> Any:  # noqa: N802  as Iceberg calls it
+            return update.updateEvent()
+
+    snapshot = loaded.snapshot(committed_snapshot(ThenAppended()))
+    assert snapshot.operation() == "delete"
 
 
 def test_rows_of_equality_deletes_are_dead_and_stay_so(spark: SparkSession, cluster: str) -> None:
