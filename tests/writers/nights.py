@@ -9,6 +9,7 @@ from types import ModuleType
 
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import java_table
 from ebbtide.lake.reader import Lake, open_lake
 from jobs import adopt_table, clean_log, expire_segments, mark_tombstones
 from tests.tables.nights import HOUR_MS
@@ -55,11 +56,12 @@ class Writers:
         wait_until(are_there, "all records in all tables")
 
     def _newest_append(self, of: WrittenTable) -> int:
-        (row,) = self._spark.sql(
-            "SELECT max_by(snapshot_id, committed_at) AS newest "
-            f"FROM {of.table}.snapshots WHERE operation = 'append'"
-        ).collect()
-        return int(row["newest"] or 0)
+        table = java_table(self._spark, of.table)
+        snapshot = table.currentSnapshot()
+        while snapshot is not None and snapshot.operation() != "append":
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return 0 if snapshot is None else int(snapshot.snapshotId())
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
