@@ -233,3 +233,24 @@ def test_a_killed_round_ends_as_an_unbroken_one(
         ends.append((live(spark, name), load(spark, TopicName.parse(name)).partitions))
     assert ends[0] == ends[1]
     assert ends[0][0] == [1, 2]
+
+
+def test_a_tombstone_that_arrives_while_a_round_is_begun_anew_waits_for_its_own_horizon(
+    spark: SparkSession, cluster: str, kill_at: list[Step]
+) -> None:
+    name = f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(5, "b", None)])
+    adopt(spark, name)
+    clean(spark, name, 10_000)
+    append(spark, name, [Record(6, "c"), Record(7, "c")])
+    kill_at.append(Step.ROUND_RECORDS)
+    with pytest.raises(KilledError):
+        clean(spark, name, 11_000)
+    append(spark, name, [Record(3, "z", None)])
+    clean(spark, name, 11_000)  # 5 is due, and 3 lies in the same range
+    assert live(spark, name) == [0, 3, 7]
+    clean(spark, name, 11_500)
+    assert live(spark, name) == [0, 3, 7]
+    clean(spark, name, 12_500)
+    assert live(spark, name) == [0, 7]
