@@ -71,7 +71,8 @@ def run(records: int, runs: int, home: Path, results: Path) -> None:
 
 
 def _create(broker: KafkaBroker, topics: list[NewTopic]) -> None:
-    for created in AdminClient(broker.client()).create_topics(topics).values():
+    admin = AdminClient(broker.client())
+    for created in admin.create_topics(topics).values():
         created.result(timeout=30)
 
 

@@ -39,6 +39,7 @@ def topic(broker: KafkaBroker, cluster: str) -> str:
     """A topic whose records stay, with the sink's own beside it."""
     kept = {"retention.ms": "-1"}
     topics = [NewTopic(cluster, PARTITIONS, 1, config=kept), NewTopic(CONTROL_TOPIC, 1, 1)]
-    for created in AdminClient(broker.client()).create_topics(topics).values():
+    admin = AdminClient(broker.client())
+    for created in admin.create_topics(topics).values():
         created.result(timeout=30)
     return cluster

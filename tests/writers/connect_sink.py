@@ -84,6 +84,8 @@ class ConnectSink(Server):
             "value.converter": "org.apache.kafka.connect.json.JsonConverter",
             "value.converter.schemas.enable": "false",
             "offset.storage.file.filename": str(directory / "offsets"),
+            # A task hears of a commit between two polls, which otherwise wait for a minute.
+            "offset.flush.interval.ms": "1000",
             "listeners": f"http://{LOOPBACK}:{port}",
             # By their manifests: to look through every class takes seconds.
             "plugin.discovery": "service_load",
