@@ -112,23 +112,25 @@ def compare(
     """
     with open_lake() as lake:
         for of in tables:
-            nights, removed = _nights(lake, of.name, run_ids)
+            nights, removed, tombstones = _nights(lake, of.name, run_ids)
             arrived, live = of.arriving(records), of.live(spark)
             assert live == fold(arrived, nights, DELETE_RETENTION_MS), of.name
             assert len(arrived) == len(live) + sum(removed), of.name
             assert all(removed[:2]), of.name
+            assert bool(tombstones) == of.shape.has_null_values, of.name
             print(
-                f"{of.name}: {len(arrived)} rows written, removed by night {removed}, "
-                f"{len(live)} live: 0 lost, 0 doubled"
+                f"{of.name}: {len(arrived)} rows written, removed by night {removed}, of these "
+                f"{tombstones} tombstones past their horizon, {len(live)} live: 0 lost, 0 doubled"
             )
 
 
-def _nights(lake: Lake, name: str, run_ids: Sequence[str]) -> tuple[list[Night], list[int]]:
-    """A topic's nights, and how many rows each removed."""
-    nights, removed = [], []
+def _nights(lake: Lake, name: str, run_ids: Sequence[str]) -> tuple[list[Night], list[int], int]:
+    """A topic's nights, how many rows each removed, and how many tombstones all did by horizon."""
+    nights, removed, tombstones = [], [], 0
     for run_id in run_ids:
         (row,) = lake.runs(run_id=run_id, topic=name, job="clean_log")
         bounds = {p: numbers["log_end_offset"] for p, numbers in row.partitions.items()}
         nights.append(Night(int(row.now.timestamp() * 1000), bounds))
         removed.append(row.rows_removed)
-    return nights, removed
+        tombstones += sum(of.get("tombstones_removed", 0) for of in row.partitions.values())
+    return nights, removed, tombstones

@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 from tests.kafka.broker import KafkaBroker
 
 PARTITIONS = 2
-KEYS = 25
+KEYS, RARE_KEYS = 25, 400
 PAUSE_SECONDS = 0.2
 AT_ONCE = 12
-TOMBSTONE, KEYLESS = 0.15, 0.03  # of the records
+RARE, TOMBSTONE, KEYLESS = 0.15, 0.2, 0.03  # of the records
 
 
 class Produced(NamedTuple):
@@ -31,7 +31,8 @@ class Produced(NamedTuple):
 class Producing:
     """Produces between `with` and `stop`; `records` are those that the broker has taken.
 
-    A value is JSON with the key as `id` and a number of the record's own as `n`.
+    A value is JSON with the key as `id` and a number of the record's own as `n`. A tombstone of a
+    rare key lives until its horizon.
     """
 
     def __init__(self, broker: KafkaBroker, topic: str, seed: int) -> None:
@@ -71,7 +72,8 @@ class Producing:
     def _produce_one(self) -> None:
         rng, self._number = self._rng, self._number + 1
         chosen = rng.random()
-        key = None if chosen < KEYLESS else f"k{rng.randrange(KEYS)}"
+        keys = RARE_KEYS if rng.random() < RARE else KEYS
+        key = None if chosen < KEYLESS else f"k{rng.randrange(keys)}"
         is_tombstone = key is not None and rng.random() < TOMBSTONE
         number = None if is_tombstone else self._number
 
