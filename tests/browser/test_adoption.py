@@ -72,7 +72,7 @@ def test_tables_are_adopted_by_form_and_cleaned_while_they_are_written(
     ):
         writers.wait_for_commits(1)
         api = running.api()
-        person = Person(chromium, running.url, *LOGIN).log_in()
+        person = Person(chromium, running.url, LOGIN[0], password=LOGIN[1]).log_in()
         adopt_by_form(person, api, ORDERS, {"key_column": "id"}, pictures / "adopt-light.png")
         adopt_by_form(person, api, CLICKS, {}, pictures / "adopt-redpanda-light.png")
         nights = [a_night(api, number) for number in (1, 2)]
