@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.plans.plan import Bounds
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import DAY_MS
 from ebbtide.log.undo.points import (
     PointsOfPartitions,
