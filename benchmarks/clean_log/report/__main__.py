@@ -17,6 +17,7 @@ from benchmarks.clean_log.report.lines import cell_table, ratios_table
 from benchmarks.clean_log.report.nights import KeptNights, nights_table
 from benchmarks.ingest_segments.kept import ingest_tables
 from benchmarks.scale.kept import read_all, scale_tables
+from benchmarks.undo_run.kept import KeptUndo, undo_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEPT = RESULTS / "clean_log"
@@ -24,6 +25,7 @@ PAGE = ROOT / "docs" / "performance.md"
 METHOD = Path(__file__).parent / "method.md"
 INGEST = (Path(__file__).parent / "ingest.md").read_text().strip()
 SCALE = (Path(__file__).parent / "scale.md").read_text().strip()
+UNDO = (Path(__file__).parent / "undo.md").read_text().strip()
 
 
 def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
@@ -44,6 +46,7 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             *(["## Thirty nights", nights_table(nights)] if nights else []),
             INGEST,
             ingest_tables(RESULTS / "ingest_segments"),
+            *([UNDO, undo_tables(undo)] if (undo := KeptUndo.read()) else []),
             SCALE,
             scale_tables(read_all(RESULTS / "scale")),
         ]
