@@ -185,7 +185,11 @@ def _execute(
         keeps_offsets=True,
         approved_by=approver_of(plan, kept.events),
     )
-    proposal = job.propose(session, name, order)
+    try:
+        proposal = job.propose(session, name, order)
+    except PlanExceededError:  # beside the offsets, which only show below
+        kept.add(session, args, Event.STOPPED, by=None)
+        raise
     if isinstance(proposal, JobOutcome):
         return proposal
     assert plan.removes is not None

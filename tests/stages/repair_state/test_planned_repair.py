@@ -90,6 +90,7 @@ def test_a_plan_ends_with_the_next_change_of_others(
     assert "log-end-offset 13 instead of 15 in partition 0" in error
     assert "the batches table back at snapshot " in refused(jobs, back.plan_id)
     assert contents(sandbox.session, topic) == changed
+    assert jobs.kinds(back) == jobs.kinds(keeping) == [Event.STOPPED]
 
     again = jobs.plan(repair_state, NIGHT_MS, *asked)
     assert jobs.run(repair_state, "--plan", again.plan_id) == ExitCode.DONE

@@ -16,7 +16,8 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.holds_table import standing_holds
-from ebbtide.runs.proposals import Order
+from ebbtide.runs.proposals import Order, Touched
+from ebbtide.runs.undo_points import note_before
 from ebbtide.stages.undo_run.stage import execute_undo, propose_undo
 from jobs import delete_records, replicate_log, undo_run
 from tests.lake_sandbox import LakeSandbox
@@ -218,6 +219,30 @@ def test_a_copy_brings_no_log_start_to_a_replica_once_it_was_undone(
     meanwhile(step, lambda: jobs.run(undo_run, *asked))
     assert jobs.run(replicate_log, "--topic", str(name), *NOW) == 0  # it plans again
     assert_all_is_back(sandbox, name)
+
+
+def test_a_replica_stays_where_its_topic_cannot_go_back(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
+) -> None:
+    """Keys of one of its partitions were erased since."""
+    name = TopicName(cluster, "t")
+    for partition in (0, 1):
+        write_log(
+            tmp_path / "log", "t", SEGMENTS, {"cleanup.policy": "delete"}, partition=partition
+        )
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    set_replicas(sandbox, name, f"other.{cluster}")
+    replicate(sandbox, name)
+    asked = of_request(name, [{"partition": p, "offset": 3} for p in (0, 1)])
+    assert jobs.run(delete_records, *asked, *NOW) == 0
+    deleted, erased = jobs.run_id, load(sandbox.session, name)
+    with commits.commits_of("erase_keys", "erasure"):
+        note_before(erased, Touched([1]))
+    assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == 0
+    assert "keys were erased by run erasure" in jobs.last_run().partitions[1]["reason"]
+    for of in (name, replica_of(name)):
+        starts = [of.log_start_offset for of in load(sandbox.session, of).partitions.values()]
+        assert starts == [0, 3]
 
 
 def test_the_topic_stays_where_its_replica_cannot_go_back(

@@ -33,7 +33,7 @@ PAUSE_MS = 7 * DAY_MS
 
 @dataclass(frozen=True, slots=True)
 class GoingBack:
-    """The points of a topic that go back with a run.
+    """The points of a topic that go back with a run, before anything is refused.
 
     `begun` is the undo of that run in flight, if there is one. `starts` are the log start offsets
     afterwards of the partitions that the run removed from.

@@ -7,7 +7,7 @@ found then, and the undo is planned again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from ebbtide.errors import CommitConflictError
@@ -23,8 +23,8 @@ from ebbtide.stages.undo_run.plan import UndoPlan
 from ebbtide.stages.unfinished import settle
 
 
-def plan_on_replicas(primary: GoingBack, job: str, order: Order) -> Iterator[UndoPlan]:
-    """Plan the undo on each table replica that is there."""
+def find_on_replicas(primary: GoingBack, job: str, order: Order) -> Iterator[GoingBack]:
+    """Find what goes back on each table replica that is there."""
     for name in replica_names(primary.topic):
         replica = find_replica(primary.topic.spark, name)
         if replica is None:
@@ -33,7 +33,21 @@ def plan_on_replicas(primary: GoingBack, job: str, order: Order) -> Iterator[Und
             check_unchanged(replica)
         else:
             replica = settle(count_own(replica), job)
-        yield GoingBack.on_replica(replica, primary, order).plan(order, {}, is_replica=True)
+        yield GoingBack.on_replica(replica, primary, order)
+
+
+def follow(
+    going: Sequence[GoingBack],
+    planned: Sequence[UndoPlan],
+    refused: Mapping[int, str],
+    order: Order,
+) -> Iterator[UndoPlan]:
+    """Return the replicas' plans without the partitions that stay as they are on the topic."""
+    for of_replica, plan in zip(going, planned, strict=True):
+        if plan.points.keys() & refused.keys():
+            yield of_replica.plan(order, refused, is_replica=True)
+        else:
+            yield plan
 
 
 def take_back_on_replica(plan: UndoPlan) -> Topic:

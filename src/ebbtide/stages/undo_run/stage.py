@@ -16,7 +16,12 @@ from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.undo_run.execution import begin, execute_points, log
 from ebbtide.stages.undo_run.going_back import GoingBack
 from ebbtide.stages.undo_run.plan import UndoPlan
-from ebbtide.stages.undo_run.replicas import plan_on_replicas, take_back_on_replica, tell_replica
+from ebbtide.stages.undo_run.replicas import (
+    find_on_replicas,
+    follow,
+    take_back_on_replica,
+    tell_replica,
+)
 from ebbtide.stages.unfinished import settle
 
 JOB = "undo_run"
@@ -31,11 +36,13 @@ def propose_undo(spark: SparkSession, name: TopicName, order: Order) -> UndoPlan
     topic = settle(load(spark, name), JOB, is_plan_only=order.is_plan_only)
     check_is_no_replica(topic, "undo the run on")
     going = GoingBack.on_primary(topic, run_id, order)
-    replicas = tuple(plan_on_replicas(going, JOB, order))
+    on_replicas = list(find_on_replicas(going, JOB, order))
+    replicas = [of.plan(order, {}, is_replica=True) for of in on_replicas]
     of_replicas = {
         p: f"of {of.topic.name}: {why}" for of in replicas for p, why in of.refused.items()
     }
-    plan = replace(going.plan(order, of_replicas), replicas=replicas)
+    plan = going.plan(order, of_replicas)
+    plan = replace(plan, replicas=tuple(follow(on_replicas, replicas, plan.refused, order)))
     if plan.refused and not plan.points:
         raise RequestError(
             f"expected a partition of {name} in which run {run_id} can be undone, found none: "
