@@ -51,9 +51,10 @@ def follow(
 
 
 def take_back_on_replica(plan: UndoPlan) -> Topic:
-    """Take the plan's points back on a replica; return it afterwards."""
-    execute_points(plan)
-    return count_own(load(plan.topic.spark, plan.topic.name))
+    """Take the plan's points back on a replica; return it as the undo has left it."""
+    left = execute_points(plan).topic
+    count_own(load(left.spark, left.name))
+    return left
 
 
 def tell_replica(replica: Topic, of_primary: UndoPlan) -> None:
