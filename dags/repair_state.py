@@ -4,6 +4,8 @@ A topic stands still once rows were added to its tables or removed from them by 
 was edited. `plan` shows what was done, when, and what the repair would do about it; the plan is
 kept. Without `plan_only`, `approve` asks then whether it may be executed, and the repair does what
 the plan says or nothing. See docs/repair_state.md.
+
+[Its form](plugin/ebbtide/ebbtide/forms/repair_state) suggests topics and partitions.
 """
 
 from airflow.sdk import Param, dag
