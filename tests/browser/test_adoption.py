@@ -99,7 +99,9 @@ def adopt_by_form(
     fields = {"topic": of.name, **choices, "set": "\n".join(map("=".join, SETTINGS.items()))}
     for name, text in fields.items():
         page.locator(f"[id='element_{name}']").fill(text)
-    page.locator("[id='element_plan_only']").click()
+    switch = page.locator("input[name='element_plan_only']")
+    page.locator("label").filter(has=switch).last.click()
+    assert not switch.is_checked()
     page.screenshot(path=picture)
     page.get_by_test_id("trigger-dag-submit").click()
     run_id = api.wait_for_a_run("adopt_table", before, RUN_SECONDS)
