@@ -14,7 +14,7 @@ from ebbtide.columns import segment_cleaning
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.spark import tasks
