@@ -26,7 +26,7 @@ UV := .venv/bin/uv
 WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
-PICTURES := in-airflow topic-in-airflow form question run
+PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
@@ -61,7 +61,7 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
-	@$(PY) -m pytest -m services tests/services tests/stores
+	@$(PY) -m pytest -m services tests/services tests/stores tests/writers
 
 smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
@@ -71,7 +71,7 @@ test-compose: setup-test ## docker-compose.yaml: image, services, nights by its 
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m compose tests/compose
 
-test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form (needs npm, chromium, PostgreSQL)
+test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form, a key, 500 topics (needs npm, chromium, PostgreSQL)
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
 	@$(PY) -m pytest -m browser tests/browser
@@ -105,6 +105,7 @@ bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retent
 	@$(PY) benchmarks/read_segments.py
 	@$(PY) -m benchmarks.expire_segments
 	@$(PY) -m benchmarks.ingest_segments
+	@$(PY) -m benchmarks.ingest_topic
 	@$(PY) -m benchmarks.overview
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
