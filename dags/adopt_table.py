@@ -2,7 +2,8 @@
 
 Run it with `plan_only` first: the task's log shows whose layout the table has, which column is what
 of a record, and which of Kafka's rules hold for it. Columns are recognised for Spark's Kafka
-source, Redpanda and Iceberg's sink for Kafka Connect; name those that are not.
+source, Redpanda, AutoMQ and Iceberg's sink for Kafka Connect; name those that are not. A table that
+holds several topics gives as many, `<namespace>.<table>@<topic>`.
 
 [Its form](plugin/ebbtide/ebbtide/forms/adopt_table) suggests tables.
 """
@@ -14,7 +15,7 @@ from ebbtide.orchestration.house import HOUSE, optional, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "adopt_table"
-PARTS = ("partition", "offset", "timestamp", "key", "value")
+PARTS = ("partition", "offset", "timestamp", "key", "value", "topic")
 
 
 @dag(

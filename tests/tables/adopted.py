@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.iceberg.adopted.removal import DELETE_MODE
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import iceberg_class, java_class, java_list
 from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
 from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
 
@@ -52,8 +51,8 @@ def spark_table(spark: SparkSession, name: str, version: int = 3, more: str = ""
     )
 
 
-def append(spark: SparkSession, name: str, records: Iterable[Record], topic: str = "t") -> None:
-    """Append records as Spark's Kafka source has them, in one file."""
+def source_frame(spark: SparkSession, records: Iterable[Record], topic: str = "t") -> DataFrame:
+    """Records as Spark's Kafka source has them."""
     rows = list(records)
     of_columns = {
         "key": pa.array([None if r.key is None else r.key.encode() for r in rows], pa.binary()),
@@ -66,8 +65,13 @@ def append(spark: SparkSession, name: str, records: Iterable[Record], topic: str
         "timestamp": pa.array([r.timestamp_ms * 1000 for r in rows], pa.timestamp("us", tz="UTC")),
         "timestampType": pa.array([0] * len(rows), pa.int32()),
     }
-    frame = spark.createDataFrame(pa.table(of_columns)).coalesce(1)
-    frame.writeTo(TopicName.parse(name).records_table).append()
+    return spark.createDataFrame(pa.table(of_columns))
+
+
+def append(spark: SparkSession, name: str, records: Iterable[Record], topic: str = "t") -> None:
+    """Append records as Spark's Kafka source has them, in one file."""
+    rows = source_frame(spark, records, topic).coalesce(1)
+    rows.writeTo(TopicName.parse(name).records_table).append()
 
 
 def adopt(
@@ -83,6 +87,24 @@ def adopt(
     return execute_adoption(plan)
 
 
+def delete_places(spark: SparkSession, name: str, offsets: Iterable[int]) -> None:
+    """Delete rows merge-on-read: position deletes in format 2, vectors in format 3."""
+    table = TopicName.parse(name).records_table
+    before = java_table(spark, table).properties().get(DELETE_MODE)
+    set_properties(spark, table, {DELETE_MODE: "merge-on-read"})
+    listed = ", ".join(map(str, offsets))
+    spark.sql(f"DELETE FROM {table} WHERE offset IN ({listed})")
+    set_properties(spark, table, {DELETE_MODE: before})
+
+
+def rewrite(spark: SparkSession, name: str) -> None:
+    """Write all files anew, as another tool's maintenance does."""
+    spark.sql(
+        f"CALL lake.system.rewrite_data_files(table => '{name}', "
+        "options => map('rewrite-all', 'true'))"
+    )
+
+
 def clean(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
     return execute_adopted(plan_adopted(load(spark, TopicName.parse(name)), now_ms))
 
@@ -92,30 +114,3 @@ def live(spark: SparkSession, name: str, offset: str = "offset") -> list[int]:
     table = TopicName.parse(name).records_table
     rows = spark.table(table).select(F.col(offset).alias("offset")).orderBy("offset")
     return [int(row["offset"]) for row in rows.collect() if row["offset"] is not None]
-
-
-def delete_equal(spark: SparkSession, name: str, column: str, value: int) -> None:
-    """Delete the rows with a long value of a column by an equality delete, as sinks do."""
-    table = java_table(spark, TopicName.parse(name).records_table)
-    schema = table.schema().select(java_list(spark, [column]))
-    parquet = iceberg_class(spark, "FileFormat").PARQUET
-    files = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
-    kind = java_class(spark, "java.lang.Class").forName(
-        "org.apache.iceberg.data.Record",
-        True,
-        java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader(),
-    )
-    models = iceberg_class(spark, "formats.FormatModelRegistry")
-    written_to = files.format(parquet).build().newOutputFile()
-    builder = models.equalityDeleteWriteBuilder(parquet, kind, written_to)
-    field_ids = java_list(spark, [schema.findField(column).fieldId()])
-    writer = builder.schema(schema).spec(table.spec()).equalityFieldIds(field_ids).build()
-    jackson = "com.fasterxml.jackson.databind."
-    feature = java_class(spark, jackson + "DeserializationFeature").USE_LONG_FOR_INTS
-    mapper = java_class(spark, jackson + "ObjectMapper")().enable(feature)
-    maps = java_class(spark, "java.lang.Class").forName("java.util.HashMap")
-    values = mapper.readValue(json.dumps({column: value}), maps)
-    record = iceberg_class(spark, "data.GenericRecord").create(schema)
-    writer.write(record.copy(values))
-    writer.close()
-    table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()

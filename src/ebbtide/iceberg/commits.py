@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 OWN = "ebbtide.own"
 # In the summary of snapshots that remove records, also the job that committed them.
 JOB = "ebbtide.job"
-# In the summary of a round's snapshot, how many rows it removes.
+# In the summary of a snapshot of an adopted table, how many rows it removes, and of which topic.
 ROWS = "ebbtide.rows"
+TOPIC = "ebbtide.topic"
 # Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.commits import JOB, OWN
+from ebbtide.iceberg.commits import JOB, OWN, TOPIC
 from ebbtide.iceberg.files.manifests import changed_files
 from ebbtide.log.state.row_counts import RowsBySegment
 from ebbtide.spark.jvm import as_dict, items
@@ -55,6 +55,10 @@ class Committed(NamedTuple):
     def job(self) -> str | None:
         """The job that made the commit; None for a foreign commit or one of an older version."""
         return self.summary.get(JOB)
+
+    def is_of(self, topic: str) -> bool:
+        """Return whether it is of this topic, or of a table with one topic alone."""
+        return self.summary.get(TOPIC, topic) == topic
 
     @property
     def may_remove_rows(self) -> bool:

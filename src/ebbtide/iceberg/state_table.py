@@ -24,7 +24,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.namespaces import create_namespace
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
-from ebbtide.spark.jvm import as_dict, iceberg_class, java_class, java_map
+from ebbtide.spark.jvm import as_dict, iceberg_class, items, java_array, java_class, java_map
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
 _SETTINGS = {
@@ -119,6 +119,17 @@ def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[st
     held = _held_unchecked(spark, name)
     assert held is not None
     held.change_to(properties)
+
+
+def topics_of_table(spark: SparkSession, name: TopicName) -> list[TopicName]:
+    """Return the topics with a state whose records table is that of `name`, in order."""
+    catalog = _catalog(spark, name)
+    states = java_array(spark, [name.cluster + STATE_SUFFIX])
+    namespace = iceberg_class(spark, "catalog.Namespace").of(states)
+    if not catalog.namespaceExists(namespace):
+        return []
+    listed = [name._replace(topic=str(of.name())) for of in items(catalog.listTables(namespace))]
+    return sorted(of for of in listed if of.table == name.table)
 
 
 def drop_state(spark: SparkSession, name: TopicName) -> None:

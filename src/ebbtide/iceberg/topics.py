@@ -21,6 +21,7 @@ from ebbtide.iceberg.catalog import find_table, java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
 from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.adopted.shared_table import check_is_told, table_properties, topic_properties
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import TopicName
@@ -94,9 +95,11 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
     if tables is None:
         return None
     held = read_state(spark, name)
-    properties = as_dict(spark, tables.records.properties())
+    properties = topic_properties(name, as_dict(spark, tables.records.properties()))
     if held is not None and TABLES in held.properties:
         _check_tables(name, held.properties[TABLES], tables.ids)
+    if held is None:
+        check_is_told(name, properties)
     if held is None and not state_of(properties) and tables.has_been_filled:
         way_out = "adopt the table again" if tables.batches is None else f"{REPAIR} rebuilds it"
         raise StateError(
@@ -198,7 +201,9 @@ def _with_state(
 
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
-    return as_dict(spark, java_table(spark, name.records_table).properties())
+    return topic_properties(
+        name, as_dict(spark, java_table(spark, name.records_table).properties())
+    )
 
 
 def own_spec(table: Any) -> Any:
@@ -246,7 +251,8 @@ def compare_and_set(
         try:
             if settings:
                 settings_step = Step.FOLLOW_SETTINGS if state else step
-                commit(settings_step, partial(set_properties, spark, name.records_table, settings))
+                of_table = table_properties(name, settings)
+                commit(settings_step, partial(set_properties, spark, name.records_table, of_table))
             if state:
                 commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:

@@ -28,6 +28,7 @@ from ebbtide.lake.catalog_settings import (
 )
 from ebbtide.lake.live_files import live_rows, of_a_store
 from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.adopted.shared_table import topic_properties
 from ebbtide.log.plans.events import PlanEvent
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.config import TopicConfig, parse_config
@@ -140,15 +141,17 @@ class Lake:
         """List a cluster's topics; only a table without a state table has to be opened."""
         assert self.catalog is not None
         listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
-        with_state = {topic for _, topic in listed}
-        tables = {topic for _, topic in self.catalog.list_tables(cluster)}
-        others = tables - with_state
+        with_state = {TopicName(cluster, topic) for _, topic in listed}
+        tables = {table for _, table in self.catalog.list_tables(cluster)}
+        others = tables - {name.table for name in with_state}
         old = {t for t in others if _may_be_topic(self.catalog, (cluster, t))}
-        return [f"{cluster}.{topic}" for topic in (tables & with_state) | old]
+        return [str(of) for of in with_state if of.table in tables] + [
+            f"{cluster}.{table}" for table in old
+        ]
 
     def topic(self, name: str) -> LakeTopic:
         """Read one topic's settings and state; StateError where the state was edited by hand."""
-        properties = self.records(name).properties
+        properties = topic_properties(TopicName.parse(name), self.records(name).properties)
         state = self._state(name)
         if state is None:  # tables of an older version, which no job has opened since
             return LakeTopic(name, properties)
@@ -256,14 +259,15 @@ class Lake:
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        cluster, topic, catalog = TopicName.parse(name)
-        if catalog != CATALOG:
+        of = TopicName.parse(name)
+        cluster, table = of.cluster, of.topic if suffix else of.table
+        if of.catalog != CATALOG:
             raise UnknownTopicError(f"expected a topic of the lake, found {name}; it is a replica")
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
             with of_a_store(name):
-                return self.catalog.load_table((cluster + suffix, topic))
+                return self.catalog.load_table((cluster + suffix, table))
         except (NoSuchNamespaceError, NoSuchTableError):
             raise self._unknown(name) from None
         except (AccessDeniedError, UnavailableError):

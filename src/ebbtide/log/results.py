@@ -89,6 +89,7 @@ class AdoptedTopic(OfTopic):
 
     layout: NotRequired[Annotated[str, "whose layout it is"]]
     columns: NotRequired[Annotated[list[str], "the column of each part of a record"]]
+    topics: NotRequired[Annotated[list[str], "the topics of a table that holds several"]]
     exact: NotRequired[Annotated[list[str], "rules that hold as in Kafka, and why"]]
     approximate: NotRequired[Annotated[list[str], "rules that nearly hold, and why"]]
     refused: NotRequired[Annotated[list[str], "rules that are not applied, and why"]]
@@ -135,7 +136,7 @@ class CleanedTopic(OfTopic):
     """clean_log, of a topic."""
 
     files_read: NotRequired[
-        Annotated[int, "data files of an adopted table that may hold dirty rows or dirty keys"]
+        Annotated[int, "data files of an adopted table that a round opens, by their bounds"]
     ]
     files: NotRequired[Annotated[int, "all data files of it"]]
 

@@ -34,6 +34,8 @@ def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:
         lines += [_table(of_stage), *_reasons(of_stage)]
     left = {**outcome.topic, **outcome.topic.get("next_run", {})}
     lines += [""]
+    if "files_read" in left:
+        lines += [f"reads {number(left['files_read'])} of {number(left['files'])} data files"]
     lines += [f"{key.replace('_', ' ')}: {_shown(key, value)}" for key, value in _plain(left)]
     lines += [str(numbers["note"]) for numbers in (outcome.topic,) if "note" in numbers]
     return "\n".join(lines).rstrip()
@@ -75,6 +77,8 @@ def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 def _plain(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:
     left_out = LEFT_OUT | {"changes", "seconds"}
+    if "files_read" in numbers:
+        left_out |= {"files_read", "files"}
     return [(key, value) for key, value in numbers.items() if key not in left_out]
 
 

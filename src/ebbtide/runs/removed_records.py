@@ -100,14 +100,14 @@ def _uncounted(
     candidates = [
         made
         for made in _that_may_remove(spark, table, since)
-        if made.id in snapshots or made.job == job
+        if made.is_of(str(name)) and (made.id in snapshots or made.job == job)
     ]
     if not candidates:
         return []
     oldest = datetime.fromtimestamp(min(made.at_ms for made in candidates) / 1000, UTC)
     counted = _counted(spark, name, oldest - LONGEST_RUN)
     return [
-        RemovingCommit(made, rows, int(made.summary.get("deleted-data-files", 0)))
+        RemovingCommit(made, rows, _files_removed(made))
         for made in sorted(candidates, key=lambda made: made.sequence_number)
         if made.id not in counted and (rows := _rows_removed(spark, table, made)) > 0
     ]
@@ -118,6 +118,14 @@ def _rows_removed(spark: SparkSession, table: Any, made: Committed) -> int:
     if table.properties().containsKey(LAYOUT):
         return int(made.summary.get(ROWS, 0))
     return -sum(rows_changed(spark, table, [made.id]).values())
+
+
+def _files_removed(made: Committed) -> int:
+    """Return how many data files left by a commit and have no other in their place."""
+    removed, added = (
+        int(made.summary.get(name, 0)) for name in ("deleted-data-files", "added-data-files")
+    )
+    return max(removed - added, 0)
 
 
 def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:

@@ -28,16 +28,17 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
             return None
         topic = load(spark, name)
         if topic.is_adopted:
-            tables, rows, oldest_ms = [name.records_table], _rows_of_sums(topic), None
+            rows, file_bytes, oldest_ms = _rows_of_sums(topic), _adopted_bytes(topic), None
         else:
-            tables = [name.records_table, name.batches_table]
             rows = told_rows(topic.properties, "records")
+            tables = (name.records_table, name.batches_table)
+            file_bytes = sum(_file_bytes(spark, table) for table in tables)
             oldest_ms = _oldest_event_ms(spark, name, outcome.snapshot_ids)
         return summarize(
             topic.config,
             topic.partitions,
             rows,
-            sum(_file_bytes(spark, table) for table in tables),
+            file_bytes,
             outcome.partitions,
             outcome.topic,
             oldest_ms,
@@ -56,6 +57,13 @@ def _rows_of_sums(topic: Topic) -> RowsBySegment:
         for partition, state in topic.partitions.items()
         for segment, of in zip(state.segments, state.sums, strict=True)
     }
+
+
+def _adopted_bytes(topic: Topic) -> int:
+    """Return the bytes of an adopted topic's files; of its share where the table holds several."""
+    if topic.name.in_table is None:
+        return _file_bytes(topic.spark, topic.name.records_table)
+    return sum(of.size_bytes for state in topic.partitions.values() for of in state.sums)
 
 
 def _file_bytes(spark: SparkSession, table: str) -> int:

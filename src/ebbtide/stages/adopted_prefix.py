@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ebbtide.iceberg.adopted.prefixes import find_below
-from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
+from ebbtide.iceberg.adopted.removal import prepare_removal
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.commits import ROWS, Step, commit
+from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
 from ebbtide.iceberg.topics import Topic, current_snapshot
 
 
@@ -32,7 +32,7 @@ def remove_below_start(topic: Topic) -> RemovedPrefix:
     below = find_below(AdoptedRows.of(topic), snapshot, starts)
     if not below.rows:
         return RemovedPrefix()
-    properties = {ROWS: str(below.rows.total())}
+    properties = {ROWS: str(below.rows.total()), TOPIC: str(topic.name)}
     table = topic.name.records_table
-    prepared = prepare_row_deletes(topic.spark, table, snapshot, below.positions, properties)
+    prepared = prepare_removal(topic.spark, table, snapshot, below.positions, properties)
     return RemovedPrefix(below.rows, [commit(Step.TRUNCATE_RECORDS, prepared)])

@@ -3,6 +3,8 @@
 from itertools import count
 from typing import Any
 
+from ebbtide.log.adopted.layout import Choices
+
 Schema = dict[str, Any]
 
 
@@ -68,3 +70,24 @@ DEBEZIUM = schema(
     _cdc={"op": "string", "ts": "timestamptz", "offset": "long", "key": {"id": "long"}},
     _kafka_metadata={"topic": "string", "partition": "int", "offset": "long", "timestamp": "long"},
 )
+AUTOMQ = schema(
+    id="long",
+    _kafka_header={"type": "map", "key-id": 90, "key": "string", "value-id": 91, "value": "binary"},
+    _kafka_key="string",
+    _kafka_metadata={"partition": "int", "offset": "long", "timestamp": "long"},
+)
+AUTOMQ_SCHEMALESS = schema(
+    key="string",
+    value="string",
+    timestamp="long",
+    _kafka_key="string",
+    _kafka_metadata={"partition": "int", "offset": "long", "timestamp": "long"},
+)
+AUTOMQ_DEBEZIUM = schema(
+    id="long",
+    _cdc={"op": "string", "ts": "long", "offset": "long", "source": "string"},
+    _kafka_key="string",
+    _kafka_metadata={"partition": "int", "offset": "long", "timestamp": "long"},
+)
+OTHER = schema(p="long", o="long", at="timestamp", k="string", v="string")
+MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")

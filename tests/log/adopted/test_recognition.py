@@ -1,5 +1,7 @@
 """Layouts are recognised by their schemas, and say which of Kafka's rules hold."""
 
+from dataclasses import replace
+
 import pytest
 
 from ebbtide.errors import ConfigurationError, NotCoveredError
@@ -7,18 +9,19 @@ from ebbtide.log.adopted.layout import Choices, Columns, Layout, NamedLayout
 from ebbtide.log.adopted.recognition import PROFILES, recognise
 from ebbtide.log.adopted.support import Exactness, rules_of
 from tests.log.adopted.schemas import (
+    AUTOMQ,
+    AUTOMQ_DEBEZIUM,
+    AUTOMQ_SCHEMALESS,
     CONNECT,
     CONNECT_FLAT,
     DEBEZIUM,
+    MAPPED,
+    OTHER,
     REDPANDA,
     REDPANDA_WITH_SCHEMA,
     SPARK,
     Schema,
-    schema,
 )
-
-OTHER = schema(p="long", o="long", at="timestamp", k="string", v="string")
-MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,22 @@ MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
             "_kafka_metadata.topic",
             id="Connect with Debezium",
         ),
+        pytest.param(
+            AUTOMQ,
+            Choices(),
+            "automq",
+            "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp "
+            "_kafka_key -",
+            id="AutoMQ",
+        ),
+        pytest.param(
+            AUTOMQ_SCHEMALESS,
+            Choices(),
+            "automq",
+            "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp key - "
+            "value",
+            id="AutoMQ without a schema",
+        ),
         pytest.param(OTHER, MAPPED, "explicit", "p o at k - v", id="any other"),
     ],
 )
@@ -81,11 +100,12 @@ def test_a_layout_is_recognised(of: Schema, choices: Choices, profile: str, name
     assert [of.name if of else "-" for of in parts] == names.split()
 
 
-def test_debezium_marks_its_tombstones() -> None:
-    layout = recognise(Columns.of(DEBEZIUM), Choices()).layout
+@pytest.mark.parametrize("of", [DEBEZIUM, AUTOMQ_DEBEZIUM], ids=["Connect", "AutoMQ"])
+def test_debezium_marks_its_tombstones(of: Schema) -> None:
+    layout = recognise(Columns.of(of), Choices()).layout
     assert layout.mark_text == "D"
     assert layout.mark is not None
-    column = Columns.of(DEBEZIUM).with_id(layout.mark)
+    column = Columns.of(of).with_id(layout.mark)
     assert column is not None
     assert column.name == "_cdc.op"
 
@@ -97,6 +117,9 @@ def test_debezium_marks_its_tombstones() -> None:
         pytest.param(CONNECT, Choices(key="id"), {"tombstones"}, id="no value"),
         pytest.param(DEBEZIUM, Choices(), set(), id="a mark"),
         pytest.param(SPARK, Choices(), set(), id="a value"),
+        pytest.param(AUTOMQ, Choices(), {"tombstones"}, id="AutoMQ"),
+        pytest.param(AUTOMQ_DEBEZIUM, Choices(), set(), id="AutoMQ with Debezium"),
+        pytest.param(AUTOMQ_SCHEMALESS, Choices(), set(), id="AutoMQ without a schema"),
     ],
 )
 def test_a_rule_without_its_column_is_refused(
@@ -131,6 +154,11 @@ def test_what_nobody_knows_is_refused_with_its_columns() -> None:
 def test_a_damaged_layout_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"ebbtide\.layout"):
         Layout.parse('{"profile": "spark_source"}')
+
+
+def test_a_layout_of_several_topics_is_read_back() -> None:
+    layout = replace(recognise(Columns.of(SPARK), Choices()).layout, is_shared=True)
+    assert Layout.parse(layout.to_json()) == layout
 
 
 def test_profiles_have_a_name_of_their_own_and_a_source() -> None:

@@ -8,6 +8,7 @@ from ebbtide.log.adopted.segments import (
     cut,
     merged_into,
     new_log,
+    no_rows,
     segments_of,
     with_arrived,
 )
@@ -21,7 +22,7 @@ CONFIG = TopicConfig(segment_ms=100, segment_bytes=1000)
 def arrived(state: PartitionState, end: int, first_ms: int, size: int = 10) -> PartitionState:
     base = state.active_segment
     sums = SegmentSums(size, first_ms, first_ms + 5, end - state.log_end_offset)
-    rows = ArrivedRows(state.log_end_offset, end, {base: sums})
+    rows = ArrivedRows(end, {base: sums})
     return with_arrived(state, rows, first_ms)
 
 
@@ -55,12 +56,24 @@ def test_an_empty_segment_is_never_closed() -> None:
 def test_late_rows_are_dirty_again_and_their_tombstones_wait() -> None:
     state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
     state = state.moved(first_dirty_offset=4, horizons=(HorizonRange(4, 500),))
-    rows = ArrivedRows(2, 3, {0: SegmentSums(5, 10, 10, 1)}, 2, (OffsetRange(2, 3),))
+    rows = ArrivedRows(3, {0: SegmentSums(5, 10, 10, 1)}, 2, (OffsetRange(2, 3),))
     late = with_arrived(state, rows, 160)
     assert (late.first_dirty_offset, late.log_end_offset) == (2, 4)
     assert late.horizons == (HorizonRange(2, 500), HorizonRange(3, -1), HorizonRange(4, 500))
     assert late.sums[0] == SegmentSums(15, 10, 55, 5)
     assert late.segments[0].modified_ms == 160
+
+
+def test_rows_counted_anew_take_the_place_of_all_before() -> None:
+    state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
+    state = cut(arrived(state, 8, 150), CONFIG, 250)
+    sums = {0: SegmentSums(5, 50, 52, 1), 8: SegmentSums(7, 260, 261, 2)}
+    after = with_arrived(state, ArrivedRows(10, sums, are_all=True, grown=frozenset({8})), 300)
+    assert after.sums == (sums[0], SegmentSums(0, -1, -1, 0), sums[8])
+    assert [segment.modified_ms for segment in after.segments] == [50, 150, 300]
+    empty = with_arrived(after, no_rows(after), 400)
+    assert [of.record_count for of in empty.sums] == [0, 0, 0]
+    assert (empty.log_end_offset, empty.segments) == (10, after.segments)
 
 
 def test_merged_segments_keep_the_sums_of_their_members_less_what_left() -> None:

@@ -26,6 +26,8 @@ TOPIC = (
         pytest.param("log..a", "log", ".a", id="split at the first dot"),
         pytest.param("log....", "log", "...", id="three dots are no path"),
         pytest.param("log." + "a" * 249, "log", "a" * 249, id="the longest name of Kafka's"),
+        pytest.param("raw.events@a.b", "raw", "events@a.b", id="one of several in a table"),
+        pytest.param("raw.orders~dlq", "raw", "orders~dlq", id="Redpanda's dead letters"),
     ],
 )
 def test_a_name_is_cluster_and_topic(text: str, cluster: str, topic: str) -> None:
@@ -95,6 +97,26 @@ def test_a_topic_is_two_tables_and_three_views() -> None:
     assert name.committed_view == "`lake`.`log`.`a.b__committed`"
     assert name.v1_view == "`lake`.`log`.`a.b__v1`"
     assert name.table_view == "`lake`.`log`.`a.b__table`"
+
+
+def test_topics_of_one_table_have_a_state_each() -> None:
+    name = TopicName.parse("raw.events@a.b")
+    assert (name.table, name.in_table) == ("events", "a.b")
+    assert name.records_table == "`lake`.`raw`.`events`"
+    assert name.state_table == "`lake`.`raw_state`.`events@a.b`"
+    assert TopicName.parse("raw.events").in_table is None
+
+
+@pytest.mark.parametrize("topic", ["@a", "a@", "a@b@c", "a~b", "~dlq", "a@b~dlq", "a@."])
+def test_names_that_no_adopted_table_gives_are_refused(topic: str) -> None:
+    with pytest.raises(RequestError, match="expected a topic name that Kafka takes"):
+        TopicName.parse(f"raw.{topic}")
+
+
+@pytest.mark.parametrize("topic", ["events@orders", "orders~dlq"])
+def test_no_topic_of_ours_has_the_name_of_an_adopted_one(topic: str) -> None:
+    with pytest.raises(RequestError, match="expected a topic name that Kafka takes"):
+        TopicName.checked("raw", topic)
 
 
 def test_a_backtick_is_quoted_too() -> None:

@@ -37,5 +37,6 @@ def test_nothing_is_left(sandbox: LakeSandbox, cluster: str, kill_at: list[Step]
 
 def test_a_topic_of_ebbtides_own_is_refused(sandbox: LakeSandbox, cluster: str) -> None:
     sandbox.topic(f"{cluster}.own")
-    with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
-        abandon(sandbox.session, f"{cluster}.own")
+    for name in (f"{cluster}.own", f"{cluster}.own@one"):
+        with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
+            abandon(sandbox.session, name)

@@ -13,7 +13,8 @@ from ebbtide.runs.plan_text import render_plan
 from ebbtide.spark.jvm import as_dict
 from ebbtide.stages.adopt_table.stage import plan_adoption
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.adopted import COMPACTED, Record, adopt, append, spark_table
+from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, spark_table
+from tests.tables.adopted_layouts import REDPANDA
 from tests.tables.fixtures import KilledError
 
 ROWS = [Record(7, "a"), Record(9, None), Record(3, "b", None, partition=1)]
@@ -66,17 +67,25 @@ def test_what_cannot_be_a_topic_is_refused(
     sandbox.topic(f"{cluster}.own")
     with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
         adopt(spark, f"{cluster}.own")
+    with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
+        adopt(spark, f"{cluster}.own@one")
     spark_table(spark, f"{cluster}.old", version=1)
     with pytest.raises(NotCoveredError, match="format version 2 or 3, found 1"):
         adopt(spark, f"{cluster}.old")
-    spark_table(spark, f"{cluster}.two")
-    append(spark, f"{cluster}.two", ROWS, topic="one")
-    append(spark, f"{cluster}.two", ROWS, topic="other")
-    with pytest.raises(NotCoveredError, match="found those of one, other"):
-        adopt(spark, f"{cluster}.two")
 
 
 def test_columns_of_places_stay(spark: SparkSession, name: str) -> None:
     adopt(spark, name)
     with pytest.raises(NotCoveredError, match="run abandon_table first"):
         adopt(spark, name, choices=Choices(offset="timestampType"))
+
+
+def test_a_table_of_dead_letters_is_a_topic(spark: SparkSession, cluster: str) -> None:
+    name = f"{cluster}.orders~dlq"
+    REDPANDA.create(spark, name, 2)
+    REDPANDA.append(spark, name, [Record(3, "a"), Record(9, "a")])
+    assert "layout: Redpanda's Iceberg topics" in render_plan(
+        "adopt_table", name, adopt(spark, name)
+    )
+    clean(spark, name, 10_000)
+    assert REDPANDA.live(spark, name) == [(0, 9, False)]

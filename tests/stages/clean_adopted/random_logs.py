@@ -28,7 +28,9 @@ class RandomTopic(NamedTuple):
     logs: Sequence[Sequence[Sequence[Record]]]
 
 
-def random_topic(seed: int, logs: int) -> RandomTopic:
+def random_topic(
+    seed: int, logs: int, nights: int = NIGHTS, *, has_tombstones: bool = True
+) -> RandomTopic:
     rng = random.Random(f"adopted {seed}")
     config = {
         "cleanup.policy": "compact",
@@ -37,18 +39,21 @@ def random_topic(seed: int, logs: int) -> RandomTopic:
         "min.compaction.lag.ms": str(rng.choice((0, 0, 1_000))),
     }
     nights_ms = [T0]
-    for _ in range(NIGHTS):
+    for _ in range(nights):
         nights_ms.append(nights_ms[-1] + rng.choice(TIMES_MS))
-    grown = [_log(rng, partition, nights_ms) for partition in range(logs)]
+    tombstones = 0.35 if has_tombstones else 0
+    grown = [_log(rng, partition, nights_ms, tombstones) for partition in range(logs)]
     return RandomTopic(config, nights_ms[1:], grown)
 
 
-def _log(rng: random.Random, partition: int, nights_ms: Sequence[int]) -> list[list[Record]]:
+def _log(
+    rng: random.Random, partition: int, nights_ms: Sequence[int], tombstones: float
+) -> list[list[Record]]:
     offset, nights = 0, []
     for number, at_ms in enumerate(nights_ms[:-1]):
         night = []
         for _ in range(rng.randint(0 if number else 1, 9)):
-            value = None if rng.random() < 0.35 else "v"
+            value = None if rng.random() < tombstones else "v"
             key = rng.choice(KEYS)
             night.append(Record(offset, key, value, partition, at_ms - rng.randint(0, 900)))
             offset += rng.choice((1, 1, 1, 2, 5))
@@ -59,8 +64,8 @@ def _log(rng: random.Random, partition: int, nights_ms: Sequence[int]) -> list[l
 def source_of(topic: RandomTopic, partition: int, directory: Path) -> SourceLog:
     """The log for Kafka: it rolls a segment where a night has found the log end."""
     first, *later = topic.logs[partition]
-    write_log(directory, {0: _batches(first), _end(first): []})
     active, grown = _end(first), [[]]
+    write_log(directory, {0: _batches(first), active: []})
     for night in later:
         segments = []
         if night:

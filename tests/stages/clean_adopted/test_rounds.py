@@ -5,16 +5,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.iceberg.adopted.row_deletes import committed_snapshot
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.adopted.leaving_files import committed_snapshot
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.plan_text import render_plan
 from ebbtide.spark.jvm import iceberg_class
+from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.adopted import Record, adopt, append, clean, delete_equal, live, spark_table
+from tests.tables.adopted import Record, adopt, append, clean, live, rewrite, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
 
 
@@ -101,42 +103,6 @@ def test_updates_by_others_delay_no_tombstone(spark: SparkSession, cluster: str)
     assert live(spark, name) == [0, 3]
 
 
-def test_nested_columns_and_keys_are_followed_by_their_ids(
-    spark: SparkSession, cluster: str
-) -> None:
-    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{cluster}`")
-    spark.sql(
-        f"CREATE TABLE {table} (id bigint, _cdc struct<op: string, key: struct<id: bigint>>, "
-        "_kafka_metadata struct<topic: string, `partition`: int, offset: bigint, "
-        "timestamp: bigint>) USING iceberg PARTITIONED BY (bucket(4, id)) "
-        "TBLPROPERTIES ('format-version'='3')"
-    )
-
-    def write(*rows: tuple[int, int, str]) -> None:
-        values = ", ".join(
-            f"({key}, named_struct('op', '{op}', 'key', named_struct('id', {key}L)), "
-            f"named_struct('topic', 't', 'partition', 0, 'offset', {offset}L, "
-            "'timestamp', 1000L))"
-            for offset, key, op in rows
-        )
-        spark.sql(f"INSERT INTO {table} VALUES {values}")
-
-    write((0, 1, "I"), (1, 2, "I"), (2, 1, "U"), (3, 2, "D"))
-    spark.sql(f"INSERT INTO {table} VALUES (9, null, null)")  # nobody knows its offset
-    assert "1 rows have no partition or no offset" in adopt(spark, name).topic["note"]
-    clean(spark, name, 10_000)
-    assert live(spark, name, "_kafka_metadata.offset") == [2, 3]
-    spark.sql(f"ALTER TABLE {table} RENAME COLUMN _cdc.op TO operation")
-    spark.sql(f"ALTER TABLE {table} RENAME COLUMN _kafka_metadata TO source")
-    spark.sql(f"ALTER TABLE {table} ADD COLUMN more string")
-    clean(spark, name, 11_000)
-    assert live(spark, name, "source.offset") == [2]
-    spark.sql(f"ALTER TABLE {table} DROP COLUMN _cdc")
-    with pytest.raises(ConfigurationError, match="somebody dropped that of 'key', 'mark'"):
-        clean(spark, name, 12_000)
-
-
 def test_other_writers_are_never_in_the_way(
     spark: SparkSession, cluster: str, meanwhile: Meanwhile
 ) -> None:
@@ -150,13 +116,7 @@ def test_other_writers_are_never_in_the_way(
     assert live(spark, name) == [1, 2, 3, 4]  # what arrived meanwhile is judged next time
     append(spark, name, [Record(5, "c")])
 
-    def rewrite() -> None:
-        spark.sql(
-            f"CALL lake.system.rewrite_data_files(table => '{name}', "
-            "options => map('rewrite-all', 'true'))"
-        )
-
-    meanwhile(Step.ROUND_RECORDS, rewrite)
+    meanwhile(Step.ROUND_RECORDS, lambda: rewrite(spark, name))
     with pytest.raises(CommitConflictError):
         clean(spark, name, 20_000)
     assert clean(spark, name, 30_000).rows_removed == 2
@@ -188,17 +148,6 @@ def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
     assert snapshot.operation() == "delete"
 
 
-def test_rows_of_equality_deletes_are_dead_and_stay_so(spark: SparkSession, cluster: str) -> None:
-    name = f"{cluster}.t"
-    spark_table(spark, name)
-    append(spark, name, [Record(0, "a"), Record(1, "a"), Record(2, "a"), Record(3, "b")])
-    adopt(spark, name)
-    delete_equal(spark, name, "offset", 2)
-    assert live(spark, name) == [0, 1, 3]
-    assert clean(spark, name, 10_000).rows_removed == 1
-    assert live(spark, name) == [1, 3]
-
-
 def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
     spark: SparkSession, cluster: str
 ) -> None:
@@ -209,8 +158,29 @@ def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
     adopt(spark, name)
     clean(spark, name, 10_000)
     append(spark, name, [Record(4, "b"), Record(5, "d")])
-    topic = clean(spark, name, 20_000).topic
-    assert (topic["files_read"], topic["files"]) == (2, 3)
+    plan = plan_adopted(load(spark, TopicName.parse(name)), 20_000)
+    assert "reads 2 of 3 data files" in render_plan("clean_log", name, plan.outcome())
+    append(spark, name, [Record(6, "x", None)])
+    clean(spark, name, 30_000)
+    outcome = clean(spark, name, 32_000)  # a tombstone is due, and nothing is dirty
+    assert outcome.partitions[0]["tombstones_removed"] == 1
+    assert (outcome.topic["files_read"], outcome.topic["files"]) == (1, 4)
+
+
+def test_a_plan_is_not_executed_on_other_settings(spark: SparkSession, cluster: str) -> None:
+    name, of = f"{cluster}.t", TopicName(cluster, "t")
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(1, "a")])
+    adopt(spark, name)
+    plan = plan_adopted(load(spark, of), 10_000)
+    set_properties(spark, of.records_table, {"kafka.delete.retention.ms": "5"})
+    before = load(spark, of).properties
+    with pytest.raises(CommitConflictError, match="as it was planned on"):
+        execute_adopted(plan)
+    assert load(spark, of).properties == before
+    assert live(spark, name) == [0, 1]
+    clean(spark, name, 10_000)
+    assert horizons(spark, name) == (HorizonRange(2, 10_005),)
 
 
 STEPS = (Step.ADOPTED_ROWS_SEEN, Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_STATE)

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
@@ -21,11 +21,14 @@ def expire(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
 
 
 @pytest.mark.parametrize(
-    ("version", "limit"),
+    ("version", "limit", "mode"),
     [
-        pytest.param(2, {"kafka.retention.ms": str(2 * DAY_MS)}, id="time, format 2"),
+        pytest.param(2, {"kafka.retention.ms": str(2 * DAY_MS)}, None, id="time, format 2"),
         pytest.param(
-            3, {"kafka.retention.max.eventtime.ms": str(DAY_MS)}, id="event time, format 3"
+            3, {"kafka.retention.max.eventtime.ms": str(DAY_MS)}, None, id="event time, format 3"
+        ),
+        pytest.param(
+            2, {"kafka.retention.ms": str(2 * DAY_MS)}, "copy-on-write", id="copy-on-write"
         ),
     ],
 )
@@ -35,10 +38,12 @@ def test_segments_past_a_limit_leave(
     kill_at: list[Step],
     version: int,
     limit: dict[str, str],
+    mode: str | None,
 ) -> None:
     """One file leaves whole, another loses a row; a late row below the start goes too."""
     spark, name = sandbox.session, f"{cluster}.t"
     spark_table(spark, name, version)
+    set_properties(spark, TopicName.parse(name).records_table, {"write.delete.mode": mode})
     append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in (1, 2)])
     settings = {"kafka.cleanup.policy": "delete", "kafka.segment.ms": str(DAY_MS), **limit}
     adopt(spark, name, settings, now_ms=2 * DAY_MS)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.adopted.new_rows import counted_rows
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.manifests import changed_files
-from ebbtide.iceberg.history import Committed, history_since
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
-from ebbtide.log.adopted.segments import ArrivedRows, late_below
+from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
 from ebbtide.log.state.topic_state import PartitionState
 
 log = logging.getLogger(__name__)
-
-_APPEND, _REPLACE = "append", "replace"
 
 
 class EventClock(NamedTuple):
@@ -53,114 +50,72 @@ def look(
     states: Mapping[int, PartitionState],
     seen: int | None,
     clock: EventClock,
+    until: int | None = None,
 ) -> Arrivals | None:
     """Return what arrived since the snapshot `seen`; None for a table without a snapshot.
 
-    Where the commits since then cannot tell it, all live rows count as arrived.
+    Where the commits since then cannot tell it, all live rows count as arrived. Where others have
+    deleted rows meanwhile, all that live are counted anew. `until` is the snapshot to look at, the
+    newest without it. What ebbtide itself wrote has not arrived.
     """
     table = java_table(rows.spark, rows.table)
     current = table.currentSnapshot()
     if current is None:
         return None
-    snapshot = int(current.snapshotId())
-    since = None if seen is None else _since(rows.spark, table, seen)
-    adding = [of for of in since or () if of.adds_rows]
-    if since is not None and not adding:
+    snapshot = until or int(current.snapshotId())
+    counted = counted_rows(rows, table, snapshot, seen)
+    if counted is None:
         return Arrivals(snapshot, {}, frozenset())
-    is_anew = since is None or not _can_tell(since)
-    if is_anew:
-        arrived = rows.at(snapshot)
-        if states:
-            log.warning("rows that arrived late cannot be told from others: all count as late")
-    elif all(of.operation == _APPEND for of in adding):
-        assert seen is not None
-        arrived = rows.appended(seen, snapshot)
-    else:
-        added = F.col("file").isin(_added_files(rows.spark, table, adding))
-        arrived = rows.at(snapshot).where(added)
-    arrived = arrived.withColumn("event_ms", clock.event_time_ms())
-    return _summed(rows, arrived, states, snapshot, _bytes_a_row(table), is_anew=is_anew)
-
-
-def _since(spark: SparkSession, table: Any, seen: int) -> list[Committed] | None:
-    """Return the commits since a snapshot; None where it is not in the table's history."""
-    history = history_since(spark, table, seen)
-    return history.commits if history.is_reached else None
-
-
-def _can_tell(commits: list[Committed]) -> bool:
-    """Return whether these commits tell which rows arrived.
-
-    An append does, even if its files were rewritten since. A commit that also removes does by its
-    files, as long as they are there.
-    """
-    are_appends = all(of.operation == _APPEND for of in commits if of.adds_rows)
-    return are_appends or not any(of.operation == _REPLACE for of in commits)
-
-
-def _added_files(spark: SparkSession, table: Any, commits: list[Committed]) -> list[str]:
-    return [
-        file.path
-        for of in commits
-        for sign, file in changed_files(spark, table, table.snapshot(of.id))
-        if sign > 0 and file.is_data
-    ]
-
-
-def _bytes_a_row(table: Any) -> float:
-    """Return the mean bytes of a row in the table's files, as the snapshot's summary has them."""
-    summary = table.currentSnapshot().summary()
-    size_bytes, rows = (
+    if states and counted.are_all_new:
+        log.warning("rows that arrived late cannot be told from others: all count as late")
+    summary = current.summary()
+    size_bytes, count = (
         int(summary.get(name) or 0) for name in ("total-files-size", "total-records")
     )
-    return size_bytes / rows if rows else 0.0
+    frame = counted.rows.withColumn("event_ms", clock.event_time_ms())
+    found = _by_segment(rows.spark, frame, states)
+    arrivals = _arrivals(found, snapshot, size_bytes / count if count else 0.0, counted.are_all)
+    _check_topic(rows, arrivals.topics)
+    if not counted.are_all:
+        return arrivals
+    gone = {p: no_rows(state) for p, state in states.items()}
+    return arrivals._replace(by_partition=gone | dict(arrivals.by_partition))
 
 
-def _summed(
-    rows: AdoptedRows,
-    arrived: DataFrame,
-    states: Mapping[int, PartitionState],
-    snapshot: int,
-    bytes_a_row: float,
-    *,
-    is_anew: bool,
-) -> Arrivals:
-    placed = _with_segments(rows.spark, arrived, states)
-    is_late = F.col("offset") < F.col("late_below")
+def _by_segment(
+    spark: SparkSession, counted: DataFrame, states: Mapping[int, PartitionState]
+) -> list[Row]:
+    """Sum up the rows of each partition by its segments."""
+    is_late = F.col("is_new") & (F.col("offset") < F.col("late_below"))
     is_late_tombstone = is_late & F.col("is_tombstone")
-    by_segment = placed.groupBy("partition", "first").agg(
-        F.count("offset").alias("rows"),
-        F.count(F.lit(1)).alias("all_rows"),
-        F.min("offset").alias("first_offset"),
-        F.max("offset").alias("last_offset"),
-        F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
-        F.max("timestamp_ms").alias("last_ms"),
-        F.max("event_ms").alias("last_event_ms"),
-        F.min("topic").alias("one_topic"),
-        F.max("topic").alias("other_topic"),
-        F.min(F.when(is_late, F.col("offset"))).alias("first_late"),
-        F.slice(
-            F.array_sort(F.collect_set(F.when(is_late_tombstone, F.col("offset")))), 1, MOST_LATE
-        ).alias("late"),
-        F.max(F.when(is_late_tombstone, F.col("offset"))).alias("last_late"),
+    is_unplaced = F.col("partition").isNull() | F.col("offset").isNull()
+    placed = _with_segments(spark, counted, states)
+    return (
+        placed.groupBy("partition", "first")
+        .agg(
+            F.count("offset").alias("rows"),
+            F.count(F.when(F.col("is_new"), F.col("offset"))).alias("new_rows"),
+            F.count(F.when(F.col("is_new") & is_unplaced, 1)).alias("unplaced"),
+            F.max("offset").alias("last_offset"),
+            F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
+            F.max("timestamp_ms").alias("last_ms"),
+            F.max("event_ms").alias("last_event_ms"),
+            F.min("topic").alias("one_topic"),
+            F.max("topic").alias("other_topic"),
+            F.min(F.when(is_late, F.col("offset"))).alias("first_late"),
+            F.slice(
+                F.array_sort(F.collect_set(F.when(is_late_tombstone, F.col("offset")))),
+                1,
+                MOST_LATE,
+            ).alias("late"),
+            F.max(F.when(is_late_tombstone, F.col("offset"))).alias("last_late"),
+        )
+        .collect()
     )
-    found = by_segment.collect()
-    unplaced = sum(r["all_rows"] for r in found if r["partition"] is None or not r["rows"])
-    of_partitions: dict[int, list[Row]] = {}
-    for row in found:
-        if row["partition"] is not None and row["rows"]:
-            of_partitions.setdefault(row["partition"], []).append(row)
-    topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
-    arrivals = {
-        partition: _of_partition(mine, bytes_a_row, is_anew=is_anew)
-        for partition, mine in sorted(of_partitions.items())
-    }
-    _check_topic(rows, topics - {None})
-    return Arrivals(snapshot, arrivals, frozenset(topics - {None}), unplaced)
 
 
 def _with_segments(
-    spark: SparkSession, arrived: DataFrame, states: Mapping[int, PartitionState]
+    spark: SparkSession, counted: DataFrame, states: Mapping[int, PartitionState]
 ) -> DataFrame:
     """Add the base offset of each row's segment, null in a new partition."""
     known = [
@@ -174,7 +129,7 @@ def _with_segments(
         & (F.col("offset") >= F.col("first"))
         & (F.col("offset") <= F.col("last"))
     )
-    return arrived.join(frame, is_its, how="left")
+    return counted.join(frame, is_its, how="left")
 
 
 def _ranges(state: PartitionState) -> list[tuple[int, int]]:
@@ -183,7 +138,21 @@ def _ranges(state: PartitionState) -> list[tuple[int, int]]:
     return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
 
 
-def _of_partition(rows: list[Row], bytes_a_row: float, *, is_anew: bool) -> ArrivedRows:
+def _arrivals(found: list[Row], snapshot: int, bytes_a_row: float, are_all: bool) -> Arrivals:
+    of_partitions: dict[int, list[Row]] = {}
+    for row in found:
+        if row["partition"] is not None and row["rows"]:
+            of_partitions.setdefault(row["partition"], []).append(row)
+    topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
+    arrivals = {
+        partition: _of_partition(mine, bytes_a_row, are_all=are_all)
+        for partition, mine in sorted(of_partitions.items())
+    }
+    unplaced = sum(row["unplaced"] for row in found)
+    return Arrivals(snapshot, arrivals, frozenset(topics - {None}), unplaced)
+
+
+def _of_partition(rows: list[Row], bytes_a_row: float, *, are_all: bool) -> ArrivedRows:
     late = [row["first_late"] for row in rows if row["first_late"] is not None]
     sums = {
         row["first"] or 0: SegmentSums(
@@ -196,13 +165,13 @@ def _of_partition(rows: list[Row], bytes_a_row: float, *, is_anew: bool) -> Arri
     }
     tombstones = [of for row in rows for of in _late_tombstones(row)]
     return ArrivedRows(
-        first_offset=min(row["first_offset"] for row in rows),
         end_offset=max(row["last_offset"] for row in rows) + 1,
         by_segment=sums,
         first_late_offset=min(late, default=None),
         max_event_time_ms=max(row["last_event_ms"] for row in rows),
         late_tombstones=tombstones,
-        are_all=is_anew,
+        are_all=are_all,
+        grown=frozenset(row["first"] or 0 for row in rows if row["new_rows"]),
     )
 
 
@@ -214,10 +183,11 @@ def _late_tombstones(row: Row) -> list[OffsetRange]:
     return [OffsetRange(offset, offset + 1) for offset in row["late"]]
 
 
-def _check_topic(rows: AdoptedRows, topics: set[str]) -> None:
+def _check_topic(rows: AdoptedRows, topics: frozenset[str]) -> None:
     known = topics if rows.ids.topic_name is None else topics | {rows.ids.topic_name}
     if len(known) > 1:
         raise NotCoveredError(
-            f"expected the records of one topic in {rows.table}, found those of "
-            f"{', '.join(sorted(known))}: several topics in one table are not covered yet"
+            f"expected the records of one topic in {rows.table}, as it was adopted, found those of "
+            f"{', '.join(sorted(known))}: run abandon_table, then adopt_table, which makes each "
+            "of them a topic of its own"
         )

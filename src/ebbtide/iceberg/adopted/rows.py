@@ -22,17 +22,22 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.segment_planning import existing_snapshot
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.layout import LAYOUT, Column, Columns, Layout, NamedLayout
-from ebbtide.log.settings.names import quoted
+from ebbtide.log.adopted.shared_table import check_shares
+from ebbtide.log.settings.names import TopicName, quoted
 from ebbtide.spark.jvm import iceberg_class
 
 
 class AdoptedRows(NamedTuple):
-    """An adopted table, and the columns that hold the parts of a record now."""
+    """An adopted table, and the columns that hold the parts of a record now.
+
+    With `in_table`, only the rows of that one among the table's topics.
+    """
 
     spark: SparkSession
     table: str
     ids: Layout
     layout: NamedLayout
+    in_table: str | None = None
 
     @classmethod
     def of(cls, topic: Topic) -> AdoptedRows:
@@ -43,14 +48,22 @@ class AdoptedRows(NamedTuple):
                 f"expected {LAYOUT} on {topic.name.records_table}, found that somebody removed it; "
                 "adopt the table again"
             )
-        layout = Layout.parse(text)
-        return cls.of_layout(topic.spark, topic.name.records_table, layout)
+        return cls.of_layout(topic.spark, topic.name, Layout.parse(text))
 
     @classmethod
-    def of_layout(cls, spark: SparkSession, table: str, layout: Layout) -> AdoptedRows:
-        """Find the columns of a layout in a table."""
+    def of_layout(cls, spark: SparkSession, name: TopicName, layout: Layout) -> AdoptedRows:
+        """Find the columns of a layout in the topic's table."""
+        check_shares(name, layout)
+        table = name.records_table
         columns = columns_of_schema(spark, java_table(spark, table).schema())
-        return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
+        return cls(spark, table, layout, NamedLayout.of(layout, columns, table), name.in_table)
+
+    def topics(self, snapshot: int) -> set[str]:
+        """Return the topics that the table's column of them names."""
+        if self.layout.topic is None:
+            return set()
+        found = self.at(snapshot).select("topic").distinct().collect()
+        return {row["topic"] for row in found if row["topic"] is not None}
 
     def at(self, snapshot: int) -> DataFrame:
         """Return the live rows of a snapshot.
@@ -79,6 +92,9 @@ class AdoptedRows(NamedTuple):
     def _records(self, rows: DataFrame) -> DataFrame:
         """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
         of = self.layout
+        if self.in_table is not None:
+            assert of.topic is not None
+            rows = rows.where(_column(of.topic) == F.lit(self.in_table))
         key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
         return rows.select(
             _column(of.partition).cast("int").alias("partition"),

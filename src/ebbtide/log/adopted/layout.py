@@ -72,7 +72,8 @@ class Layout:
     """The field ids of a record's parts; None for what the table does not hold.
 
     A record whose `values` are all null is a tombstone, and so is one whose `mark` holds
-    `mark_text`. `topic_name` is the one topic of a table with a column of topics.
+    `mark_text`. `topic_name` is the one topic of a table with a column of topics; with `is_shared`
+    each value of that column is a topic of its own.
     """
 
     profile: str
@@ -85,6 +86,7 @@ class Layout:
     values: tuple[int, ...] = ()
     mark: int | None = None
     mark_text: str | None = None
+    is_shared: bool = False
 
     @property
     def has_tombstones(self) -> bool:
@@ -93,7 +95,7 @@ class Layout:
 
     def to_json(self) -> str:
         """Return the value of the property `ebbtide.layout`."""
-        return json.dumps({k: v for k, v in asdict(self).items() if v not in (None, ())})
+        return json.dumps({k: v for k, v in asdict(self).items() if v not in (None, (), False)})
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -104,10 +106,11 @@ class Layout:
     def _built(cls, values: Any) -> Layout:
         ids = {name: whole(value) for name, value in values.items() if name in _IDS}
         texts = {name: str(value) for name, value in values.items() if name in _TEXTS}
-        if unknown := values.keys() - ids.keys() - texts.keys() - {"values"}:
+        if unknown := values.keys() - ids.keys() - texts.keys() - {"values", "is_shared"}:
             raise KeyError(next(iter(unknown)))
         of_value = tuple(whole(value) for value in values.get("values", ()))
-        built: Any = {**ids, **texts, "values": of_value}
+        is_shared = values.get("is_shared", False) is True
+        built: Any = {**ids, **texts, "values": of_value, "is_shared": is_shared}
         return cls(**built)
 
 

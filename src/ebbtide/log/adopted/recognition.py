@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.adopted.layout import Choices, Columns, Layout
-from ebbtide.log.adopted.layouts import connect_sink, explicit, redpanda, spark_source
+from ebbtide.log.adopted.layouts import automq, connect_sink, explicit, redpanda, spark_source
 from ebbtide.log.adopted.profile import Profile
 from ebbtide.log.settings.names import quoted_list
 
 # The first that recognises a table has it.
 PROFILES: Sequence[Profile] = (
     redpanda.PROFILE,
+    automq.PROFILE,
     connect_sink.PROFILE,
     spark_source.PROFILE,
     explicit.PROFILE,

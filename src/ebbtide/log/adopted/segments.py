@@ -24,15 +24,17 @@ class ArrivedRows(NamedTuple):
     """Rows of one partition that came since the last look; `late` lie below the covered end.
 
     Rows are given by the logical segment that they fall in: the last one takes all beyond it.
+    With `are_all`, all live rows are counted anew, and `grown` tells the segments that have new
+    ones; else those of `by_segment` have.
     """
 
-    first_offset: int
     end_offset: int
     by_segment: Mapping[int, SegmentSums]
     first_late_offset: int | None = None
     late_tombstones: Sequence[OffsetRange] = ()
     max_event_time_ms: int = NEVER
-    are_all: bool = False  # not only what arrived: all live rows, so that they count anew
+    are_all: bool = False
+    grown: frozenset[int] = frozenset()
 
 
 def new_log(first_offset: int, now_ms: int) -> PartitionState:
@@ -55,7 +57,8 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
     for offset, more in rows.by_segment.items():
         place = bases.index(segment_of(bases, offset))
         sums[place] = _added(sums[place], more)
-        segments[place] = segments[place]._replace(modified_ms=now_ms)
+        if offset in rows.grown or not rows.are_all:
+            segments[place] = segments[place]._replace(modified_ms=now_ms)
     end = max(state.log_end_offset, rows.end_offset)
     first_dirty = state.first_dirty_offset
     if rows.first_late_offset is not None:
@@ -70,6 +73,11 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
         segments=tuple(segments),
         sums=tuple(sums),
     )
+
+
+def no_rows(state: PartitionState) -> ArrivedRows:
+    """Return the rows of a partition in which no row lives any more."""
+    return ArrivedRows(state.log_end_offset, {}, are_all=True)
 
 
 def cut(

@@ -35,7 +35,7 @@ def rules_of(layout: Layout) -> Iterator[Rule]:
     yield Rule(
         "segments",
         Exactness.APPROXIMATE,
-        "they are cut where a night found the log end, and bytes are those of data files",
+        "they are cut where a night found the log end, and bytes are mean bytes of a row",
     )
     yield Rule("transactions", Exactness.EXACT, "such writers deliver committed records only")
     yield Rule(

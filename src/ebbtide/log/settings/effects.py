@@ -102,6 +102,7 @@ SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
     "ebbtide.job": "The job that committed the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
+    "ebbtide.topic": "The topic of an adopted table whose rows left.",
 }
 
 # Headers of records.

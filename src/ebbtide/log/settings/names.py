@@ -1,6 +1,7 @@
 """Topics by name: `<cluster>.<topic>`, and the tables that hold them.
 
-A replica may lie in another catalog than the lake: then it is `<catalog>:<cluster>.<topic>`.
+A replica may lie in another catalog than the lake: then it is `<catalog>:<cluster>.<topic>`. A
+topic that shares an adopted table with others is `<namespace>.<table>@<topic>` (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ V1_SUFFIX = "__v1"
 TABLE_SUFFIX = "__table"
 VIEW_SUFFIXES = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
 OWN_NAMESPACE = "ebbtide"
+# Between a table that holds several topics and one of them: in no Kafka name, and safe in paths.
+IN_TABLE = "@"
+# Ends the name of the table in which Redpanda keeps records that did not fit their topic's table.
+DEAD_LETTERS = "~dlq"
 # Kafka's own topics (Topic.isInternal): every broker has them, and nobody archives them unasked.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
@@ -44,14 +49,21 @@ class TopicName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """Split at the first dot, and before it at a colon."""
+        """Split at the first dot, and before it at a colon.
+
+        Names that only adopted tables have are names too: `raw.events@orders`, `raw.orders~dlq`.
+        """
         place, dot, topic = text.partition(".")
         catalog, colon, cluster = place.rpartition(":")
         if not (cluster and dot and topic) or (colon and not catalog):
             raise RequestError(f"expected <cluster>.<topic>, found {text!r}")
         if colon:
             check_catalog(catalog)
-        return cls.checked(cluster, topic)._replace(catalog=catalog or CATALOG)
+        table, at, of_table = topic.partition(IN_TABLE)
+        cls.checked(cluster, table.removesuffix(DEAD_LETTERS))
+        if at:
+            cls.checked(cluster, of_table)
+        return cls(cluster, topic, catalog or CATALOG)
 
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:
@@ -76,9 +88,24 @@ class TopicName(NamedTuple):
         return cls(cluster, topic)
 
     @property
+    def table(self) -> str:
+        """The name of the records table, within its namespace."""
+        return self.topic.partition(IN_TABLE)[0]
+
+    @property
+    def in_table(self) -> str | None:
+        """The topic among several in one table; None for one that has its table to itself."""
+        return self.topic.partition(IN_TABLE)[2] or None
+
+    @property
+    def whole_table(self) -> TopicName:
+        """The topic that the table would be if it held that one alone."""
+        return self._replace(topic=self.table)
+
+    @property
     def records_table(self) -> str:
         """SQL identifier of the records table."""
-        return quoted(self.catalog, self.cluster, self.topic)
+        return quoted(self.catalog, self.cluster, self.table)
 
     @property
     def batches_table(self) -> str:

@@ -1,4 +1,7 @@
-"""abandon_table: take away what adopt_table has written; rows stay as they are."""
+"""abandon_table: take away what adopt_table has written; rows stay as they are.
+
+One topic of several in a table takes only its own with it; the last one takes all.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.state_table import drop_state
+from ebbtide.iceberg.state_table import drop_state, topics_of_table
 from ebbtide.iceberg.topics import set_properties
+from ebbtide.log.adopted.shared_table import is_of_topic
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import as_dict
@@ -22,38 +26,42 @@ _PREFIXES = ("ebbtide.", "kafka.")
 
 @dataclass(frozen=True, slots=True)
 class Abandonment:
-    """The properties of a table that ebbtide has set, and whether there is a state."""
+    """The properties of a table that ebbtide has set, and the topics of it that have a state."""
 
     spark: SparkSession
     name: TopicName
     properties: Sequence[str]
-    has_state: bool
+    topics: Sequence[TopicName]
 
     def outcome(self) -> JobOutcome:
         """Return what is taken away."""
-        state = [self.name.state_table] if self.has_state else []
-        return JobOutcome(topic={"properties": list(self.properties), "tables": state})
+        states = [of.state_table for of in self.topics]
+        return JobOutcome(topic={"properties": list(self.properties), "tables": states})
 
 
 def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
     """Find what adopting the table has left; NotCoveredError for a topic of ebbtide's own."""
-    if table_exists(spark, name.batches_table):
+    if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
             f"expected a table that was adopted, found {name}, a topic of ebbtide's own"
         )
     table = find_table(spark, name.records_table)
     of_table = {} if table is None else as_dict(spark, table.properties())
     mine = sorted(name for name in of_table if name.startswith(_PREFIXES))
-    return Abandonment(spark, name, mine, table_exists(spark, name.state_table))
+    topics = topics_of_table(spark, name)
+    if name.in_table is not None and topics != [name]:
+        mine = [of for of in mine if is_of_topic(name, of)]
+        topics = [of for of in topics if of == name]
+    return Abandonment(spark, name, mine, topics)
 
 
 def execute_abandonment(plan: Abandonment) -> JobOutcome:
-    """Remove the properties, then the state; either may be gone already."""
+    """Remove the properties, then the states; any of them may be gone already."""
     spark, name = plan.spark, plan.name
     if plan.properties:
         changes: dict[str, str | None] = dict.fromkeys(plan.properties)
         remove = partial(set_properties, spark, name.records_table, changes)
         commit(Step.ABANDONED, remove)
-    if plan.has_state:
-        drop_state(spark, name)
+    for topic in plan.topics:
+        drop_state(spark, topic)
     return plan.outcome()

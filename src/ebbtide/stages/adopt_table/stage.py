@@ -1,15 +1,16 @@
 """adopt_table: recognise the layout of a table that others write, and keep it as a topic.
 
-The state is written first, then the layout as a property of the table: a killed run leaves a state
-that nobody reads, and another run begins anew.
+The states are written first, then the layout as a property of the table: a killed run leaves states
+that nobody reads, and another run begins anew. A table with several values in its column of topics
+gives as many topics (docs/adr/0016).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -20,51 +21,82 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, columns_of_schema
 from ebbtide.iceberg.catalog import find_table, java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import overwrite_state, read_state
-from ebbtide.iceberg.topics import Topic, adopted_ids, set_properties
+from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
 from ebbtide.log.adopted.layout import LAYOUT, Choices, Column, Layout, NamedLayout
 from ebbtide.log.adopted.recognition import Recognised, recognise
 from ebbtide.log.adopted.segments import new_log, with_arrived
+from ebbtide.log.adopted.shared_table import (
+    check_shares,
+    table_properties,
+    topic_names,
+    topic_properties,
+)
 from ebbtide.log.adopted.support import Exactness, rules_of
 from ebbtide.log.settings.changes import SettingChanges, check_changes
-from ebbtide.log.settings.names import TopicName
+from ebbtide.log.settings.names import TopicName, quoted_list
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import as_dict
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """What adopting a table comes to: its layout, and the state of its partitions."""
+class AdoptedTopic(NamedTuple):
+    """A topic of the table: what lies in it, and the state of its partitions."""
 
-    topic: Topic
-    recognised: Recognised
-    named: NamedLayout
-    settings: SettingChanges
+    name: TopicName
     arrivals: Arrivals | None
     states: Mapping[int, PartitionState]
     is_adopted: bool  # already: its layout or settings change, its state stays
 
+    @property
+    def records(self) -> int:
+        """How many rows it has."""
+        return sum(of.record_count for state in self.states.values() for of in state.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopting a table comes to: its layout, and its topics; several share a table."""
+
+    spark: SparkSession
+    name: TopicName
+    recognised: Recognised
+    named: NamedLayout
+    settings: SettingChanges
+    topics: Sequence[AdoptedTopic]
+
     def outcome(self) -> JobOutcome:
-        """Return what is to be said of the table and its partitions."""
+        """Return what is to be said of the table, and of its topic's partitions."""
         outcome = JobOutcome()
-        for partition, state in self.states.items():
-            outcome.partitions[partition] = {
-                "log_start_offset": state.log_start_offset,
-                "low_watermark": state.log_start_offset,
-                "log_end_offset": state.log_end_offset,
-                "records": sum(of.record_count for of in state.sums),
-            }
         outcome.topic = {
             "layout": f"{self.recognised.profile.writer} ({self.recognised.profile.source})",
             "columns": [f"{part}: {name}" for part, name in _columns(self.named)],
             **{of.value: _rules(self.recognised.layout, of) for of in Exactness},
         }
+        if [of.name for of in self.topics] == [self.name]:
+            outcome.partitions = _partitions(self.topics[0].states)
+        else:
+            outcome.topic["topics"] = [
+                f"{of.name}: {len(of.states)} partitions, {of.records} records"
+                for of in self.topics
+            ]
         notes = [self.recognised.profile.warning]
-        if self.arrivals is not None and self.arrivals.unplaced:
-            notes.append(f"{self.arrivals.unplaced} rows have no partition or no offset")
+        if unplaced := sum(of.arrivals.unplaced for of in self.topics if of.arrivals is not None):
+            notes.append(f"{unplaced} rows have no partition or no offset")
         if note := "; ".join(filter(None, notes)):
             outcome.topic["note"] = note
         return outcome
+
+
+def _partitions(states: Mapping[int, PartitionState]) -> dict[int, dict[str, Any]]:
+    return {
+        partition: {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": state.log_start_offset,
+            "log_end_offset": state.log_end_offset,
+            "records": sum(of.record_count for of in state.sums),
+        }
+        for partition, state in states.items()
+    }
 
 
 def _columns(named: NamedLayout) -> list[tuple[str, str]]:
@@ -88,44 +120,85 @@ def plan_adoption(
     profile: str = "",
 ) -> Adoption:
     """Recognise a table's layout and look at its rows; NotCoveredError where it cannot be."""
+    table = _table_of_others(spark, name)
+    properties = as_dict(spark, table.properties())
+    check_changes(topic_properties(name, properties), settings)
+    recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
+    before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
+    if before is not None:
+        _check_same_places(name, before, recognised.layout)
+    found = _topics_in(spark, name, recognised.layout)
+    layout = _with_topics(name, recognised.layout, before, found)
+    names = _names(name, found) if layout.is_shared else [name]
+    topics = [_looked_at(spark, of, layout, now_ms, has_layout=before is not None) for of in names]
+    named = AdoptedRows.of_layout(spark, name, layout).layout
+    return Adoption(spark, name, recognised._replace(layout=layout), named, settings, topics)
+
+
+def _table_of_others(spark: SparkSession, name: TopicName) -> Any:
+    """Load the table; NotCoveredError where it is a topic of ebbtide's own, or too old."""
     table = find_table(spark, name.records_table)
     if table is None:
         raise UnknownTopicError(f"expected the table {name.records_table}, found none")
-    if table_exists(spark, name.batches_table):
+    if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
             f"expected a table that others write, found {name}, a topic of ebbtide's own"
         )
     check_format(table)
-    properties = as_dict(spark, table.properties())
-    check_changes(properties, settings)
-    recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
-    layout, held = recognised.layout, read_state(spark, name)
-    rows = AdoptedRows.of_layout(spark, name.records_table, layout)
-    before = properties.get(LAYOUT)
-    is_adopted = before is not None and held is not None
-    if before is not None:
-        _check_same_places(name, Layout.parse(before), layout)
+    return table
+
+
+def _topics_in(spark: SparkSession, name: TopicName, layout: Layout) -> set[str]:
+    """Return the topics that the rows of the table name."""
+    check_shares(name, layout)
+    snapshot = current_snapshot(spark, name.records_table)
+    if snapshot is None:
+        return set()
+    return AdoptedRows.of_layout(spark, name.whole_table, layout).topics(snapshot)
+
+
+def _with_topics(name: TopicName, layout: Layout, before: Layout | None, found: Set[str]) -> Layout:
+    """Return the layout with the table's one topic, or as one that several share."""
+    is_shared = name.in_table is not None or len(found) > 1
+    is_shared |= before is not None and before.is_shared
+    if before is not None and before.is_shared != is_shared:
+        raise NotCoveredError(
+            f"expected {name} with one topic as it was adopted, found several; run abandon_table, "
+            "then adopt_table, which makes each of them a topic of its own"
+        )
+    one_topic = None if is_shared else next(iter(found), None)
+    return replace(layout, topic_name=one_topic, is_shared=is_shared)
+
+
+def _names(name: TopicName, found: Set[str]) -> list[TopicName]:
+    """Return the name that was asked for, or those of all topics of the table."""
+    if name.in_table is None:
+        return topic_names(name, found)
+    if name.in_table not in found:
+        raise UnknownTopicError(
+            f"expected rows of the topic {name.in_table} in {name.records_table}, found those of "
+            f"{quoted_list(sorted(found)) or 'none'}"
+        )
+    return [name]
+
+
+def _looked_at(
+    spark: SparkSession, name: TopicName, layout: Layout, now_ms: int, *, has_layout: bool
+) -> AdoptedTopic:
+    rows = AdoptedRows.of_layout(spark, name, layout)
     arrivals = look(rows, {}, None, EventClock(now_ms))
-    if arrivals is not None and arrivals.topics:
-        layout = _of_topic(layout, arrivals)
+    is_adopted = has_layout and read_state(spark, name) is not None
     states = {} if arrivals is None else _new_states(arrivals, now_ms)
-    topic = Topic(spark, name, properties)
-    new = Recognised(recognised.profile, layout)
-    return Adoption(topic, new, rows.layout, settings, arrivals, states, is_adopted)
-
-
-def _of_topic(layout: Layout, arrivals: Arrivals) -> Layout:
-    """Return the layout with the name of the table's one topic."""
-    (topic,) = arrivals.topics
-    return replace(layout, topic_name=topic)
+    return AdoptedTopic(name, arrivals, states, is_adopted)
 
 
 def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
     places = [(of.partition, of.offset, of.timestamp) for of in (before, after)]
-    if places[0] != places[1]:
+    if places[0] != places[1] or (before.is_shared and before.topic != after.topic):
         raise NotCoveredError(
-            f"expected the columns of partition, offset and timestamp with which {name} was "
-            "adopted, found others; run abandon_table first, then adopt the table anew"
+            "expected the columns of partition, offset and timestamp, and of several topics, with "
+            f"which {name} was adopted, found others; run abandon_table first, then adopt the "
+            "table anew"
         )
 
 
@@ -137,16 +210,21 @@ def _new_states(arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
 
 
 def execute_adoption(plan: Adoption) -> JobOutcome:
-    """Write the state, unless the table has been adopted before, and the layout on the table."""
-    spark, name = plan.topic.spark, plan.topic.name
-    if not plan.is_adopted:
-        table = java_table(spark, name.records_table)
-        state = {TABLES: adopted_ids(table)}
-        if plan.arrivals is not None:
-            state[ADOPTED_SEEN] = str(plan.arrivals.snapshot)
-        for partition, of in plan.states.items():
-            state |= to_properties(partition, of)
-        commit(Step.ADOPTED_STATE, partial(overwrite_state, spark, name, state))
-    changes: SettingChanges = {LAYOUT: plan.recognised.layout.to_json(), **plan.settings}
+    """Write the states of topics that were not adopted before, and the layout on the table."""
+    spark, name = plan.spark, plan.name
+    ids = adopted_ids(java_table(spark, name.records_table))
+    for topic in plan.topics:
+        if not topic.is_adopted:
+            _write_state(spark, topic, ids)
+    changes = {LAYOUT: plan.recognised.layout.to_json(), **table_properties(name, plan.settings)}
     commit(Step.ADOPTED_LAYOUT, partial(set_properties, spark, name.records_table, changes))
     return plan.outcome()
+
+
+def _write_state(spark: SparkSession, topic: AdoptedTopic, table_ids: str) -> None:
+    state = {TABLES: table_ids}
+    if topic.arrivals is not None:
+        state[ADOPTED_SEEN] = str(topic.arrivals.snapshot)
+    for partition, of in topic.states.items():
+        state |= to_properties(partition, of)
+    commit(Step.ADOPTED_STATE, partial(overwrite_state, spark, topic.name, state))

@@ -17,9 +17,9 @@ from typing import Any
 from pyroaring import BitMap64
 
 from ebbtide.iceberg.adopted.arrivals import EventClock, look
-from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
+from ebbtide.iceberg.adopted.removal import prepare_removal
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.commits import ROWS, Step, commit
+from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
 from ebbtide.iceberg.planned.planned_round import (
     CleaningRound,
     new_round_id,
@@ -250,9 +250,13 @@ def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
     this_round = plan.round
     start_round(topic, this_round)
     if plan.victims.positions:
-        properties = {ROUND: this_round.id, ROWS: str(plan.victims.rows)}
+        properties = {
+            ROUND: this_round.id,
+            ROWS: str(plan.victims.rows),
+            TOPIC: str(topic.name),
+        }
         table = topic.name.records_table
-        prepared = prepare_row_deletes(
+        prepared = prepare_removal(
             topic.spark, table, this_round.records_snapshot, plan.victims.positions, properties
         )
         outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))

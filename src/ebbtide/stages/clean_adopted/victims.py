@@ -1,13 +1,13 @@
 """Find the rows of an adopted table that a cleaner round removes, and where each lies.
 
 Dirty rows are read for their keys; of all others only keys between the least and the greatest dirty
-one, and rows that tell a tombstone. Kafka: Cleaner.shouldRetainRecord.
+one, rows without a key, and rows that tell a tombstone. Kafka: Cleaner.shouldRetainRecord.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.adopted.read_files import KeyRange, ReadFiles, count_read_files
+from ebbtide.iceberg.adopted.read_files import DirtyRows, KeyRange, ReadFiles, count_read_files
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.log.adopted.horizons import OffsetRange, due_ranges
@@ -61,18 +61,24 @@ def find_victims(
     )
     found = [_of_rule(in_round.where(F.col("key").isNull()), KEYLESS)]
     ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
-    if (due := _is_due(ends, states, this_round.now_ms)) is not None:
-        found.append(_of_rule(in_round.where(F.col("is_tombstone") & due), TOMBSTONES))
-    dirty = _dirty_keys(in_round, this_round)
-    if dirty is None:
-        return _gathered(_at_once(found), states)
+    due = _due(ends, states, this_round.now_ms)
+    if (is_due := _is_any_of(due)) is not None:
+        found.append(_of_rule(in_round.where(F.col("is_tombstone") & is_due), TOMBSTONES))
+    offsets = [of for _, of in due]
+    snapshot = this_round.records_snapshot
+    firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
+    if not firsts:
+        victims = _gathered(_at_once(found), states)
+        victims.files = count_read_files(rows, snapshot, None, offsets)
+        return victims
+    dirty = _dirty_keys(in_round, min(firsts))
     dirty.persist()
     try:
         keys = _key_range(dirty)
         found.append(_of_rule(_superseded(in_round, dirty, keys), SUPERSEDED))
         victims = _gathered(_at_once(found), states)
-        firsts = [part.dirty[0] for part in this_round.partitions.values()]
-        victims.files = count_read_files(rows, this_round.records_snapshot, min(firsts), keys)
+        of_dirty = DirtyRows(min(firsts), keys)
+        victims.files = count_read_files(rows, snapshot, of_dirty, offsets)
         return victims
     finally:
         dirty.unpersist()
@@ -86,10 +92,10 @@ def with_due_tombstones(
     now_ms: int,
 ) -> set[int]:
     """Return the partitions that hold a tombstone below their end whose horizon is reached."""
-    due = _is_due(ends, states, now_ms)
-    if due is None:
+    is_due = _is_any_of(_due(ends, states, now_ms))
+    if is_due is None:
         return set()
-    found = rows.at(snapshot).where(F.col("is_tombstone") & due).select("partition").distinct()
+    found = rows.at(snapshot).where(F.col("is_tombstone") & is_due).select("partition").distinct()
     return {row["partition"] for row in found.collect()}
 
 
@@ -103,15 +109,19 @@ def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
     return F.broadcast(frame.withColumn("partition", F.col("partition").cast("int")))
 
 
-def _is_due(
+def _due(
     ends: Mapping[int, int], states: Mapping[int, PartitionState], now_ms: int
-) -> Column | None:
-    """Return the condition of offsets whose horizon is reached; None where there are none."""
-    due: list[tuple[int, OffsetRange]] = [
+) -> list[tuple[int, OffsetRange]]:
+    """Return the offsets of each partition whose horizon is reached."""
+    return [
         (partition, offsets)
         for partition, end in ends.items()
         for offsets in due_ranges(states[partition].horizons, end, now_ms)
     ]
+
+
+def _is_any_of(due: Sequence[tuple[int, OffsetRange]]) -> Column | None:
+    """Return the condition of offsets in these ranges; None where there are none."""
     conditions = [
         (F.col("partition") == partition)
         & (F.col("offset") >= of.first)
@@ -121,12 +131,9 @@ def _is_due(
     return reduce(lambda one, other: one | other, conditions) if conditions else None
 
 
-def _dirty_keys(in_round: DataFrame, this_round: CleaningRound) -> DataFrame | None:
-    """Return the last offset of each dirty key; None where nothing is dirty."""
-    firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
-    if not firsts:
-        return None
-    is_dirty = (F.col("offset") >= min(firsts)) & (F.col("offset") >= F.col("first_dirty"))
+def _dirty_keys(in_round: DataFrame, first_dirty_offset: int) -> DataFrame:
+    """Return the last offset of each dirty key; no partition has a dirty row before that offset."""
+    is_dirty = (F.col("offset") >= first_dirty_offset) & (F.col("offset") >= F.col("first_dirty"))
     with_key = in_round.where(is_dirty & F.col("key").isNotNull())
     return with_key.groupBy("partition", "key").agg(F.max("offset").alias("latest"))
 

@@ -1,7 +1,8 @@
 """Redpanda's Iceberg topics, and their dead-letter tables `<topic>~dlq`.
 
 Source: Redpanda 25.1 to 26.2, "About Iceberg Topics": struct `redpanda` with partition, timestamp,
-offset, headers and key; then `value`, or the columns of the value's schema.
+offset, headers and key; then `value`, or the columns of the value's schema. "Troubleshoot Iceberg
+Topics": records that cannot be translated are in `<topic>~dlq`, always with `value`.
 """
 
 from __future__ import annotations

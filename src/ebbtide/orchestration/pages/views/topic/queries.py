@@ -24,6 +24,7 @@ def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Quer
     raw = "every record of the log, those of aborted transactions too"
     if is_adopted:
         raw = "every row that nobody has deleted"
+        raw += "" if topic.in_table is None else ", of each topic in the table"
     return [
         *(_of_rows(topic, raw) if is_adopted else _of_views(topic)),
         Query(
@@ -35,7 +36,7 @@ def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Quer
         Query(
             "Trino",
             raw,
-            f"SELECT * FROM {topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.topic)} "
+            f"SELECT * FROM {topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)} "
             "LIMIT 20",
         ),
     ]

@@ -1,0 +1,67 @@
+"""The table of layouts and rules in docs/adopt.md says what the code says."""
+
+import pytest
+
+from docs.generate import DOCS
+from ebbtide.log.adopted.layout import Choices, Columns
+from ebbtide.log.adopted.recognition import PROFILES, recognise
+from ebbtide.log.adopted.support import rules_of
+from tests.log.adopted.schemas import (
+    AUTOMQ,
+    AUTOMQ_DEBEZIUM,
+    AUTOMQ_SCHEMALESS,
+    CONNECT,
+    DEBEZIUM,
+    MAPPED,
+    OTHER,
+    REDPANDA,
+    REDPANDA_WITH_SCHEMA,
+    SPARK,
+    Schema,
+)
+
+RULES = (
+    "supersede by key",
+    "tombstones and delete horizons",
+    "segments",
+    "retention by size, time and event time",
+    "DeleteRecords",
+)
+
+
+def rows() -> list[list[str]]:
+    """The cells of the page's table, without its title."""
+    _, _, after = (DOCS / "adopt.md").read_text().partition("## Layouts × rules\n")
+    lines = [line for line in after.partition("\n\nEach layout's")[0].splitlines() if "|" in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "choices"),
+    [
+        pytest.param(0, SPARK, Choices(), id="Spark"),
+        pytest.param(1, REDPANDA, Choices(), id="Redpanda"),
+        pytest.param(2, REDPANDA, Choices(), id="Redpanda's dead letters"),
+        pytest.param(3, REDPANDA_WITH_SCHEMA, Choices(), id="Redpanda with a schema"),
+        pytest.param(4, CONNECT, Choices(key="id"), id="Connect"),
+        pytest.param(5, DEBEZIUM, Choices(), id="Connect with Debezium"),
+        pytest.param(6, AUTOMQ, Choices(), id="AutoMQ"),
+        pytest.param(7, AUTOMQ_DEBEZIUM, Choices(), id="AutoMQ with Debezium"),
+        pytest.param(8, AUTOMQ_SCHEMALESS, Choices(), id="AutoMQ without a schema"),
+        pytest.param(9, OTHER, MAPPED, id="any other"),
+    ],
+)
+def test_each_cell_says_how_the_rule_holds(number: int, of: Schema, choices: Choices) -> None:
+    found = recognise(Columns.of(of), choices)
+    layout, *cells = rows()[number]
+    assert f"(`{found.profile.name}`)" in layout
+    exactness = {rule.name: rule.exactness for rule in rules_of(found.layout)}
+    for rule, cell in zip(RULES, cells, strict=True):
+        assert cell.startswith(exactness[rule]), rule
+        assert len(cell) > len(exactness[rule]), "a reason"
+
+
+def test_each_profile_has_a_row() -> None:
+    table = "".join(layout for layout, *_ in rows())
+    assert len(rows()) == 10
+    assert all(f"(`{profile.name}`)" in table for profile in PROFILES)
