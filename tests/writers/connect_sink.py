@@ -37,8 +37,9 @@ OPTIONS = (
 )
 CONTROL_TOPIC = "control-iceberg"  # brokers that create no topics must have it
 SINK = "sink"
-# What a sink says of a commit or a task that failed.
-FAILURE = re.compile(r"\] ERROR |Commit failed|CommitFailedException|unrecoverable")
+# What a sink says of a commit or a task that failed. The trace of one that Iceberg's client tries
+# again begins with CommitFailedException, which is therefore none of it.
+FAILURE = re.compile(r"\] ERROR |Commit failed|unrecoverable")
 RETRY = "Retrying task after failure"  # which Iceberg's client does by itself
 
 
