@@ -124,7 +124,7 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     "nightly_retention": [{"now": "2026-11-24T10:00"}],
     "replicate_log": [{"topics_per_application": "7"}],
     "adopt_table": [
-        {f"{part}_column": "c" for part in ("partition", "offset", "timestamp", "value")}
+        {f"{part}_column": "c" for part in ("partition", "offset", "timestamp", "value", "topic")}
         | {"tombstone": "c=d"}
     ],
     "repair_state": [{"max_event_time_ms": "0=7"}],

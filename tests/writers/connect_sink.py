@@ -37,9 +37,9 @@ OPTIONS = (
 )
 CONTROL_TOPIC = "control-iceberg"  # brokers that create no topics must have it
 SINK = "sink"
-# What a sink says of a commit or a task that failed. The trace of one that Iceberg's client tries
-# again begins with CommitFailedException, which is therefore none of it.
-FAILURE = re.compile(r"\] ERROR |Commit failed|unrecoverable")
+# What a sink says of a commit or a task that failed. The trace of a commit that Iceberg's client
+# tries again names CommitFailedException, too.
+FAILURE = re.compile(r"\] ERROR |ommit \S+ failed for task|unrecoverable")
 RETRY = "Retrying task after failure"  # which Iceberg's client does by itself
 
 

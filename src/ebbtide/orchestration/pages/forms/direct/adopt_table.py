@@ -17,7 +17,7 @@ from ebbtide.orchestration.pages.forms.form import (
     without_empty,
 )
 
-PARTS = ("partition", "offset", "timestamp", "key", "value")
+PARTS = ("partition", "offset", "timestamp", "key", "value", "topic")
 
 
 def _params(filled: Filled) -> dict[str, Any]:
@@ -44,15 +44,16 @@ FORM = Form(
                     label="Table",
                     is_required=True,
                     suggests=Suggestions.TABLES,
-                    help="<namespace>.<table>. Suggested are the tables that are no topics yet.",
+                    help="<namespace>.<table>. Suggested are the tables that are no topics yet, "
+                    "or hold several, of which new ones may have arrived.",
                 ),
             ),
         ),
         Group(
             legend="Columns",
             is_open=False,
-            help="Columns are recognised in tables of Spark's Kafka source, of Redpanda, and of "
-            "Iceberg's sink for Kafka Connect. Name those that are not.",
+            help="Columns are recognised in tables of Spark's Kafka source, of Redpanda, of "
+            "AutoMQ, and of Iceberg's sink for Kafka Connect. Name those that are not.",
             fields=(
                 *(Field(name=f"{part}_column", label=f"Column of the {part}") for part in PARTS),
                 Field(
