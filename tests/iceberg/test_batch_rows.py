@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -13,6 +15,7 @@ from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import MAX_FILES, prepare_changes
+from ebbtide.iceberg.files.data_files import in_segments
 from ebbtide.iceberg.history import rows_changed
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
@@ -157,3 +160,13 @@ def test_a_batch_that_is_gone_is_named(sandbox: LakeSandbox, table: str) -> None
     spark.sql(f"DELETE FROM {table} WHERE base_offset = 12")
     with pytest.raises(SafetyError, match="expected the batch at offset 12 of partition 0"):
         prepare_changes(spark, table, planned, {})
+
+
+def test_only_the_rows_of_a_segment_are_sent_to_its_task() -> None:
+    count = 10_000
+    rows = pa.table({"partition": [0] * count, "segment": range(count), "offset": range(count)})
+    cut_out = in_segments(rows, "offset")[0, 7]
+    sent = pickle.dumps(cut_out)
+    assert len(sent) < 2_000
+    assert pickle.loads(sent).rows == cut_out.rows
+    assert cut_out.rows["offset"].to_pylist() == [7]

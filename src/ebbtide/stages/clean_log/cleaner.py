@@ -80,11 +80,9 @@ def effect_of(
     units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     tables = []
-    of_partitions: dict[int, list[UnitEffect]] = {partition: [] for partition in rules}
-    for unit in units:
-        of_partitions[unit.partition].append(unit)
+    of_partitions = {unit.partition: [unit] for unit in units}
     for partition, of_partition in rules.items():
-        mine = of_partitions[partition]
+        mine = of_partitions.get(partition, [])
         carried_over = _carried(partition, headers[partition], of_partition, mine)
         tables += _replaced([unit.changes for unit in mine], carried_over)
         add_numbers(effect, partition, PartitionEffect(of_partition.this_round, mine))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ebbtide.columns.header_columns import BatchHeaders, together
+from ebbtide.columns.header_columns import BatchHeaders, headers_of, together
 from ebbtide.columns.row_changes import no_changes
 from ebbtide.iceberg.files.data_files import DeletionVector
 from ebbtide.log.compaction import MAX_OFFSET, Round, judge
@@ -185,8 +185,8 @@ def _totals(segments: Sequence[Segment], of_partition: PartitionEffect) -> dict[
 def _waiting_markers(of_partition: PartitionEffect) -> Iterator[int]:
     """Yield when each remaining marker may go; 0 if it has no horizon and its data is gone."""
     this_round = of_partition.this_round
-    left = together([unit.left.transactions for unit in of_partition.units])
-    for batch, verdict in judge(left.in_order.batches(), this_round, {}):
+    left = headers_of([]).with_more(unit.left.transactions for unit in of_partition.units)
+    for batch, verdict in judge(left.batches(), this_round, {}):
         if not batch.is_control or not batch.record_count or this_round.is_hidden(batch):
             continue
         if batch.delete_horizon_ms is not None:
