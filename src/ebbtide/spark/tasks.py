@@ -158,13 +158,10 @@ def in_tasks(
     with watched(spark, log, f"{doing} {len(units)} segments"):
         tasks = context.parallelize(units, slices).mapPartitions(partial(_outcomes, work, fold))
         done = tasks.collect()
-    for outcome in done:
-        if outcome.error is not None:
-            raise outcome.error
-    return [outcome.value for outcome in done]
+    return values(done)
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """A task's result for a unit or some, or else the error of ours that it met."""
 
     value: Any = None
@@ -173,13 +170,23 @@ class _Outcome(NamedTuple):
 
 def _outcomes(
     work: Callable[[T], R], fold: Fold[R] | None, units: Iterable[T]
-) -> Iterator[_Outcome]:
+) -> Iterator[Outcome]:
     """Run the work on each of a task's units, until an error of ours."""
     try:
         done = _folded(map(work, units), fold)
     except EbbtideError as error:
-        return iter([_Outcome(error=error)])
-    return map(_Outcome, done)
+        return iter([Outcome(error=error)])
+    return map(Outcome, done)
+
+
+def values(outcomes: Iterable[Outcome]) -> list[Any]:
+    """Return the results; raise an error among them."""
+    results = []
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+        results.append(outcome.value)
+    return results
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:

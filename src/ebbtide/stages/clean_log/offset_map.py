@@ -2,8 +2,8 @@
 
 Kafka bounds its map by memory and cleans only what fits; here a round is never partial. Partitions
 whose maps together fit into `spark.ebbtide.offset.map.bytes` are cleaned together, and their maps
-are sent to every task. A larger map is built for one share of the keys at a time; the records that
-a share supersedes are marked before the next share is built.
+are sent to every task. The keys of a partition with a larger map are read once and split into
+shares, each of which has a map of its own; then the segments are cleaned by what these supersede.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.keys import Hashes, OffsetMap, hash_keys
+from ebbtide.columns.keys import OffsetMap, hash_keys
 from ebbtide.columns.segment_cleaning import IsSuperseded
 from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
@@ -27,6 +27,7 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
 )
 from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.spark.shares import Shares, map_shares
 from ebbtide.spark.tasks import Fold, Shared, in_threads, map_segments, shared
 from ebbtide.text import number
 
@@ -47,23 +48,10 @@ Clean = Callable[[SegmentFiles, IsSuperseded], R]
 
 
 class _Turn(NamedTuple):
-    """Partitions whose offset maps are made together, in how many shares of their keys."""
+    """Partitions whose offset maps are made together: `size_bytes` in all."""
 
     partitions: frozenset[int]
-    shares: int
-
-
-class _Share(NamedTuple):
-    """The keys whose hashes fall to `number` of `shares`."""
-
-    number: int
-    shares: int
-
-    def holds(self, hashes: Hashes) -> Bools:
-        """Return for each key, given by its hash, whether it belongs to this share."""
-        # The filter before the map goes by the low bits of the same hashes.
-        high = hashes >> np.uint64(48)
-        return np.asarray(high % np.uint64(self.shares) == np.uint64(self.number))
+    size_bytes: int
 
 
 def map_with_superseded(
@@ -85,8 +73,11 @@ def map_with_superseded(
         numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
         mine = [unit for unit in dirty if unit.partition in turn.partitions]
         of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
-        how = of_turn.at_once if turn.shares == 1 else partial(of_turn.by_share, turn)
-        done += how(clean, fold)
+        if turn.size_bytes <= limit:
+            done += of_turn.at_once(clean, fold)
+        else:
+            count = _shares(spark, turn.size_bytes * of_turn.rows // count_rows(mine), limit)
+            done += of_turn.by_share(count, clean, fold)
     return done
 
 
@@ -115,15 +106,20 @@ def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
     together, held = set[int](), 0
     for partition, size_bytes in sizes.items():
         if size_bytes > limit:
-            yield _Turn(frozenset({partition}), -(-size_bytes // limit))
+            yield _Turn(frozenset({partition}), size_bytes)
             continue
         if held + size_bytes > limit:
-            yield _Turn(frozenset(together), 1)
+            yield _Turn(frozenset(together), held)
             together, held = set(), 0
         together.add(partition)
         held += size_bytes
     if together:
-        yield _Turn(frozenset(together), 1)
+        yield _Turn(frozenset(together), held)
+
+
+def _shares(spark: SparkSession, size_bytes: int, limit: int) -> int:
+    """Return how many shares so many bytes make, if as many as cores are held at a time."""
+    return -(-size_bytes * spark.sparkContext.defaultParallelism // limit)
 
 
 class _Superseded(NamedTuple):
@@ -131,6 +127,22 @@ class _Superseded(NamedTuple):
 
     unit: SegmentFiles
     offsets: BitMap64
+
+
+class _ToSplit(NamedTuple):
+    """A segment by its number in the turn."""
+
+    number: int
+    unit: SegmentFiles
+    is_dirty: bool
+
+
+class _Piece(NamedTuple):
+    """The rows of a segment whose keys belong to one share; of dirty ones, those for the map."""
+
+    number: int
+    rows: pa.Table  # hash, key, offset
+    dirty: pa.Table | None
 
 
 class _TurnWork(NamedTuple):
@@ -144,27 +156,8 @@ class _TurnWork(NamedTuple):
 
     def at_once(self, clean: Clean[R], fold: Fold[R]) -> list[R]:
         """Clean each segment by the whole map."""
-        return self._with_map(_Share(0, 1), partial(_clean_by_map, clean), fold)
-
-    def by_share(self, turn: _Turn, clean: Clean[R], fold: Fold[R]) -> list[R]:
-        """Find what each share of the map supersedes, then clean each segment by that."""
-        superseded = [BitMap64() for _ in self.numbers]
-        for turn_number in range(turn.shares):
-            share = _Share(turn_number, turn.shares)
-            of_share = self._with_map(share, partial(_find_superseded, share))
-            superseded = [one | more for one, more in zip(superseded, of_share, strict=True)]
-        work = partial(_clean_by_offsets, clean)
-        mine = [self.segments[number] for number in self.numbers]
-        of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
-        return self._in_tasks(work, of_segments, fold)
-
-    def _with_map(
-        self, share: _Share, work: Callable[..., R], fold: Fold[R] | None = None
-    ) -> list[R]:
-        """Run `work` with its partition's map on each segment by number; return the results."""
-        keys = partial(_keys_of, self.find_keys, share)
         offset_maps = map_segments(
-            self.spark, keys, self.dirty, count_rows(self.dirty), "maps keys of"
+            self.spark, self.find_keys, self.dirty, count_rows(self.dirty), "maps keys of"
         )
         by_partition: dict[int, list[pa.Table]] = {
             self.segments[n].partition: [] for n in self.numbers
@@ -173,50 +166,79 @@ class _TurnWork(NamedTuple):
             by_partition[unit.partition].append(of_segment)
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
-        with shared(self.spark, (maps, self.segments), self._rows) as known:
-            return self._in_tasks(partial(_of_segment, known, work), self.numbers, fold)
+        with shared(self.spark, (maps, self.segments), self.rows) as known:
+            return self._in_tasks(partial(_clean_by_map, known, clean), self.numbers, fold)
+
+    def by_share(self, count: int, clean: Clean[R], fold: Fold[R]) -> list[R]:
+        """Find what the map of each share supersedes, then clean each segment by that."""
+        dirty = {unit.segment for unit in self.dirty}
+        mine = [self.segments[number] for number in self.numbers]
+        units = [_ToSplit(n, unit, unit.segment in dirty) for n, unit in enumerate(mine)]
+        split, shares = (
+            partial(_split, self.find_keys, count),
+            Shares(count, self.rows, "maps keys of"),
+        )
+        superseded = [BitMap64() for _ in mine]
+        for of_share in map_shares(self.spark, split, _find_superseded, units, shares):
+            for n, offsets in of_share:
+                superseded[n] |= offsets
+        of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
+        return self._in_tasks(partial(_clean_by_offsets, clean), of_segments, fold)
 
     def _in_tasks(
-        self, work: Callable[[Any], R], of_segments: Sequence[Any], fold: Fold[R] | None = None
+        self, work: Callable[[Any], R], of_segments: Sequence[Any], fold: Fold[R]
     ) -> list[R]:
-        return map_segments(self.spark, work, of_segments, self._rows, "judges", fold)
+        return map_segments(self.spark, work, of_segments, self.rows, "judges", fold)
 
     @property
-    def _rows(self) -> int:
+    def rows(self) -> int:
+        """How many rows the segments hold in all."""
         return count_rows([self.segments[number] for number in self.numbers])
 
 
-def _keys_of(find_keys: FindKeys, share: _Share, unit: SegmentFiles) -> pa.Table:
-    """Return the share's keys of a dirty segment; runs in a task."""
-    keys = find_keys(unit)
-    if share.shares == 1:
-        return keys
-    return keys.filter(pa.array(share.holds(keys["hash"].to_numpy())))
-
-
-def _of_segment(
-    known: Shared[tuple[dict[int, OffsetMap], Sequence[SegmentFiles]]],
-    work: Callable[[OffsetMap, SegmentFiles], R],
-    number: int,
+def _clean_by_map(
+    known: Shared[tuple[dict[int, OffsetMap], Sequence[SegmentFiles]]], clean: Clean[R], number: int
 ) -> R:
-    """Run `work` on one segment, in a task."""
+    """Clean one segment by its partition's map, in a task."""
     maps, segments = known.value
-    return work(maps[segments[number].partition], segments[number])
-
-
-def _clean_by_map(clean: Clean[R], offset_map: OffsetMap, unit: SegmentFiles) -> R:
+    offset_map, unit = maps[segments[number].partition], segments[number]
     return clean(unit, lambda keys, offsets: offsets < offset_map.latest(keys))
 
 
-def _find_superseded(share: _Share, offset_map: OffsetMap, unit: SegmentFiles) -> BitMap64:
-    """Return the offsets of a segment's records that this share of the map supersedes."""
-    rows = read_segment(unit, ("offset", "key")).table
+def _split(find_keys: FindKeys, shares: int, segment: _ToSplit) -> Iterator[tuple[int, _Piece]]:
+    """Yield a segment's keys by the share that they belong to, in a task."""
+    rows = read_segment(segment.unit, ("offset", "key")).table
+    rows = rows.filter(rows["key"].is_valid())
     hashes = hash_keys(rows["key"].combine_chunks())
-    is_mine = share.holds(hashes)
-    rows, hashes = rows.filter(pa.array(is_mine)), hashes[is_mine]
-    offsets = rows["offset"].to_numpy()
-    latest = offset_map.latest(rows["key"], hashes)
-    return BitMap64(offsets[offsets < latest].astype(np.uint64))
+    rows = rows.select(["key", "offset"]).add_column(0, "hash", pa.array(hashes))
+    of_dirty = _in_shares(find_keys(segment.unit), shares) if segment.is_dirty else {}
+    for share, of_share in _in_shares(rows, shares).items():
+        yield share, _Piece(segment.number, of_share, of_dirty.get(share))
+
+
+def _in_shares(rows: pa.Table, shares: int) -> dict[int, pa.Table]:
+    """Split rows with hashes; rows of a share keep their order."""
+    # The filter before the map goes by the low bits of the same hashes.
+    share_of = (rows["hash"].to_numpy() >> np.uint64(48)) % np.uint64(shares)
+    order = np.argsort(share_of, kind="stable")
+    numbers, starts = np.unique(share_of[order], return_index=True)
+    # Not slices of one table: each would be sent with all of its buffers.
+    return {
+        int(share): rows.take(pa.array(places))
+        for share, places in zip(numbers, np.split(order, starts[1:]), strict=True)
+    }
+
+
+def _find_superseded(pieces: list[_Piece]) -> list[tuple[int, BitMap64]]:
+    """Return the offsets that a share of the map supersedes, by segment, in a task."""
+    in_order = sorted(pieces, key=lambda piece: piece.number)
+    offset_map = OffsetMap.of([piece.dirty for piece in in_order if piece.dirty is not None])
+    found = []
+    for piece in pieces:
+        offsets = piece.rows["offset"].to_numpy()
+        latest = offset_map.latest(piece.rows["key"], piece.rows["hash"].to_numpy())
+        found.append((piece.number, BitMap64(offsets[offsets < latest].astype(np.uint64))))
+    return found
 
 
 def _clean_by_offsets(clean: Clean[R], of_segment: _Superseded) -> R:

@@ -1,0 +1,55 @@
+"""Work on shares of what many units hold, on the driver and in tasks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebbtide.errors import UnavailableError
+from ebbtide.spark.shares import Shares, map_shares
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
+from tests.lake_sandbox import LakeSandbox
+
+SHARES = Shares(5, 30, "works on")
+
+
+@pytest.fixture(params=["on the driver", "in tasks"], autouse=True)
+def somewhere(request: pytest.FixtureRequest, sandbox: LakeSandbox) -> Iterator[None]:
+    conf = sandbox.session.conf
+    conf.set(DRIVER_ROWS_SETTING, 0 if request.param == "in tasks" else SHARES.rows + 1)
+    yield
+    conf.unset(DRIVER_ROWS_SETTING)
+
+
+def _by_last_digit(number: int) -> Iterator[tuple[int, int]]:
+    yield number % 4, number
+    yield number % 4, -number
+
+
+def _refused(number: int) -> Iterator[tuple[int, int]]:
+    if number == 7:
+        raise UnavailableError(f"expected unit {number}, found none")
+    yield number % 4, number
+
+
+def _refused_share(pieces: list[int]) -> list[int]:
+    if 7 in pieces:
+        raise UnavailableError("expected a share without 7, found one")
+    return pieces
+
+
+def test_each_share_is_worked_on_with_all_its_pieces(sandbox: LakeSandbox) -> None:
+    done = map_shares(sandbox.session, _by_last_digit, sorted, range(30), SHARES)
+    expected = [
+        sorted(sign * number for number in range(share, 30, 4) for sign in (1, -1))
+        for share in range(4)  # the fifth has none
+    ]
+    assert sorted(done) == sorted(expected)
+
+
+def test_an_error_of_ours_arrives_as_it_was_raised(sandbox: LakeSandbox) -> None:
+    with pytest.raises(UnavailableError, match=r"^expected unit 7, found none$"):
+        map_shares(sandbox.session, _refused, sorted, range(30), SHARES)
+    with pytest.raises(UnavailableError, match=r"^expected a share without 7, found one$"):
+        map_shares(sandbox.session, _by_last_digit, _refused_share, range(30), SHARES)
