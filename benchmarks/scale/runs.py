@@ -24,6 +24,7 @@ from ebbtide.orchestration.deletions import HISTORY
 
 TOPICS = 20
 DAYS_A_YEAR = 365
+FANOUT = "write.spark.fanout.enabled"
 RESULT_BYTES = 1500  # of a topic of some partitions
 
 
@@ -38,6 +39,8 @@ def _fill(years: int) -> dict[str, object]:
     spark = SparkSession.builder.appName("runs").getOrCreate()
     create_runs(spark)
     days, stages = years * DAYS_A_YEAR, ", ".join(f"'{stage}'" for stage in NIGHT)
+    # Else a task keeps the files of all its days open, which takes more memory than it has.
+    spark.sql(f"ALTER TABLE {RUNS_TABLE} SET TBLPROPERTIES ('{FANOUT}' = 'false')")
     spark.sql(
         f"""
         INSERT INTO {RUNS_TABLE}
@@ -57,6 +60,7 @@ def _fill(years: int) -> dict[str, object]:
         )
         """
     )
+    spark.sql(f"ALTER TABLE {RUNS_TABLE} UNSET TBLPROPERTIES ('{FANOUT}')")
     table = java_table(spark, RUNS_TABLE)
     location = table.operations().current().metadataFileLocation()
     return {
