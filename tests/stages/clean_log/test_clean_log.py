@@ -59,12 +59,20 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
 
 
-@pytest.mark.parametrize("sent", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("sent", "driver_rows"), [(1, tasks.LITTLE_ROWS), (2, tasks.LITTLE_ROWS), (4, 0)]
+)
 def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
-    sent: int, sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch
+    sent: int,
+    driver_rows: int,
+    sandbox: LakeSandbox,
+    topic: TopicName,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offset_map, "MAP_BYTES", sent * offset_map.RECORD_BYTES)
+    sandbox.session.conf.set(tasks.DRIVER_ROWS_SETTING, driver_rows)
     outcome = clean(sandbox.session, str(topic), NIGHT_MS)
+    sandbox.session.conf.unset(tasks.DRIVER_ROWS_SETTING)
     view = view_of_table(sandbox.session, topic, 0)
     assert offsets(view) == [2, 3, 4, 5]
     assert [b["record_count"] for b in view.batches] == [1, 2, 1]
