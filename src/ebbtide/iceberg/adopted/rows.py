@@ -53,7 +53,15 @@ class AdoptedRows(NamedTuple):
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot.
+        """Return the live rows of a snapshot as records."""
+        return self._records(self.read_at(snapshot))
+
+    def appended(self, after: int, until: int) -> DataFrame:
+        """Return the rows that appends added after one snapshot until another, as records."""
+        return self._records(self.read_appended(after, until))
+
+    def read_at(self, snapshot: int) -> DataFrame:
+        """Return the live rows of a snapshot, with the table's own columns.
 
         Iceberg reads an older one by its own schema, and then stumbles over columns that were
         renamed since. The newest one can be read by the current schema.
@@ -69,23 +77,32 @@ class AdoptedRows(NamedTuple):
                 f"expected {self.table} with the schema of snapshot {snapshot}, found that "
                 "somebody changed it meanwhile; run the job again"
             )
-        return self._records(rows)
+        return rows
 
-    def appended(self, after: int, until: int) -> DataFrame:
-        """Return the rows that appends added after one snapshot until another."""
+    def read_appended(self, after: int, until: int) -> DataFrame:
+        """Return the rows that appends added in between, with the table's own columns."""
         reader = self.spark.read.option("start-snapshot-id", after)
-        return self._records(reader.option("end-snapshot-id", until).table(self.table))
+        return reader.option("end-snapshot-id", until).table(self.table)
+
+    def can_read(self, snapshot: int) -> bool:
+        """Return whether the snapshot exists and its rows can be read by the current schema."""
+        table = java_table(self.spark, self.table)
+        current, found = table.currentSnapshot(), table.snapshot(snapshot)
+        if found is None or current is None:
+            return False
+        is_current = int(current.snapshotId()) == snapshot
+        return is_current or found.schemaId() == table.schema().schemaId()
 
     def _records(self, rows: DataFrame) -> DataFrame:
         """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
         of = self.layout
-        key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
+        key, topic = (F.lit(None) if c is None else column_of(c) for c in (of.key, of.topic))
         return rows.select(
-            _column(of.partition).cast("int").alias("partition"),
-            _column(of.offset).cast("long").alias("offset"),
+            column_of(of.partition).cast("int").alias("partition"),
+            column_of(of.offset).cast("long").alias("offset"),
             key.alias("key"),
             _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
-            _timestamp_ms(of.timestamp).alias("timestamp_ms"),
+            timestamp_ms_of(of.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
@@ -95,9 +112,9 @@ class AdoptedRows(NamedTuple):
 def _is_tombstone(of: NamedLayout, mark_text: str | None) -> Expression:
     rules = []
     if of.values:
-        rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
+        rules.append(reduce(and_, (column_of(value).isNull() for value in of.values)))
     if of.mark is not None:
-        rules.append(_column(of.mark).eqNullSafe(F.lit(mark_text)))
+        rules.append(column_of(of.mark).eqNullSafe(F.lit(mark_text)))
     return reduce(or_, rules) if rules else F.lit(False)
 
 
@@ -114,13 +131,14 @@ def columns_of_schema(spark: SparkSession, schema: Any) -> Columns:
     return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(schema)))
 
 
-def _column(column: Column) -> Expression:
+def column_of(column: Column) -> Expression:
+    """Return a column of the table as Spark's expression."""
     return F.col(quoted(*column.path))
 
 
-def _timestamp_ms(column: Column) -> Expression:
+def timestamp_ms_of(column: Column) -> Expression:
     """Return milliseconds since the epoch, of a number of them or a time; -1 for null."""
-    of = _column(column)
+    of = column_of(column)
     if column.type != "long":
         of = F.unix_millis(of.cast("timestamp"))
     return F.coalesce(of, F.lit(-1))

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.adopted.layout import Choices, Columns, Layout
-from ebbtide.log.adopted.layouts import connect_sink, explicit, redpanda, spark_source
+from ebbtide.log.adopted.layouts import (
+    aiven,
+    connect_sink,
+    explicit,
+    redpanda,
+    spark_source,
+    tableflow,
+)
 from ebbtide.log.adopted.profile import Profile
 from ebbtide.log.settings.names import quoted_list
 
@@ -15,6 +22,8 @@ from ebbtide.log.settings.names import quoted_list
 PROFILES: Sequence[Profile] = (
     redpanda.PROFILE,
     connect_sink.PROFILE,
+    tableflow.PROFILE,
+    aiven.PROFILE,
     spark_source.PROFILE,
     explicit.PROFILE,
 )

@@ -99,7 +99,8 @@ def plan_adoption(
     properties = as_dict(spark, table.properties())
     check_changes(properties, settings)
     recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
-    layout, held = recognised.layout, read_state(spark, name)
+    _check_writable(name, recognised)
+    layout, held = replace(recognised.layout, headers=None), read_state(spark, name)
     rows = AdoptedRows.of_layout(spark, name.records_table, layout)
     before = properties.get(LAYOUT)
     is_adopted = before is not None and held is not None
@@ -112,6 +113,14 @@ def plan_adoption(
     topic = Topic(spark, name, properties)
     new = Recognised(recognised.profile, layout)
     return Adoption(topic, new, rows.layout, settings, arrivals, states, is_adopted)
+
+
+def _check_writable(name: TopicName, recognised: Recognised) -> None:
+    if why := recognised.profile.read_only:
+        raise NotCoveredError(
+            f"expected a table that ebbtide may delete from, found {name} of "
+            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
+        )
 
 
 def _of_topic(layout: Layout, arrivals: Arrivals) -> Layout:
