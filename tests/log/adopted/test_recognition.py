@@ -7,12 +7,15 @@ from ebbtide.log.adopted.layout import Choices, Columns, Layout, NamedLayout
 from ebbtide.log.adopted.recognition import PROFILES, recognise
 from ebbtide.log.adopted.support import Exactness, rules_of
 from tests.log.adopted.schemas import (
+    AIVEN,
     CONNECT,
     CONNECT_FLAT,
     DEBEZIUM,
     REDPANDA,
     REDPANDA_WITH_SCHEMA,
     SPARK,
+    TABLEFLOW,
+    TABLEFLOW_PORTABLE,
     Schema,
     schema,
 )
@@ -68,6 +71,35 @@ MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
             "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp _cdc.key "
             "_kafka_metadata.topic",
             id="Connect with Debezium",
+        ),
+        pytest.param(
+            TABLEFLOW,
+            Choices(),
+            "tableflow",
+            "$$partition $$offset $$timestamp $$raw-key $$topic $$raw-value side",
+            id="Tableflow",
+        ),
+        pytest.param(
+            TABLEFLOW,
+            Choices(value="$$raw-value"),
+            "tableflow",
+            "$$partition $$offset $$timestamp $$raw-key $$topic $$raw-value",
+            id="Tableflow, by its bytes",
+        ),
+        pytest.param(
+            TABLEFLOW_PORTABLE,
+            Choices(),
+            "tableflow",
+            "cflt_metadata_partition cflt_metadata_offset cflt_metadata_timestamp "
+            "cflt_metadata_raw_key - cflt_metadata_raw_value value",
+            id="Tableflow with portable names",
+        ),
+        pytest.param(
+            AIVEN,
+            Choices(),
+            "aiven",
+            "kafka.partition kafka.offset kafka.timestamp key - value_raw value",
+            id="Aiven",
         ),
         pytest.param(OTHER, MAPPED, "explicit", "p o at k - v", id="any other"),
     ],
