@@ -155,7 +155,9 @@ def test_another_source_or_table_is_refused(
     source: str,
     tmp_path: object,
 ) -> None:
-    with pytest.raises(RequestError, match="copied from a table, found ebbtide.source .* not set"):
+    with pytest.raises(
+        RequestError, match=r"copied from a table, found ebbtide\.source .* not set"
+    ):
         copy(spark, name, None)
     with pytest.raises(UnknownTopicError, match="found none"):
         copy(spark, name, f"{name.cluster}_source.none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from pyspark.sql import SparkSession
@@ -124,10 +125,8 @@ def test_each_row_is_copied_or_late_whatever_happens(
         if rng.random() < 0.3:
             rewrite(spark, source)
         killing.is_at_work = rng.random() < 0.6
-        try:
+        with suppress(KilledError):
             copy(spark, name, max_rows=rng.randrange(1, 9))
-        except KilledError:
-            pass
     killing.is_at_work = False
     append(spark, source, arriving)
     copy(spark, name)

@@ -74,8 +74,8 @@ def ingest_table(
     name = TopicName.checked(name.cluster, name.topic)
     topic = find(spark, name)
     if topic is not None:
-        check_is_no_replica(topic, "ingest into")
         topic = settle(topic, JOB, is_plan_only=is_plan_only)
+        check_is_no_replica(topic, "ingest into")
     opened = open_source(spark, name, topic, source)
     if topic is None:
         origin = {SOURCE: opened.upstream}
