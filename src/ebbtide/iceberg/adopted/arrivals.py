@@ -63,11 +63,11 @@ def look(
     if current is None:
         return None
     snapshot = int(current.snapshotId())
-    since = None if seen is None else commits_since(rows.spark, table, seen)
+    since = None if seen is None else _since(rows.spark, table, seen)
     adding = [of for of in since or () if of.adds_rows]
     if since is not None and not adding:
         return Arrivals(snapshot, {}, frozenset())
-    is_anew = since is None or not can_tell(since)
+    is_anew = since is None or not _can_tell(since)
     if is_anew:
         arrived = rows.at(snapshot)
         if states:
@@ -76,19 +76,19 @@ def look(
         assert seen is not None
         arrived = rows.appended(seen, snapshot)
     else:
-        added = F.col("file").isin(added_files(rows.spark, table, adding))
+        added = F.col("file").isin(_added_files(rows.spark, table, adding))
         arrived = rows.at(snapshot).where(added)
     arrived = arrived.withColumn("event_ms", clock.event_time_ms())
     return _summed(rows, arrived, states, snapshot, _bytes_a_row(table), is_anew=is_anew)
 
 
-def commits_since(spark: SparkSession, table: Any, seen: int) -> list[Committed] | None:
+def _since(spark: SparkSession, table: Any, seen: int) -> list[Committed] | None:
     """Return the commits since a snapshot; None where it is not in the table's history."""
     history = history_since(spark, table, seen)
     return history.commits if history.is_reached else None
 
 
-def can_tell(commits: list[Committed]) -> bool:
+def _can_tell(commits: list[Committed]) -> bool:
     """Return whether these commits tell which rows arrived.
 
     An append does, even if its files were rewritten since. A commit that also removes does by its
@@ -98,8 +98,7 @@ def can_tell(commits: list[Committed]) -> bool:
     return are_appends or not any(of.operation == _REPLACE for of in commits)
 
 
-def added_files(spark: SparkSession, table: Any, commits: list[Committed]) -> list[str]:
-    """Return the paths of the data files that these commits added."""
+def _added_files(spark: SparkSession, table: Any, commits: list[Committed]) -> list[str]:
     return [
         file.path
         for of in commits

@@ -53,15 +53,7 @@ class AdoptedRows(NamedTuple):
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot as records."""
-        return self._records(self.read_at(snapshot))
-
-    def appended(self, after: int, until: int) -> DataFrame:
-        """Return the rows that appends added after one snapshot until another, as records."""
-        return self._records(self.read_appended(after, until))
-
-    def read_at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot, with the table's own columns.
+        """Return the live rows of a snapshot.
 
         Iceberg reads an older one by its own schema, and then stumbles over columns that were
         renamed since. The newest one can be read by the current schema.
@@ -77,32 +69,23 @@ class AdoptedRows(NamedTuple):
                 f"expected {self.table} with the schema of snapshot {snapshot}, found that "
                 "somebody changed it meanwhile; run the job again"
             )
-        return rows
+        return self._records(rows)
 
-    def read_appended(self, after: int, until: int) -> DataFrame:
-        """Return the rows that appends added in between, with the table's own columns."""
+    def appended(self, after: int, until: int) -> DataFrame:
+        """Return the rows that appends added after one snapshot until another."""
         reader = self.spark.read.option("start-snapshot-id", after)
-        return reader.option("end-snapshot-id", until).table(self.table)
-
-    def can_read(self, snapshot: int) -> bool:
-        """Return whether the snapshot exists and its rows can be read by the current schema."""
-        table = java_table(self.spark, self.table)
-        current, found = table.currentSnapshot(), table.snapshot(snapshot)
-        if found is None or current is None:
-            return False
-        is_current = int(current.snapshotId()) == snapshot
-        return is_current or found.schemaId() == table.schema().schemaId()
+        return self._records(reader.option("end-snapshot-id", until).table(self.table))
 
     def _records(self, rows: DataFrame) -> DataFrame:
         """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
         of = self.layout
-        key, topic = (F.lit(None) if c is None else column_of(c) for c in (of.key, of.topic))
+        key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
         return rows.select(
-            column_of(of.partition).cast("int").alias("partition"),
-            column_of(of.offset).cast("long").alias("offset"),
+            _column(of.partition).cast("int").alias("partition"),
+            _column(of.offset).cast("long").alias("offset"),
             key.alias("key"),
             _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
-            timestamp_ms_of(of.timestamp).alias("timestamp_ms"),
+            _timestamp_ms(of.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
@@ -112,9 +95,9 @@ class AdoptedRows(NamedTuple):
 def _is_tombstone(of: NamedLayout, mark_text: str | None) -> Expression:
     rules = []
     if of.values:
-        rules.append(reduce(and_, (column_of(value).isNull() for value in of.values)))
+        rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
     if of.mark is not None:
-        rules.append(column_of(of.mark).eqNullSafe(F.lit(mark_text)))
+        rules.append(_column(of.mark).eqNullSafe(F.lit(mark_text)))
     return reduce(or_, rules) if rules else F.lit(False)
 
 
@@ -131,14 +114,13 @@ def columns_of_schema(spark: SparkSession, schema: Any) -> Columns:
     return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(schema)))
 
 
-def column_of(column: Column) -> Expression:
-    """Return a column of the table as Spark's expression."""
+def _column(column: Column) -> Expression:
     return F.col(quoted(*column.path))
 
 
-def timestamp_ms_of(column: Column) -> Expression:
+def _timestamp_ms(column: Column) -> Expression:
     """Return milliseconds since the epoch, of a number of them or a time; -1 for null."""
-    of = column_of(column)
+    of = _column(column)
     if column.type != "long":
         of = F.unix_millis(of.cast("timestamp"))
     return F.coalesce(of, F.lit(-1))

@@ -86,7 +86,7 @@ def _late(topic: Topic, plan: CopyPlan) -> DataFrame:
     held = spark.table(topic.name.records_table).select(_PLACE)
     late = candidates.join(held, _PLACE, "left_anti")
     if rows.can_read(window.seen):
-        before = records_of(rows, rows.read_at(window.seen), is_stamped=False).select(_PLACE)
+        before = records_of(rows, rows.at(window.seen), is_stamped=False).select(_PLACE)
         late = late.join(before, _PLACE, "left_anti")
     return late
 

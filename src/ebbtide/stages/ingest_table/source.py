@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ForeignLogError, NotCoveredError, RequestError, UnknownTopicError
-from ebbtide.iceberg.adopted.rows import AdoptedRows, column_of, columns_of_schema
+from ebbtide.iceberg.adopted.copied_rows import SourceRows
+from ebbtide.iceberg.adopted.rows import columns_of_schema
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.copied import CopiedTable
@@ -46,7 +46,7 @@ class OpenedTable:
 
     name: TopicName
     profile: Profile
-    rows: AdoptedRows
+    rows: SourceRows
     copied: CopiedTable
 
     @property
@@ -83,7 +83,7 @@ def open_source(
     profile, layout = _layout(columns, source, kept)
     if layout.topic is not None and layout.topic_name is None:
         layout = replace(layout, topic_name=_topic_name(spark, table_name, layout, source))
-    rows = AdoptedRows.of_layout(spark, table_name.records_table, layout)
+    rows = SourceRows.of(spark, table_name.records_table, layout)
     copied = CopiedTable(table_id=table_id, layout=layout)
     if kept is not None:
         copied = replace(kept, layout=layout)
@@ -143,14 +143,10 @@ def _topic_name(
     """Return the table's topic to copy: the one asked for, or its only one."""
     if source.topic:
         return source.topic
-    rows = AdoptedRows.of_layout(spark, table.records_table, layout)
-    assert rows.layout.topic is not None
-    found = rows.spark.table(rows.table).select(column_of(rows.layout.topic).alias("topic"))
-    names: list[Any] = [row["topic"] for row in found.distinct().limit(SHOWN).collect()]
-    names = sorted(name for name in names if name is not None)
+    names = SourceRows.of(spark, table.records_table, layout).topics()
     if len(names) > 1:
         raise RequestError(
-            f"expected --source-topic for {table}, which holds records of {quoted_list(names)}, "
-            "found none; name the one to copy"
+            f"expected --source-topic for {table}, which holds records of "
+            f"{quoted_list(names[:SHOWN])}, found none; name the one to copy"
         )
     return next(iter(names), None)
