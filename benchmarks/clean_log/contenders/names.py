@@ -8,8 +8,13 @@ OURS, KAFKA = "ours", "kafka"
 BY_HAND = ("overwrite", "cow-merge", "cow-two-steps", "mor-delete", "mor-merge", "mor-two-steps")
 # Of a table that another writer has filled, in format 2 unless the name says 3.
 ADOPTED = "adopted"
-ADOPTED_BY_HAND = ("delete-on-adopted", "merge-on-adopted", "cow-merge-on-adopted")
-ON_ADOPTED = (ADOPTED, "adopted-v3", *ADOPTED_BY_HAND, "merge-on-adopted-v3")
+ADOPTED_BY_HAND = (
+    "delete-on-adopted",
+    "merge-on-adopted",
+    "merge-on-adopted-v3",
+    "cow-merge-on-adopted",
+)
+ON_ADOPTED = (ADOPTED, "adopted-v3", *ADOPTED_BY_HAND)
 CONTENDERS = (OURS, KAFKA, *BY_HAND, *ON_ADOPTED)
 
 
