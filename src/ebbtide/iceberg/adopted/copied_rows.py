@@ -56,10 +56,10 @@ class SourceRows(NamedTuple):
     def at(self, snapshot: int) -> DataFrame:
         """Return the live rows of a snapshot that can be read, with the table's own columns.
 
-        Of the newest one, they are read without its id: then renamed columns have their new names.
+        Where the schema has changed since the newest snapshot, only a read without its id knows it.
         """
         table = java_table(self.spark, self.table)
-        if int(table.currentSnapshot().snapshotId()) == snapshot:
+        if table.snapshot(snapshot).schemaId() != table.schema().schemaId():
             return self.spark.read.table(self.table)
         return self.spark.read.option("versionAsOf", snapshot).table(self.table)
 

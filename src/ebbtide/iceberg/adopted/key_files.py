@@ -60,9 +60,12 @@ class KeyRows(NamedTuple):
         """Return the rows for which the condition holds."""
         if condition.all():
             return self
-        keys = self.keys.filter(pa.array(condition))
-        numbers = (of[condition] for of in (self.positions, self.partitions, self.offsets))
-        return KeyRows(*numbers, keys)
+        return KeyRows(
+            self.positions[condition],
+            self.partitions[condition],
+            self.offsets[condition],
+            self.keys.filter(pa.array(condition)),
+        )
 
 
 class Wanted(NamedTuple):

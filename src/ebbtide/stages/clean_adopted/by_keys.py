@@ -167,7 +167,8 @@ def _judged(of_all: Shared[_Known], file: KeyFile) -> list[FoundRows] | None:
             by_rule[SUPERSEDED] = (mine.offsets < latest) & ~is_keyless
         for rule, leaves in by_rule.items():
             if leaves.any():
-                places = (of[leaves].astype(np.uint64) for of in (mine.positions, mine.offsets))
+                positions, offsets = mine.positions[leaves], mine.offsets[leaves]
+                places = (positions.astype(np.uint64), offsets.astype(np.uint64))
                 found.append(FoundRows(file.path, partition, rule, *places))
     return found
 

@@ -53,8 +53,8 @@ class CopyPlan:
 
     @property
     def is_told_by_offsets(self) -> bool:
-        """Whether the snapshots since the last run are gone, so that late rows are not told."""
-        return self.copied.seen is not None and self.window.seen is None
+        """Whether offsets alone tell what is new, so that nobody can tell late rows."""
+        return self.window.seen is None and bool(self.copied.ends)
 
     @property
     def seen(self) -> CopiedTable:
@@ -66,9 +66,9 @@ class CopyPlan:
         notes = [self.source.profile.warning] if self.copied.seen is None else []
         if self.is_told_by_offsets:
             notes.append(
-                "the table's snapshots since the last run are expired or do not tell which rows "
-                "they added, so rows are taken from the log end offsets on; whether any came below "
-                "them meanwhile, nobody can tell"
+                "the table's snapshots do not tell which rows came since the last run, so rows are "
+                "taken from the log end offsets on; whether any came below them meanwhile, nobody "
+                "can tell"
             )
         if self.unplaced:
             notes.append(f"{self.unplaced} rows have no partition or no offset: none was copied")
