@@ -1,5 +1,7 @@
 """Tables that others write are copied to topics: what comes, when, and what is told of it."""
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -153,7 +155,7 @@ def test_another_source_or_table_is_refused(
     spark: SparkSession,
     name: TopicName,
     source: str,
-    tmp_path: object,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(
         RequestError, match=r"copied from a table, found ebbtide\.source .* not set"
@@ -180,8 +182,8 @@ def test_another_source_or_table_is_refused(
         copy(spark, name, f"{name.cluster}_source.more")
     with pytest.raises(RequestError, match="others; copy the table to another topic"):
         copy(spark, name, choices=Choices(offset="timestampType"))
-    write_log(tmp_path / "log", "t", [[Message("a", "1")]], {})  # type: ignore[operator]
-    log = nights.source_of(tmp_path / "log", NOW_MS)  # type: ignore[operator]
+    write_log(tmp_path / "log", "t", [[Message("a", "1")]], {})
+    log = nights.source_of(tmp_path / "log", NOW_MS)
     with pytest.raises(RequestError, match="that no table is copied to"):
         ingest_segments(spark, name, log)
     spark.sql(f"DROP TABLE {TopicName.parse(source).records_table}")
