@@ -83,7 +83,8 @@ def test_aiven(spark: SparkSession, name: TopicName) -> None:
         "key binary, key_raw binary, value struct<n: int>, value_raw binary"
     )
     row = (
-        "(named_struct('partition', 0, 'offset', {}L, 'timestamp', 1000L, 'batch_base_offset', 0L), "
+        "(named_struct('partition', 0, 'offset', {}L, 'timestamp', 1000L, "
+        "'batch_base_offset', 0L), "
         "array(named_struct('key', 'h', 'value', cast(null as binary))), cast('k' as binary), "
         "null, {}, {})"
     )
