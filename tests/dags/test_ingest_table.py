@@ -1,4 +1,4 @@
-"""Tables that are copied in, from Airflow: what the form passes on, and what a night hears of it."""
+"""Tables that are copied in, from Airflow: what a form passes on, and what a night hears."""
 
 from __future__ import annotations
 
