@@ -131,7 +131,7 @@ class KeyScan(NamedTuple):
             found[path] = KeyFile(path, int(sizes[number]), int(counts[number]), dead)
         return list(found.values())
 
-    def count(self) -> int:
+    def all_files(self) -> int:
         """Count the data files of the snapshot."""
         return int(self._planned(self._scan()).size())
 

@@ -97,7 +97,7 @@ def find_by_keys(rows: AdoptedRows, this_round: CleaningRound) -> ByKeys | None:
     if found is None:
         return None
     log.info("judged %s files by their keys in %.1f s", len(files), time.monotonic() - started)
-    return ByKeys(found, ReadFiles(len(files), scan.count()))
+    return ByKeys(found, ReadFiles(len(files), scan.all_files()))
 
 
 def _maps(

@@ -12,13 +12,15 @@ from ebbtide.log.adopted.layout import Choices, Columns, Layout
 from ebbtide.log.adopted.profile import Profile, built
 
 NAME = "aiven"
+STRUCT = "kafka"
 
 
 def recognise(columns: Columns, choices: Choices) -> Layout | None:
     """Return the layout of a table with the struct `kafka` and its batch."""
-    if columns.named("kafka.batch_base_offset") is None:
+    if columns.named(f"{STRUCT}.batch_base_offset") is None:
         return None
-    parts = {name: columns.named(f"kafka.{name}") for name in ("partition", "offset", "timestamp")}
+    names = ("partition", "offset", "timestamp")
+    parts = {name: columns.named(f"{STRUCT}.{name}") for name in names}
     parts["headers"] = columns.named("headers")
     parts["key"] = columns.named("key") or columns.named("key_raw")
     layout = built(NAME, columns, parts, choices)
