@@ -123,7 +123,7 @@ def test_late_rows_go_to_the_quarantine_and_are_named(
     append(spark, source, [*late, late[0], Record(5, "b"), Record(6, "c")])
     outcome = copy(spark, name)
     assert outcome.partitions[0]["late"] == 2
-    assert outcome.partitions[0]["repeated"] == 1  # and the one that is late twice
+    assert outcome.partitions[0]["repeated"] == 2  # of an offset that is late, and of one copied
     assert outcome.topic["quarantine"] == name.quarantine_table
     assert "2 of partition 0 with offsets 2 to 3" in outcome.topic["note"]
     assert held(spark, name, name.quarantine_table) == as_held(late)
