@@ -26,7 +26,7 @@ UV := .venv/bin/uv
 WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
-PICTURES := in-airflow topic-in-airflow form question run
+PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
@@ -72,7 +72,7 @@ test-compose: setup-test ## docker-compose.yaml: image, services, nights by its 
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m compose tests/compose
 
-test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form (needs npm, chromium, PostgreSQL)
+test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form, a key, 500 topics (needs npm, chromium, PostgreSQL)
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
 	@$(PY) -m pytest -m browser tests/browser

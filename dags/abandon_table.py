@@ -1,4 +1,7 @@
-"""Take back that a table is a topic: the properties on it and the state beside it go, rows stay."""
+"""Take back that a table is a topic: the properties on it and the state beside it go, rows stay.
+
+[Its form](plugin/ebbtide/ebbtide/forms/abandon_table) suggests the lake's topics.
+"""
 
 from airflow.sdk import Param, chain, dag
 

@@ -3,6 +3,8 @@
 Run it with `plan_only` first: the task's log shows whose layout the table has, which column is what
 of a record, and which of Kafka's rules hold for it. Columns are recognised for Spark's Kafka
 source, Redpanda and Iceberg's sink for Kafka Connect; name those that are not.
+
+[Its form](plugin/ebbtide/ebbtide/forms/adopt_table) suggests tables.
 """
 
 from airflow.sdk import Param, chain, dag

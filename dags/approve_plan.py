@@ -3,6 +3,8 @@
 A night never waits. A topic that trips one of its guards is left as it is, its plan is kept, and a
 run of this DAG asks whether it may be executed after all; the next night replaces a plan that
 nobody has answered. Or name plans yourself: those that a run with `plan_only` has kept.
+
+[Its form](plugin/ebbtide/ebbtide/forms/approve_plan) suggests plans that wait.
 """
 
 from airflow.sdk import Param, chain, dag

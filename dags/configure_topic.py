@@ -4,6 +4,8 @@ Names and ranges are Kafka's, and without an explicit limit nothing is ever remo
 what the next night would remove; where it would remove something, `approve` asks before the
 settings are set. Every other property goes into the two lists: `kafka.*` are Kafka's
 configurations, `ebbtide.*` are ours, and one is Iceberg's, `history.expire.max-snapshot-age-ms`.
+
+[Its form](plugin/ebbtide/ebbtide/forms/configure_topic) suggests topics and settings.
 """
 
 from airflow.sdk import Param, dag

@@ -5,6 +5,8 @@ answer is the low watermark, the least log start offset over all replicas. Say u
 of four ways. `approve` then shows what would go and asks: without an approval nothing does. The
 records leave the tables at once, and the disk when `expire_snapshots` has passed the age that the
 table keeps snapshots for.
+
+[Its form](plugin/ebbtide/ebbtide/forms/delete_records) suggests topics, partitions and connections.
 """
 
 from typing import Any

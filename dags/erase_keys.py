@@ -6,6 +6,8 @@ ingest, for which the run waits: trigger `ingest_topic` unless it is scheduled. 
 a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin. What
 became of each key, and from when it is out of the table and off the disk, is in
 `lake.ebbtide.erasures`. See docs/erase_keys.md.
+
+[Its form](plugin/ebbtide/ebbtide/forms/erase_keys) suggests topics and connections.
 """
 
 from airflow.sdk import Param, dag

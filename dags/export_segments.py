@@ -3,6 +3,8 @@
 The files are of format v2 and hold what the tables hold: records, delete horizons, transaction
 markers, segments. Nothing changes in the lake. The target is filled as a whole or not at all; one
 that holds other files is refused. docs/restore.md says how a broker takes it over.
+
+[Its form](plugin/ebbtide/ebbtide/forms/export_segments) suggests topics and partitions.
 """
 
 from airflow.sdk import Param, chain, dag

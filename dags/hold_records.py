@@ -3,6 +3,8 @@
 The log goes on as Kafka's. Held records that leave it are kept in `lake.<cluster>_held.<topic>`.
 Making a hold and widening it act at once; `approve` asks before one is ended or narrowed. See
 docs/holds.md.
+
+[Its form](plugin/ebbtide/ebbtide/forms/hold_records) suggests topics, partitions and holds.
 """
 
 from airflow.sdk import Param, dag

@@ -3,6 +3,8 @@
 Only what is below the source's high watermark and not held yet is read; a run that finds nothing
 new changes nothing. A foreign, truncated or corrupt log is refused and named by `verdict`, the
 other topics are ingested. Scheduled when EBBTIDE_INGEST_SCHEDULE holds a cron expression.
+
+[Its form](plugin/ebbtide/ebbtide/forms/ingest_segments) suggests clusters and topics.
 """
 
 import os

@@ -4,6 +4,8 @@ Name the table and a topic once, with `plan_only` first: the task's log shows wh
 has, and how many rows would come. Later runs know it: with no topic named, all that have been
 copied to before get what is new. Scheduled when EBBTIDE_INGEST_TABLE_SCHEDULE holds a cron
 expression. docs/adopt.md says what becomes of rows that come late.
+
+[Its form](plugin/ebbtide/ebbtide/forms/ingest_table) suggests tables and topics.
 """
 
 from airflow.sdk import Param, chain, dag

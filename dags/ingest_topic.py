@@ -5,6 +5,8 @@ stops a run. A topic's table is made by its first run, with the brokers' segment
 that remove are only reported, and taken over by `configure_topic` once somebody confirms them.
 Scheduled when EBBTIDE_INGEST_TOPIC_SCHEDULE holds a cron expression. The form then shows
 EBBTIDE_INGEST_TOPIC_CONNECTION, EBBTIDE_INGEST_TOPIC_CLUSTER and EBBTIDE_INGEST_TOPIC_PATTERN.
+
+[Its form](plugin/ebbtide/ebbtide/forms/ingest_topic) suggests connections, clusters and topics.
 """
 
 import os

@@ -4,6 +4,8 @@
 `from_offset`, records from there on are marked again, and those that are none by the new rule are
 unmarked. What is cleaned already stays as it is: lower offsets are refused. `plan` shows how many
 records would change; where some would go to the quarantine, `approve` asks first.
+
+[Its form](plugin/ebbtide/ebbtide/forms/mark_tombstones) suggests topics and partitions.
 """
 
 from airflow.sdk import Param, dag

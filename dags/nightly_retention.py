@@ -16,6 +16,8 @@ file and has then passed the age that the table keeps snapshots for. A topic tha
 such as ebbtide.max.delete.ratio, is left as it is, and `approve_plan` asks for its plan: the night
 does not wait. EBBTIDE_NIGHTLY_SCHEDULE may hold another cron expression, or `ingested`: then each
 ingest is followed by a night.
+
+[Its form](plugin/ebbtide/ebbtide/forms/nightly_retention) suggests the lake's topics.
 """
 
 from airflow.sdk import Param, chain, dag

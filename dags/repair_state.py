@@ -3,6 +3,8 @@
 A topic stands still once rows were added to its tables or removed from them by others, or its state
 was edited. Run this with `plan_only` first: the task's log shows what was done, when, and what the
 repair would do about it.
+
+[Its form](plugin/ebbtide/ebbtide/forms/repair_state) suggests topics and partitions.
 """
 
 from airflow.sdk import Param, chain, dag

@@ -5,6 +5,8 @@ primary's settings and its log start offsets; tombstones and markers that a repl
 are held back at the primary until then, so run this more often than `delete.retention.ms` passes.
 Topics without replicas, and those whose replicas hold everything, start no Spark. Scheduled when
 EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
+
+[Its form](plugin/ebbtide/ebbtide/forms/replicate_log) suggests the lake's topics.
 """
 
 from airflow.sdk import chain, dag

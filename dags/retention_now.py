@@ -4,6 +4,8 @@ Each stage plans with the same clock. `approve` shows what would go by which rul
 approval the stages are executed in the order of a night, each within its plan. Tombstones are
 marked before, which removes nothing; replicas are asked for the new log start offsets behind
 `expire_segments`.
+
+[Its form](plugin/ebbtide/ebbtide/forms/retention_now) suggests the lake's topics.
 """
 
 from airflow.sdk import Param, TriggerRule, chain, dag

@@ -5,6 +5,8 @@ shows what would come back and what cannot, and asks. Records that were ingested
 is then removed from what came back for 7 days, so change the setting that removed it meanwhile. The
 low watermarks that the undo has lowered are published with the run that it undid. What an erasure
 removed never comes back, nor what was truncated at the brokers. See docs/undo_run.md.
+
+[Its form](plugin/ebbtide/ebbtide/forms/undo_run) suggests topics and runs that can be undone.
 """
 
 from airflow.sdk import dag

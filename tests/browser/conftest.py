@@ -16,6 +16,7 @@ from tests import airflow_env  # noqa: F401  before anything of Airflow
 from tests.browser.example_lake import fill
 from tests.dags.conftest import airflow_database as airflow_database
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
+from tests.plugins.conftest import known_dags as known_dags
 from tests.services.process import free_port
 
 # `make test-browser` puts axe-core there, and tests the pictures of the pages.
@@ -34,7 +35,7 @@ def example_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LakeSandb
 
 
 @pytest.fixture(scope="session")
-def airflow_url(example_lake: LakeSandbox, airflow_database: None) -> Iterator[str]:
+def airflow_url(example_lake: LakeSandbox, known_dags: None) -> Iterator[str]:
     """Airflow's own application in a thread, on loopback."""
     import uvicorn
     from airflow.api_fastapi.app import cached_app

@@ -12,11 +12,13 @@ from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.state.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox, as_ebbtide, partition_result, state_of
+from tests.tables.adopted import Record, adopt, append, clean, spark_table
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 DAY = timedelta(days=1)
 NIGHTS = 12
 FLIGHTS, AUDIT, ORDERS = "demo.flights", "demo.audit", "shop.orders"
+ADOPTED = "raw.payments"  # in a table of Spark's Kafka source
 ERASED, KEPT = "N14228", "N24211"
 
 
@@ -33,6 +35,7 @@ def fill(lake: LakeSandbox) -> None:
     lake.topic(AUDIT, {0: partition(0)}, {"kafka.cleanup.policy": "delete"})
     lake.topic(ORDERS, {0: partition(0), 1: partition(1)}, {"kafka.cleanup.policy": "compact"})
     keys(lake)
+    adopted(lake)
     for number, night in enumerate(nights()):
         a_night(lake, night, number)
     failures(lake)
@@ -45,6 +48,7 @@ def partition(number: int, **changes: Any) -> PartitionState:
         **{
             "log_start_offset": 1000 + 150 * number,
             "first_dirty_offset": 8000,
+            "first_unmarked_offset": 10_400 + number,
             "log_end_offset": 10_400 + number,
             "segments": segments,
             "next_clean_ms": -1,
@@ -78,6 +82,27 @@ def keys(lake: LakeSandbox) -> None:
             f"event_time, key, is_tombstone, tombstone_by) VALUES {values}"
         )
     lake.batches(FLIGHTS, [(0, 1500, 0, 1), (0, 2500, 0, 1), (0, 8500, 64, horizon)])
+
+
+def adopted(lake: LakeSandbox) -> None:
+    """A table that others write, and a round that removed some of its rows."""
+    spark = lake.session
+    spark_table(spark, ADOPTED)
+    append(spark, ADOPTED, [Record(number, f"p{number % 7}") for number in range(70)])
+    adopt(spark, ADOPTED)
+    append(spark, ADOPTED, [Record(70, "p0")])
+    outcome = clean(spark, ADOPTED, ms(NOW))
+    night = (NOW - DAY).replace(hour=2, minute=0, second=0)
+    lake.run(
+        ADOPTED,
+        "clean_log",
+        now=night,
+        run_id=f"scheduled__{night:%Y-%m-%dT%H:%M:%S+00:00}",
+        ended=night + timedelta(seconds=9),
+        partitions=outcome.partitions,
+        topic=outcome.topic,
+        rows_removed=outcome.rows_removed,
+    )
 
 
 def a_night(lake: LakeSandbox, night: datetime, number: int) -> None:

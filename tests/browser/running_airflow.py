@@ -10,22 +10,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.browser.conftest import AXE
+from tests.jobs.submit import started
 from tests.lake_sandbox import LakeSandbox
 from tests.services.airflow_services import LOGIN, Airflow
-from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE, run_job
+from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE
 from tests.services.postgresql import PostgreSql
 
 PASSWORD = "a-password"
-PEOPLE = {"ann": "user", "bob": "op", "vera": "viewer"}
+PEOPLE = {"vera": "viewer", "ann": "user", "bob": "op", "adam": "admin"}
+CONNECTION = "kafka_of_the_sample"
+PHONE, WIDE = (390, 844), (1280, 900)
 RUN_SECONDS = 240.0
+REDRAW_MS = 400  # that charts wait before they follow the width of the page
 
 
 @contextmanager
 def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]]:
-    """Start PostgreSQL and Airflow's four components; each plan needs a second pair of eyes."""
+    """Start PostgreSQL and Airflow's four components; each plan needs a second pair of eyes.
+
+    The sample log is ingested meanwhile.
+    """
     lake = LakeSandbox(directory / "home")
     source = ("--source", str(SAMPLE), "--cluster", CLUSTER, "--now", FIRST_NIGHT)
-    run_job(lake, "ingest_segments", *source)
     passwords = directory / "passwords.json"
     passwords.write_text(json.dumps(dict.fromkeys(PEOPLE, PASSWORD) | dict([LOGIN])))
     users = [f"{LOGIN[0]}:admin", *(f"{name}:{role}" for name, role in PEOPLE.items())]
@@ -36,21 +42,32 @@ def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]
     }
     server = PostgreSql(directory)
     try:
-        with server, Airflow(lake, server, settings) as airflow:
-            airflow.api()  # once it knows all DAGs
-            yield airflow, lake
+        with server:
+            airflow = Airflow(lake, server, settings)
+            ingest = started(lake, "ingest_segments", *source)
+            with airflow:
+                connection = {"connection_id": CONNECTION, "conn_type": "kafka"}
+                api = airflow.api()  # once it knows all DAGs
+                api.read("POST", "/api/v2/connections", connection)
+                said, _ = ingest.communicate()
+                assert ingest.returncode == 0, said
+                yield airflow, lake
     finally:
         server.remove()
 
 
 class Person:
-    """Somebody with a browser of their own, who logs in as everybody does."""
+    """Somebody with a browser of their own, who logs in as everybody does.
 
-    def __init__(self, browser: Any, url: str, name: str, theme: str = "light") -> None:
+    `login` is what their browser has kept of an earlier login.
+    """
+
+    def __init__(self, browser: Any, url: str, name: str, login: Any = None) -> None:
         self.name = name
         self.context = browser.new_context(
-            viewport={"width": 1280, "height": 900},
-            color_scheme=theme,
+            storage_state=login,
+            viewport=_size(WIDE),
+            color_scheme="light",
             base_url=url,
             bypass_csp=True,  # for axe-core, which is put into the page
         )
@@ -84,12 +101,25 @@ class Person:
         self.page.get_by_text(text).first.wait_for(timeout=RUN_SECONDS * 1000)
 
     def in_both_themes(self, picture: Callable[[str], Path]) -> None:
-        """Take a picture in light and in dark, and let axe-core look at each."""
+        """Take a picture in light, in dark and on a phone, and let axe-core look at each."""
         for theme in ("light", "dark"):
             self.page.emulate_media(color_scheme=theme)
             self.page.screenshot(path=picture(theme))
             assert serious(self.page) == []
         self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size(_size(PHONE))
+        self.page.wait_for_timeout(REDRAW_MS)
+        self.page.screenshot(path=picture("phone"), full_page=True)
+        assert self.page.evaluate(FITS)
+        self.page.set_viewport_size(_size(WIDE))
+
+
+# Whether all of a page is seen without scrolling sideways.
+FITS = "() => document.scrollingElement.scrollWidth <= innerWidth"
+
+
+def _size(of: tuple[int, int]) -> dict[str, int]:
+    return {"width": of[0], "height": of[1]}
 
 
 def serious(page: Any) -> list[str]:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from time import process_time
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from tests.browser.example_lake import AUDIT, ERASED, FLIGHTS, ORDERS, nights
-from tests.browser.running_airflow import serious
+from tests.browser.example_lake import ADOPTED, AUDIT, ERASED, FLIGHTS, ORDERS, nights
+from tests.browser.running_airflow import FITS, PHONE, serious
+from tests.lake_sandbox import LakeSandbox
+from tests.orchestration.pages.many_topics import fill_nights, make_topics
 
 pytestmark = pytest.mark.browser
 
-PHONE, WIDE = (390, 844), (1440, 900)
+WIDE = (1440, 900)
+# Of the overview of so many topics: what a look may cost the server, and what it may send in all.
+TOPICS, PARTITIONS, MAX_CPU_MS, MAX_BYTES = 500, 50, 300, 1_000_000
 NIGHT = quote(f"scheduled__{list(nights())[-1]:%Y-%m-%dT%H:%M:%S+00:00}", safe="")
 PAGES = {
     "overview": "",
     "topic": f"topics/{FLIGHTS}",
     "topic-with-drift": f"topics/{ORDERS}",
+    "topic-that-others-write": f"topics/{ADOPTED}",
     "run": f"runs/{NIGHT}?dag=nightly_retention",
     "run-of-a-topic": f"runs/{NIGHT}?dag=nightly_retention&topic={FLIGHTS}",
     "run-that-failed": f"runs/{NIGHT}?dag=nightly_retention&topic={ORDERS}",
@@ -30,6 +36,8 @@ PAGES = {
     "form-of-settings": f"forms/configure_topic?topic={ORDERS}&name=kafka.retention.ms",
     "form-of-keys": "forms/erase_keys",
     "form-of-stages": "forms/retention_now",
+    "form-of-an-ingest": "forms/ingest_topic",
+    "form-of-an-export": f"forms/export_segments?topic={FLIGHTS}",
     "problem": "topics/log.none",
 }
 
@@ -68,7 +76,7 @@ def test_a_page_fits_and_can_be_used_by_everybody(
         page.emulate_media(color_scheme=theme)
         page.screenshot(path=pictures / f"{name}-{size[0]}-{theme}.png", full_page=True)
         assert problems == []
-        assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth")
+        assert page.evaluate(FITS)
         assert serious(page) == []
 
 
@@ -142,3 +150,39 @@ def test_the_pages_lie_in_airflows_own(signed_in: Any, pictures: Path, theme: st
     frame.get_by_role("link", name="Change settings").click()
     frame.get_by_role("heading", name="Change settings").wait_for()
     page.wait_for_url("**/plugin/ebbtide/ebbtide/forms/configure_topic**")
+
+
+def test_many_topics_are_shown_within_bounds(
+    signed_in: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = LakeSandbox(tmp_path / "home")
+    for name, value in lake.environment().items():
+        monkeypatch.setenv(name, value)
+    make_topics(lake, TOPICS, PARTITIONS)
+    fill_nights(lake, TOPICS, PARTITIONS, nights=7)
+    page = signed_in()
+    received: list[int] = []
+    page.on("requestfinished", lambda sent: received.append(sum_of(sent.sizes())))
+    page.goto("/ebbtide/", wait_until="networkidle")  # the first look reads the rows of all nights
+    assert "1 to 50 of 500 topics" in page.inner_text("#shown")
+    assert 0 < sum(received) <= MAX_BYTES
+    costs_ms = [cpu_ms(lambda: page.goto("/ebbtide/?sort=removed")) for _ in range(3)]
+    assert min(costs_ms) <= MAX_CPU_MS, costs_ms
+    assert page.evaluate("() => document.scrollingElement.scrollHeight") < 5000
+    page.screenshot(path=pictures / "overview-of-500.png")
+    first = page.locator("table.topics tbody th a").first
+    assert first.inner_text() == "log.t499"
+    page.get_by_role("link", name="Next").click()
+    page.wait_for_url("**page=2**")
+    assert first.inner_text() == "log.t449"
+
+
+def cpu_ms(look: Callable[[], object]) -> float:
+    """What the server of this process has worked for a look, and the driver of the browser too."""
+    began = process_time()
+    look()
+    return 1000 * (process_time() - began)
+
+
+def sum_of(sizes: Mapping[str, int]) -> int:
+    return sizes["responseBodySize"] + sizes["responseHeadersSize"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
@@ -35,6 +36,7 @@ ASKING = (
     *("hold_records", "mark_tombstones", "retention_now", "undo_run"),
 )
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
+WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,13 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
         assert param.description.endswith("."), name
 
 
-@pytest.mark.parametrize("dag_id", [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"])
+def test_each_dag_that_people_start_leads_to_its_form(dags: dict[str, Any]) -> None:
+    assert sorted(FORMS) == WITH_FORM
+    for dag_id in WITH_FORM:
+        assert f"[Its form](plugin/ebbtide/ebbtide/forms/{dag_id})" in dags[dag_id].doc_md
+
+
+@pytest.mark.parametrize("dag_id", WITH_FORM)
 def test_only_the_night_has_a_schedule_unless_one_is_set(dags: dict[str, Any], dag_id: str) -> None:
     if dag_id == "nightly_retention":
         assert dags[dag_id].timetable.summary == "0 2 * * *"

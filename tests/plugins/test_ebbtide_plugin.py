@@ -206,7 +206,11 @@ def test_a_topic_that_cannot_be_read_hides_no_other(viewer: Any, lake: LakeSandb
     assert "unreadable log.bad expected an integer in [-1, " in text_of(html)
     answer = viewer.get("/ebbtide/topics/log.bad")
     assert answer.status_code == 500
+    assert "A setting is wrong" in answer.text
     assert "kafka.retention.ms" in answer.text
+    lake.run("log.bad", "clean_log", error=ConfigurationError("expected an integer"))
+    run = viewer.get("/ebbtide/runs/run-1?topic=log.bad")
+    assert (run.status_code, "expected an integer" in run.text) == (200, True)
 
 
 def test_a_topic_that_is_not_there(viewer: Any, lake: LakeSandbox) -> None:

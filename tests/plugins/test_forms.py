@@ -9,6 +9,8 @@ from urllib.parse import unquote
 import pytest
 
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
+from ebbtide.orchestration.pages.forms.form import Filled
+from tests.dags.runs import dag_bag
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.plugins.html import text_of
 
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("known_dags")
 
 SignedIn = Callable[[str, str], Any]
 KEY = "k-secret-7"
+COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 SENT: dict[str, dict[str, Any]] = {
     "delete_records": {"topic": "log.a", "offset.0": "40", "offset.1": "", "go": "ask"},
     "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "go": "plan"},
@@ -51,6 +54,22 @@ SENT: dict[str, dict[str, Any]] = {
     },
     "undo_run": {"topic": "log.a", "run": "run-1", "go": "ask"},
     "approve_plan": {"plans": "clean_log-20261122-5f0c1a2b", "go": "ask"},
+    "mark_tombstones": {"topic": "log.a", "offset.0": "", "offset.1": "7", "go": "plan"},
+    "ingest_topic": {
+        "connection": "kafka_a",
+        "topics": ["log.a"],
+        "new_topics": "log.b\n",
+        "isolation": "read_uncommitted",
+        "go": "start",
+    },
+    "ingest_segments": {"source": "/log", "cluster": "log", "new_topics": "log.b", "go": "start"},
+    "ingest_table": {"source": "raw.t", "new_topics": "log.b", "go": "plan"},
+    "nightly_retention": {"topics": ["log.a"], "topics_per_application": "7", "go": "start"},
+    "replicate_log": {"topics": ["log.a"], "go": "start"},
+    "export_segments": {"topic": "log.a", "partitions": ["1"], "target": "/to", "go": "start"},
+    "adopt_table": {"topic": "raw.t", "key_column": "k", "set": "", "go": "plan"},
+    "abandon_table": {"topic": "log.a", "go": "ask"},
+    "repair_state": {"topic": "log.a", "log_start_offset": "0=5\n1=0", "go": "ask"},
 }
 STARTED = {
     "delete_records": {"topic": "log.a", "offsets": {"0": 40}, "plan_only": False},
@@ -74,6 +93,45 @@ STARTED = {
     },
     "undo_run": {"topic": "log.a", "run": "run-1", "plan_only": False},
     "approve_plan": {"plans": ["clean_log-20261122-5f0c1a2b"]},
+    "mark_tombstones": {"topic": "log.a", "from_offset": ["1:7"], "plan_only": True},
+    "ingest_topic": {
+        "connection": "kafka_a",
+        "topics": ["log.a", "log.b"],
+        "isolation": "read_uncommitted",
+        "accept_gap": False,
+    },
+    "ingest_segments": {"source": "/log", "cluster": "log", "topics": ["log.b"]},
+    "ingest_table": {"source": "raw.t", "topics": ["log.b"], "plan_only": True},
+    "nightly_retention": {"topics": ["log.a"], "topics_per_application": 7},
+    "replicate_log": {"topics": ["log.a"]},
+    "export_segments": {"topic": "log.a", "partitions": [1], "target": "/to"},
+    "adopt_table": {"topic": "raw.t", "key_column": "k", "set": None, "plan_only": True},
+    "abandon_table": {"topic": "log.a", "plan_only": False},
+    "repair_state": {"topic": "log.a", "log_start_offset": ["0=5", "1=0"], "plan_only": False},
+}
+# What SENT leaves empty, so that both together fill all fields in.
+ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
+    "delete_records": [
+        {"topic": "log.a", "timestamp": "2026-11-24T10:00"},
+        {"topic": "log.a", "age": "P1D"},
+        {"topic": "log.a", "groups": "g", "connection": "kafka_a"},
+    ],
+    "retention_now": [{"stages": ["clean_log"], "now": "2026-11-24T10:00"}],
+    "configure_topic": [{"unset.kafka.retention.ms": "1", "from_source": "1"}],
+    "erase_keys": [{"keys_file": "/keys", "connection": "kafka_a", "append": "1"}],
+    "hold_records": [
+        {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"}
+    ],
+    "ingest_topic": [{"cluster": "log", "pattern": "a.*", "now": "2026-11-24T10:00"}],
+    "ingest_segments": [{"now": "2026-11-24T10:00"}],
+    "ingest_table": [
+        {f"{part}_column": "c" for part in (*COLUMNS, "headers")},
+        {"source_topic": "t", "tombstone": "c=d", "now": "2026-11-24T10:00"},
+    ],
+    "nightly_retention": [{"now": "2026-11-24T10:00"}],
+    "replicate_log": [{"topics_per_application": "7"}],
+    "adopt_table": [{f"{part}_column": "c" for part in COLUMNS} | {"tombstone": "c=d"}],
+    "repair_state": [{"max_event_time_ms": "0=7"}],
 }
 
 
@@ -87,6 +145,20 @@ def runs_of(dag: str) -> list[Any]:
     from airflow.models.dagrun import DagRun
 
     return list(DagRun.find(dag_id=dag))
+
+
+def test_a_form_reaches_every_param_of_its_dag() -> None:
+    dags = dag_bag().dags
+    for dag, form in FORMS.items():
+        filled = [SENT[dag], *ALSO_FILLED.get(dag, [])]
+        reached = {name for values in filled for name in form.params(filled_in(values))}
+        assert reached == set(dags[dag].params), dag
+
+
+def filled_in(values: dict[str, Any]) -> Filled:
+    """What a browser sends of these fields."""
+    lists = {name: of if isinstance(of, list) else [of] for name, of in values.items()}
+    return Filled.of((name, text) for name, texts in lists.items() for text in texts)
 
 
 @pytest.mark.parametrize("dag", FORMS)

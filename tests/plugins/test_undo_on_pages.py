@@ -57,6 +57,9 @@ def test_a_topic_says_that_its_newest_deletion_was_taken_back(
 @pytest.mark.usefixtures("known_dags")
 def test_the_form_is_filled_in_with_the_run(viewer: Any, lake: LakeSandbox) -> None:
     lake.topic("log.a")
+    removed(lake, "one", NOW - timedelta(days=1))
     html = viewer.get("/ebbtide/forms/undo_run?topic=log.a&run=one").text
     assert 'name="run" type="text" value="one"' in html
-    assert 'name="topic" type="text" value="log.a"' in html
+    assert '<input type="hidden" name="topic" value="log.a">' in html
+    until = f"{NOW + timedelta(days=2):%Y-%m-%d %H:%M}"
+    assert f'<option value="one" label="one: clean_log, until {until}">' in html

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.errors import NotCoveredError
+from ebbtide.lake.key_rows import check_looked_up
 from ebbtide.lake.reader import Lake
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
@@ -25,6 +25,7 @@ _BATCH = (
     *("partition", "base_offset", "attributes", "base_timestamp_ms", "producer_id"),
     *("control_type", "txn_first_offset"),
 )
+_TRANSACTIONS = TRANSACTIONAL | CONTROL
 
 
 class Fate(StrEnum):
@@ -61,18 +62,14 @@ def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -
     """Return the records of a key by partition and offset; reads the key column of all files."""
     from pyiceberg import expressions
 
-    if lake.is_adopted(topic):
-        raise NotCoveredError(
-            f"expected a topic whose tables ebbtide writes, found {topic}, which was adopted: its "
-            "keys are not looked up yet"
-        )
+    check_looked_up(lake, topic)
     described = lake.topic(topic)
     equals = cast(Any, expressions.EqualTo)
     is_key: BooleanExpression = equals("key", key)
     if partition is not None:
         is_key = expressions.And(equals("partition", partition), is_key)
     records = _rows(lake.records(topic), is_key, _RECORD)
-    batches = _batches(lake.batches(topic), {record["partition"] for record in records})
+    batches = _batches(lake.batches(topic), records)
     records.sort(key=lambda record: (record["partition"], record["offset"]))
     newest = _newest_committed(records, batches)
     is_compacted, states = described.config.is_compacted, described.partitions
@@ -190,17 +187,36 @@ def _horizon_ms(header: Mapping[str, Any]) -> int | None:
     return int(header["base_timestamp_ms"])
 
 
-def _batches(table: Table, partitions: set[int]) -> _Batches:
+def _batches(table: Table, records: Sequence[Mapping[str, Any]]) -> _Batches:
+    """Return the headers of the records' batches, and all of transactions in their partitions."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
     from pyiceberg import expressions
 
-    if not partitions:
+    if not records:
         return _Batches(())
-    return _Batches(_rows(table, cast(Any, expressions.In)("partition", partitions), _BATCH))
+    own = pa.array(sorted({record["batch"] for record in records}), pa.int64())
+
+    def is_needed(batch: pa.RecordBatch) -> Any:
+        in_transactions = pc.bit_wise_and(pc.cast(batch["attributes"], pa.int64()), _TRANSACTIONS)
+        is_own = pc.is_in(pc.cast(batch["base_offset"], pa.int64()), value_set=own)
+        return pc.or_(is_own, pc.not_equal(in_transactions, 0))
+
+    partitions = {record["partition"] for record in records}
+    condition = cast(Any, expressions.In)("partition", partitions)
+    return _Batches(_rows(table, condition, _BATCH, is_needed))
 
 
 def _rows(
-    table: Table, condition: BooleanExpression, columns: Sequence[str]
+    table: Table,
+    condition: BooleanExpression,
+    columns: Sequence[str],
+    is_needed: Callable[[Any], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows that match, a file at a time."""
+    """Return the rows that match, a file at a time; `is_needed` masks those of a batch."""
     batches = table.scan(row_filter=condition, selected_fields=tuple(columns))
-    return [row for batch in batches.to_arrow_batch_reader() for row in batch.to_pylist()]
+    return [
+        row
+        for batch in batches.to_arrow_batch_reader()
+        for row in (batch if is_needed is None else batch.filter(is_needed(batch))).to_pylist()
+    ]

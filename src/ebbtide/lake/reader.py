@@ -122,6 +122,20 @@ class Lake:
                 names += self._topics_of(cluster, f"{cluster}{STATE_SUFFIX}" in namespaces)
         return sorted(names)
 
+    def other_tables(self) -> list[str]:
+        """List every `<namespace>.<table>` that is no topic's, sorted."""
+        if self.catalog is None:
+            return []
+        topics = set(self.topic_names())
+        namespaces = [name for name, *rest in self.catalog.list_namespaces() if not rest]
+        names = (
+            f"{namespace}.{table}"
+            for namespace in namespaces
+            if namespace != OWN_NAMESPACE and not namespace.endswith(OWN_SUFFIXES)
+            for _, table in self.catalog.list_tables(namespace)
+        )
+        return sorted(name for name in names if name not in topics)
+
     def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
         """List a cluster's topics; only a table without a state table has to be opened."""
         assert self.catalog is not None

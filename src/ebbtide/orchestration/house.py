@@ -59,7 +59,8 @@ def topic() -> Param:
         type="string",
         pattern=TOPIC_PATTERN,
         title="Topic",
-        description="<cluster>.<topic>, as the lake names it.",
+        description="<cluster>.<topic>, as the lake names it; the form that the DAG's docs lead to "
+        "suggests the lake's.",
     )
 
 

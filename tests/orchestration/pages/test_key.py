@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.lake.key_rows import KeyRecord
+from ebbtide.lake.key_records import Fate, KeyRecord
 from ebbtide.lake.reader import LakeTopic, open_lake
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import to_properties
-from ebbtide.orchestration.pages.views.key import Fate, Searched, explain, find_key
+from ebbtide.orchestration.pages.views.key import IN_A_WORD, Searched, explain, find_key
 from tests.lake_sandbox import LakeSandbox, as_ebbtide, state_of
 
 COMPACT = {"kafka.cleanup.policy": "compact"}
@@ -25,60 +25,105 @@ def topic(config: dict[str, str], **state: Any) -> LakeTopic:
     return LakeTopic("log.a", {**config, **to_properties(0, made)})
 
 
-def record(offset: int, **given: Any) -> KeyRecord:
-    fields = {"partition": 0, "segment": 0, "batch": offset, "timestamp": None}
-    return KeyRecord(
-        **{**fields, "offset": offset, "is_tombstone": False, "tombstone_by": None, **given}
-    )
+def record(offset: int, fate: Fate = Fate.CURRENT, **given: Any) -> KeyRecord:
+    fields = {"timestamp": None, "event_time": None, "tombstone_by": None, "size_bytes": 1}
+    fields |= {"partition": 0, "segment": 0, "is_tombstone": False, "delete_horizon_ms": None}
+    return KeyRecord(offset=offset, fate=fate, **{**fields, **given})
 
 
 def tombstone(offset: int, horizon_ms: int | None = None) -> KeyRecord:
-    return record(offset, is_tombstone=True, tombstone_by="null_value", horizon_ms=horizon_ms)
+    fate = Fate.UNSTAMPED if horizon_ms is None else Fate.TOMBSTONE
+    given = {"is_tombstone": True, "tombstone_by": "null_value", "delete_horizon_ms": horizon_ms}
+    return record(offset, fate, **given)
+
+
+def superseded(offset: int) -> KeyRecord:
+    return record(offset, Fate.SUPERSEDED)
 
 
 @pytest.mark.parametrize(
-    ("config", "state", "records", "fate", "reason"),
+    ("config", "state", "records", "word", "reason"),
     [
         pytest.param(
-            COMPACT, {}, [record(3)], Fate.CURRENT, "Compaction keeps the newest", id="current"
+            COMPACT, {}, [record(3)], "current value", "Compaction keeps the newest", id="current"
         ),
         pytest.param(
             COMPACT,
             {"first_dirty_offset": 50},
-            [record(3), record(60)],
-            Fate.SUPERSEDED,
+            [superseded(3), record(60)],
+            "superseded",
             "the next one begins at 50 and removes this record",
             id="superseded by a dirty record",
         ),
         pytest.param(
+            COMPACT | {"kafka.min.compaction.lag.ms": "7200000"},
+            {"first_dirty_offset": 50},
+            [superseded(3), record(60)],
+            "superseded",
+            "leaves out records younger than 2 h (min.compaction.lag.ms).",
+            id="superseded and protected by its age",
+        ),
+        pytest.param(
             COMPACT,
             {},
-            [record(3), record(120)],
-            Fate.SUPERSEDED,
-            "lies in the active segment",
+            [superseded(3), record(120)],
+            "superseded",
+            "Offset 120 lies in the active segment",
             id="superseded by one in the active segment",
         ),
         pytest.param(
             COMPACT,
             {"first_dirty_offset": 100},
-            [record(3), record(60)],
-            Fate.SUPERSEDED,
-            "may be of an aborted transaction",
+            [superseded(3), record(60)],
+            "superseded",
+            "A round has covered offset 60 and left this record",
             id="superseded and left by a round",
+        ),
+        pytest.param(
+            COMPACT,
+            {"first_dirty_offset": 50},
+            [superseded(3), record(55), record(60, Fate.ABORTED), record(70, Fate.UNDECIDED)],
+            "superseded",
+            "Offset 55 has a newer record of the key.",
+            id="superseded by the newest that readers get",
+        ),
+        pytest.param(
+            COMPACT,
+            {"first_dirty_offset": 50},
+            [record(60, Fate.ABORTED), record(70)],
+            "aborted",
+            "No round has covered offset 60 yet",
+            id="of an aborted transaction",
+        ),
+        pytest.param(
+            COMPACT,
+            {},
+            [record(60, Fate.UNDECIDED)],
+            "undecided",
+            "A transaction before it is still open",
+            id="behind an open transaction",
+        ),
+        pytest.param(
+            COMPACT,
+            {},
+            [record(60, Fate.UNMARKED)],
+            "newest, not judged yet",
+            "first finds out whether it is a tombstone",
+            id="not marked yet",
         ),
         pytest.param(
             COMPACT,
             {},
             [tombstone(60, HORIZON)],
-            Fate.TOMBSTONE,
-            "The first round at or after 2026-01-03 00:26 UTC removes it",
+            "tombstone",
+            "The first round at or after 2026-01-03 00:26 UTC, its delete horizon, removes it.",
             id="a tombstone with a horizon to come",
         ),
         pytest.param(
             COMPACT,
             {},
             [tombstone(60, NOW_MS - 1)],
-            Fate.TOMBSTONE,
+            "tombstone",
             "the next round removes it",
             id="a tombstone past its horizon",
         ),
@@ -86,40 +131,42 @@ def tombstone(offset: int, horizon_ms: int | None = None) -> KeyRecord:
             COMPACT,
             {"first_dirty_offset": 50},
             [tombstone(60)],
-            Fate.TOMBSTONE,
-            "its time plus delete.retention.ms (1 days)",
+            "tombstone",
+            "its own time plus delete.retention.ms (1 days)",
             id="a tombstone without a horizon",
         ),
         pytest.param(
             COMPACT,
             {},
             [tombstone(120)],
-            Fate.TOMBSTONE,
-            "until it is rolled",
+            "tombstone",
+            "until it is closed",
             id="a tombstone in the active segment",
         ),
         pytest.param(
             COMPACT | {"ebbtide.replicas": "copy.log"},
             {},
             [tombstone(60, HORIZON)],
-            Fate.TOMBSTONE,
+            "tombstone",
             "It stays until each replica holds it.",
             id="a tombstone with replicas",
         ),
         pytest.param(
             {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1000"},
             {},
-            [record(3)],
-            Fate.KEPT,
+            [record(3, Fate.NOT_COMPACTED)],
+            "kept",
             "It goes with its segment when retention.ms says so.",
             id="not compacted",
         ),
-        pytest.param({}, {}, [record(3)], Fate.KEPT, "No rule is set", id="no rule"),
+        pytest.param(
+            {}, {}, [record(3, Fate.NOT_COMPACTED)], "kept", "No rule is set", id="no rule"
+        ),
         pytest.param(
             COMPACT | {"ebbtide.enabled": "false"},
             {},
             [record(3)],
-            Fate.CURRENT,
+            "current value",
             "no night works on this topic",
             id="not enabled",
         ),
@@ -129,12 +176,16 @@ def test_a_record_is_explained(
     config: dict[str, str],
     state: dict[str, Any],
     records: list[KeyRecord],
-    fate: Fate,
+    word: str,
     reason: str,
 ) -> None:
     explained = explain(topic(config, **state), records, NOW_MS)[0]
-    assert explained.fate == fate
+    assert explained.word == word
     assert any(reason in text for text in explained.reasons), explained.reasons
+
+
+def test_every_fate_has_a_word() -> None:
+    assert IN_A_WORD.keys() == set(Fate)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +231,7 @@ def test_a_key_is_found_in_the_tables(with_keys: LakeSandbox, text: str, encodin
     searched = Searched(topic="log.a", text=text, encoding=encoding)
     with open_lake() as opened:
         page = find_key(opened, searched, NOW_MS)
-    rows = [(of.record.offset, of.fate, of.record.horizon_ms) for of in page.records]
+    rows = [(of.record.offset, of.record.fate, of.record.delete_horizon_ms) for of in page.records]
     assert rows == [(3, Fate.SUPERSEDED, None), (5, Fate.TOMBSTONE, HORIZON)]
     assert page.sha256 == hashlib.sha256(b"a").hexdigest()
     assert page.erasures == []

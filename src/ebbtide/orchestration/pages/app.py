@@ -16,10 +16,12 @@ from fastapi.responses import Response
 
 from ebbtide.errors import (
     AccessDeniedError,
+    ConfigurationError,
     EbbtideError,
     MissingPageError,
     PlanError,
     RequestError,
+    StateError,
     UnavailableError,
     UnknownTopicError,
 )
@@ -55,6 +57,8 @@ PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     RequestError: ("No such page", 400),
     AccessDeniedError: ("The lake cannot be read", 503),
     UnavailableError: ("The lake cannot be read", 503),
+    ConfigurationError: ("A setting is wrong", 500),
+    StateError: ("The state of a topic is wrong", 500),
 }
 # Addresses of static files carry the version.
 A_DAY = "private, max-age=86400"

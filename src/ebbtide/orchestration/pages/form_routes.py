@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -14,8 +15,8 @@ from ebbtide.errors import EbbtideError, MissingPageError
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
-from ebbtide.orchestration.pages.forms.all_forms import FORMS
-from ebbtide.orchestration.pages.forms.form import Filled, Form, Suggestions
+from ebbtide.orchestration.pages.forms.all_forms import FORMS, SECTIONS
+from ebbtide.orchestration.pages.forms.form import Filled, Form
 from ebbtide.orchestration.pages.same_origin import require_same_origin
 from ebbtide.orchestration.pages.views.form import form_page
 
@@ -31,7 +32,7 @@ def add_forms(app: FastAPI) -> None:
 
     @app.get("/forms")
     def forms(request: Request) -> Response:
-        return answers.page(request, "forms.html", forms=list(FORMS.values()))
+        return answers.page(request, "forms.html", sections=SECTIONS)
 
     @app.get("/forms/{dag}")
     async def form(request: Request, dag: str, api: Api) -> Response:
@@ -76,16 +77,18 @@ async def _form(
     status_code: int = 200,
 ) -> Response:
     """Show a form, and why it cannot be sent where that is so."""
-    dag = await api.get("dags", form.dag)
+    dag = await api.get("dags", form.dag, "details")
+    connections = await _connections(api)
     given = {
         "problem": problem,
         "is_paused": dag.is_good and dag.value["is_paused"],
-        "suggestions": {Suggestions.CONNECTIONS: await _connections(api)},
+        "defaults": _defaults(dag.value["params"]) if dag.is_good else {},
     }
 
     def read() -> Any:
         with open_lake() as lake:
-            return form_page(lake, form, filled, why_not=_why_not(api, form, dag), **given)
+            why_not = _why_not(api, form, dag)
+            return form_page(lake, form, filled, connections, why_not=why_not, **given)
 
     shown = await run_in_threadpool(read)
     answer = answers.page(request, "form.html", page=shown, status_code=status_code)
@@ -101,6 +104,16 @@ def _why_not(api: AirflowApi, form: Form, dag: Reply) -> str | None:
             "right by roles; ask whoever administers it."
         )
     return None
+
+
+def _defaults(params: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the defaults of a DAG's Params that a field of one line can show."""
+    values = {name: of.get("value") for name, of in (params or {}).items()}
+    return {
+        name: str(value)
+        for name, value in values.items()
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    }
 
 
 async def _connections(api: AirflowApi) -> list[str]:

@@ -13,7 +13,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from ebbtide.errors import UnknownTopicError
+from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
@@ -23,11 +23,13 @@ from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
 from ebbtide.orchestration.pages.forms.form import Filled
 from ebbtide.orchestration.pages.rendering import query
 from ebbtide.orchestration.pages.same_origin import require_same_origin
+from ebbtide.orchestration.pages.views.adopted import refuses
 from ebbtide.orchestration.pages.views.run.page import RunPage, run_page
 from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
 from ebbtide.orchestration.pages.views.run.progress import Progress, progress_of, question_of
 
 LOG_LINES = 60
+UNDO = "undo_run"
 
 
 def add_runs(app: FastAPI) -> None:
@@ -146,9 +148,12 @@ def undoable(lake: Lake, page: RunPage) -> UndoableRun | None:
     """Return how the run can be taken back on the only topic of the page; None where it cannot."""
     if not page.stages:
         return None
+    name = page.topics[0].name
     try:
-        runs = undoable_runs(lake, page.topics[0].name, datetime.now(UTC))
-    except UnknownTopicError:  # somebody has dropped it
+        if refuses(lake.topic(name), UNDO):
+            return None
+        runs = undoable_runs(lake, name, datetime.now(UTC))
+    except EbbtideError:  # somebody has dropped it, or set what is wrong: its own page says so
         return None
     return next((run for run in runs if run.run_id == page.run_id), None)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.orchestration.pages.forms.form import Button, Field, Filled, Form, Group, Kind
+from ebbtide.orchestration.pages.forms.form import (
+    Button,
+    Field,
+    Filled,
+    Form,
+    Group,
+    Kind,
+    Suggestions,
+)
 
 
 def _params(filled: Filled) -> dict[str, Any]:
@@ -23,9 +31,11 @@ FORM = Form(
                 Field(
                     name="plans",
                     label="Plans",
-                    kind=Kind.LINES,
+                    kind=Kind.SEVERAL,
+                    suggests=Suggestions.PLANS,
                     is_required=True,
-                    help="One id a line: a run that only plans shows it.",
+                    help="Those that nobody has rejected or executed, and that have not expired. "
+                    "A plan of erase_keys is not among them: it keeps no keys.",
                 ),
             ),
         ),

@@ -61,7 +61,8 @@ FORM = Form(
     groups=(
         Group(
             legend="Settings",
-            help="Names and ranges are Kafka's for kafka.*, and ours for ebbtide.*.",
+            help="Names and ranges are Kafka's for kafka.*, and ours for ebbtide.*. What each does "
+            "is on the page of the topic.",
             fields=(Field(name="settings", label="Settings", kind=Kind.SETTINGS),),
         ),
         Group(

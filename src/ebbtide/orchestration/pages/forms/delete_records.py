@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.errors import RequestError
 from ebbtide.orchestration.outcome import delete_request
 from ebbtide.orchestration.pages.forms.form import (
     Field,
@@ -13,12 +12,12 @@ from ebbtide.orchestration.pages.forms.form import (
     Group,
     Kind,
     Suggestions,
+    offsets,
     plans_only,
     without_empty,
 )
 
 TIMEOUT_MS = 30_000
-OFFSET = "offset."  # and the partition: a field's name
 
 
 def _params(filled: Filled) -> dict[str, Any]:
@@ -35,34 +34,19 @@ def _params(filled: Filled) -> dict[str, Any]:
     return {**without_empty(params), "plan_only": plans_only(filled)}
 
 
-def offsets(filled: Filled) -> dict[str, int]:
-    """Return the offsets by partition: of the fields, and of the lines `PARTITION: OFFSET`."""
-    given = {
-        name.removeprefix(OFFSET): number
-        for name in filled.values
-        if name.startswith(OFFSET) and (number := filled.number(name)) is not None
-    }
-    for line in filled.lines("more_offsets") or ():
-        partition, colon, offset = line.partition(":")
-        if not colon or not offset.strip().lstrip("-").isdecimal():
-            raise RequestError(f"expected PARTITION: OFFSET in a line, found {line!r}")
-        given[partition.strip()] = int(offset)
-    return given
-
-
 FORM = Form(
     dag="delete_records",
     title="Delete records",
     intro="Removes the records below an offset from the topic and from every replica of it, as "
-    "Kafka's DeleteRecords does. The log start offset moves up and never down again. Fill in one "
-    "of the four ways to say up to where.",
+    "Kafka's DeleteRecords does. The log start offset moves up; only an undo moves it back. Fill "
+    "in one of the four ways to say up to where.",
     needs_topic=True,
     groups=(
         Group(
             legend="Up to where: offsets",
             help="Records below the offset go; -1 stands for the end of what consumers can read. "
             "A partition that stays empty is left as it is.",
-            fields=(Field(name="offsets", label="Partition", kind=Kind.OFFSETS),),
+            fields=(Field(name="offsets", label="Up to offset", kind=Kind.OFFSETS, least=-1),),
         ),
         Group(
             legend="Or: a time, an age, or what consumers have read",

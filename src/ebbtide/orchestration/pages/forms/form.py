@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import RequestError
+
+OFFSET = "offset."  # and the partition: the name of a field of kind OFFSETS
 
 
 class Kind(StrEnum):
@@ -20,20 +22,31 @@ class Kind(StrEnum):
     DATE = "date"
     CHOICE = "choice"  # one of `choices`
     CHOICES = "choices"  # any of `choices`
-    TOPICS = "topics"  # any of the lake's topics
+    SEVERAL = "several"  # any of what it suggests
     CHECK = "check"
     OFFSETS = "offsets"  # one for each partition
     SETTINGS = "settings"  # the topic's, each to be changed
 
 
 class Suggestions(StrEnum):
-    """Lists that fields of text suggest."""
+    """Lists that fields suggest; the last three are of the topic that is chosen."""
 
     TOPICS = "topics"
-    PARTITIONS = "partitions"
+    TABLES = "tables"  # that are no topics
+    CLUSTERS = "clusters"
     CONNECTIONS = "connections"
     AGES = "ages"
+    PLANS = "plans"  # that can be executed
+    PARTITIONS = "partitions"
     HOLDS = "holds"
+    RUNS = "runs"  # that can be undone
+
+
+class Suggested(NamedTuple):
+    """One thing to choose, and what is said beside it."""
+
+    value: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +61,7 @@ class Field:
     is_secret: bool = False
     suggests: Suggestions | None = None
     choices: Sequence[str] = ()
+    least: int = 0  # of each of its offsets
     default: str | Sequence[str] = ""
 
 
@@ -80,6 +94,7 @@ ASK = Button(
     label="Plan, then ask for approval",
     help="does the same, then waits until somebody approves the plan, and executes it.",
 )
+START = Button(name="start", label="Start", help="starts a run at once; nobody is asked.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +168,27 @@ class Form:
     def fields(self) -> list[Field]:
         """All fields, in order."""
         return [of for group in self.groups for of in group.fields]
+
+    @property
+    def suggested(self) -> set[Suggestions]:
+        """The lists that its fields suggest, that of the topic before it included."""
+        own = {of.suggests for of in self.fields if of.suggests is not None}
+        return own | ({Suggestions.TOPICS} if self.needs_topic else set())
+
+
+def offsets(filled: Filled) -> dict[str, int]:
+    """Return the offsets by partition: of the fields, and of the lines `PARTITION: OFFSET`."""
+    given = {
+        name.removeprefix(OFFSET): number
+        for name in filled.values
+        if name.startswith(OFFSET) and (number := filled.number(name)) is not None
+    }
+    for line in filled.lines("more_offsets") or ():
+        partition, colon, offset = line.partition(":")
+        if not colon or not offset.strip().lstrip("-").isdecimal():
+            raise RequestError(f"expected PARTITION: OFFSET in a line, found {line!r}")
+        given[partition.strip()] = int(offset)
+    return given
 
 
 def plans_only(filled: Filled) -> bool:

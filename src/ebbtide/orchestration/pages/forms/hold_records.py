@@ -44,12 +44,12 @@ FORM = Form(
     intro="What a hold covers is kept when a rule or somebody removes it, for as long as the hold "
     "stands. A new hold, and one that covers more, acts at once; ending one, or covering less, "
     "has to be approved.",
+    needs_topic=True,
     groups=(
         Group(
             legend="What",
             fields=(
-                Field(name="action", label="Do", kind=Kind.CHOICE, choices=list(Action)),
-                Field(name="topic", label="Topic", is_required=True, suggests=Suggestions.TOPICS),
+                Field(name="action", label="Action", kind=Kind.CHOICE, choices=list(Action)),
                 Field(
                     name="hold",
                     label="Hold",
@@ -62,7 +62,12 @@ FORM = Form(
             legend="Which records",
             help="All that is filled in applies together. Nothing filled in means all records.",
             fields=(
-                Field(name="partition", label="Partition", kind=Kind.NUMBER),
+                Field(
+                    name="partition",
+                    label="Partition",
+                    kind=Kind.NUMBER,
+                    suggests=Suggestions.PARTITIONS,
+                ),
                 Field(name="first_offset", label="From offset", kind=Kind.NUMBER),
                 Field(name="end_offset", label="Before offset", kind=Kind.NUMBER),
                 Field(name="event_time_from", label="From time (UTC)", kind=Kind.TIME),

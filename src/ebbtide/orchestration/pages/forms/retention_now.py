@@ -12,6 +12,7 @@ from ebbtide.orchestration.pages.forms.form import (
     Form,
     Group,
     Kind,
+    Suggestions,
     plans_only,
     without_empty,
 )
@@ -41,7 +42,8 @@ FORM = Form(
                 Field(
                     name="topics",
                     label="Topics",
-                    kind=Kind.TOPICS,
+                    kind=Kind.SEVERAL,
+                    suggests=Suggestions.TOPICS,
                     help="None chosen means all that are enabled.",
                 ),
             ),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.orchestration.pages.forms.form import (
+    ASK,
+    PLAN,
     Field,
     Filled,
     Form,
@@ -27,19 +30,21 @@ FORM = Form(
     "that removed something later are taken back with it: the plan lists them. What was ingested "
     "since stays. For seven days after it nothing is removed from these partitions, so that "
     "somebody can change the setting first.",
+    needs_topic=True,
     groups=(
         Group(
-            legend="What",
+            legend="Which run",
             fields=(
-                Field(name="topic", label="Topic", is_required=True, suggests=Suggestions.TOPICS),
                 Field(
                     name="run",
                     label="Run",
                     is_required=True,
-                    help="Its id, as the page of the topic lists it.",
+                    suggests=Suggestions.RUNS,
+                    help="Its id. Suggested are the runs of the topic that can still be undone.",
                 ),
             ),
         ),
     ),
+    buttons=(replace(PLAN, help="shows what would come back; nothing is changed."), ASK),
     params=_params,
 )

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.defaults import default_text
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS
 from ebbtide.orchestration.pages.forms.configure_topic import (
     NEW_NAME,
     NEW_VALUE,
@@ -17,12 +18,21 @@ from ebbtide.orchestration.pages.forms.configure_topic import (
     VALUE,
     WAS,
 )
-from ebbtide.orchestration.pages.forms.delete_records import OFFSET
-from ebbtide.orchestration.pages.forms.form import Field, Filled, Form, Suggestions
+from ebbtide.orchestration.pages.forms.form import (
+    OFFSET,
+    Field,
+    Filled,
+    Form,
+    Kind,
+    Suggested,
+    Suggestions,
+)
+from ebbtide.orchestration.pages.views.adopted import is_adopted, refuses
+from ebbtide.orchestration.pages.views.suggestions import setting_names, suggestions_of
 
-AGES = ("P1D", "P7D", "P30D", "P90D", "P365D")
 PARTITIONS_SHOWN = 50
 NEW_SETTINGS = 3
+DELETE_RECORDS = "delete_records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +73,43 @@ class FormPage:
     """A form: who may send it, what it suggests, and the topic that it is about, if it is chosen.
 
     `why_not` says why the user cannot send it, `problem` what was wrong with what was sent.
+    `defaults` are the DAG's own, by Param: what an empty field stands for.
     """
 
     form: Form
     filled: Filled
-    names: Sequence[str]
     topic: LakeTopic | None
+    about: LakeTopic | None  # the topic that is filled in, also where the form does not need it
+    suggestions: Mapping[Suggestions, Sequence[Suggested]]
     why_not: str | None = None
     problem: str | None = None
     is_paused: bool = False
-    suggestions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs_topic(self) -> bool:
         """Whether a topic has to be chosen first."""
         return self.form.needs_topic and self.topic is None
+
+    @property
+    def limit(self) -> str | None:
+        """What the DAG cannot do for the topic, since others write its table."""
+        if self.about is None or not is_adopted(self.about):
+            return None
+        name = self.about.name
+        if refuses(self.about, self.form.dag):
+            return f"{self.form.dag} does not work on {name}: others write its table."
+        if self.form.dag == DELETE_RECORDS:
+            return (
+                f"Others write the table of {name}: the run takes offsets only, up to the end that "
+                "the table has then. Log start and end below are as the last night found them."
+            )
+        return None
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether no offset lies beyond the log end that is shown."""
+        return self.topic is not None and not is_adopted(self.topic)
 
     def value(self, of: Field) -> str:
         """Return a field's text: what was filled in, else its default; nothing of a secret one."""
@@ -87,6 +119,24 @@ class FormPage:
         if given is not None:
             return "\n".join(given)
         return of.default if isinstance(of.default, str) else ""
+
+    def suggested(self, of: Field) -> Sequence[Suggested]:
+        """Return what a field suggests, and what was filled in besides."""
+        listed = self.suggestions.get(of.suggests, ()) if of.suggests else ()
+        known = {suggested.value for suggested in listed}
+        given = self.filled.lines(of.name) or ()
+        return [*listed, *(Suggested(value) for value in given if value not in known)]
+
+    @property
+    def lists(self) -> Mapping[str, Sequence[Suggested]]:
+        """The lists that fields of one line refer to, by name."""
+        named = {of.suggests for of in self.form.fields if of.kind in (Kind.TEXT, Kind.NUMBER)}
+        if self.form.needs_topic:
+            named.add(Suggestions.TOPICS)
+        lists = {str(name): of for name, of in self.suggestions.items() if name in named}
+        if any(of.kind is Kind.SETTINGS for of in self.form.fields):
+            lists["settings"] = [Suggested(name) for name in setting_names()]
+        return lists
 
     def is_chosen(self, of: Field, choice: str) -> bool:
         """Return whether one of a field's choices is chosen."""
@@ -139,25 +189,27 @@ class FormPage:
         return rows + [NewSetting(name="", value="")] * max(NEW_SETTINGS - len(rows), 0)
 
 
-def setting_names() -> list[str]:
-    """Return the names of all settings."""
-    return [*SETTINGS, MAX_SNAPSHOT_AGE]
-
-
-def form_page(lake: Lake, form: Form, filled: Filled, **given: Any) -> FormPage:
+def form_page(
+    lake: Lake, form: Form, filled: Filled, connections: Sequence[str], **given: Any
+) -> FormPage:
     """Return the page of a form; UnknownTopicError where the topic that it needs is not there."""
     name = filled.text("topic")
     topic = lake.topic(name) if form.needs_topic and name else None
-    names = lake.topic_names()
-    suggestions = {
-        Suggestions.TOPICS: names,
-        Suggestions.AGES: AGES,
-        "settings": setting_names(),
-        **given.pop("suggestions", {}),
-    }
+    about = topic or _readable(lake, name)
+    suggestions = suggestions_of(lake, form.suggested, about)
+    if Suggestions.CONNECTIONS in form.suggested:
+        suggestions[Suggestions.CONNECTIONS] = [Suggested(of) for of in connections]
     return FormPage(
-        form=form, filled=filled, names=names, topic=topic, suggestions=suggestions, **given
+        form=form, filled=filled, topic=topic, about=about, suggestions=suggestions, **given
     )
+
+
+def _readable(lake: Lake, name: str | None) -> LakeTopic | None:
+    """Return the topic that a form is filled in for; None where it cannot be read."""
+    try:
+        return lake.topic(name) if name else None
+    except EbbtideError:  # the run says what is wrong
+        return None
 
 
 def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
@@ -168,7 +220,9 @@ def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
         name=name,
         value=was if given is None else given,
         was=was,
-        default=default_text(SETTINGS[name].field) if name in SETTINGS else "",
+        default=default_text(SETTINGS[name].field)
+        if name in SETTINGS
+        else str(DEFAULT_MAX_SNAPSHOT_AGE_MS),
         is_unset=filled.is_checked(f"{UNSET}{name}"),
         value_name=f"{VALUE}{name}",
         was_name=f"{WAS}{name}",

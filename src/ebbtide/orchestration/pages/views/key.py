@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 
 from ebbtide.errors import RequestError
+from ebbtide.lake.key_records import Fate, KeyRecord
+from ebbtide.lake.key_records import find_key as records_of_key
 from ebbtide.lake.key_rows import (
     ErasureRow,
-    KeyRecord,
+    check_looked_up,
+    check_size,
     erasures_of,
-    records_of_hash,
-    records_of_key,
+    key_of_hash,
 )
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
@@ -28,13 +29,19 @@ SHA256 = "sha-256"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
-class Fate(StrEnum):
-    """What is to become of a record, in a word."""
-
-    CURRENT = "current value"
-    TOMBSTONE = "tombstone"
-    SUPERSEDED = "superseded"
-    KEPT = "kept"
+# What is to become of a record, in a word or two, and the kind of its badge.
+IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
+    Fate.CURRENT: ("current value", "good"),
+    Fate.UNMARKED: ("newest, not judged yet", ""),
+    Fate.TOMBSTONE: ("tombstone", ""),
+    Fate.UNSTAMPED: ("tombstone", ""),
+    Fate.SUPERSEDED: ("superseded", "warn"),
+    Fate.ACTIVE: ("superseded", "warn"),
+    Fate.ABORTED: ("aborted", "warn"),
+    Fate.UNDECIDED: ("undecided", ""),
+    Fate.NOT_COMPACTED: ("kept", ""),
+}
+_OF_NO_READER = (Fate.ABORTED, Fate.UNDECIDED)  # never the newest of a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +79,20 @@ class Searched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedRecord:
-    """A record of the key, its fate, and the reasons."""
+    """A record of the key, and the reasons why it is there."""
 
     record: KeyRecord
-    fate: Fate
     reasons: Sequence[str]
+
+    @property
+    def word(self) -> str:
+        """What is to become of it, in a word."""
+        return IN_A_WORD[self.record.fate][0]
+
+    @property
+    def badge(self) -> str:
+        """The kind of its badge."""
+        return IN_A_WORD[self.record.fate][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +110,11 @@ def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
     """Look a key up; RequestError where it cannot be, UnknownTopicError for no such topic."""
     topic = lake.topic(searched.topic)
     key, clock = searched.key, datetime.fromtimestamp(clock_ms / 1000, UTC)
-    records = (
-        records_of_hash(lake, topic.name, searched.sha256)
-        if key is None
-        else records_of_key(lake, topic.name, key)
-    )
+    check_looked_up(lake, topic.name)
+    check_size(lake, topic.name, by_hash=key is None)
+    if key is None:
+        key = key_of_hash(lake, topic.name, searched.sha256)
+    records = [] if key is None else records_of_key(lake, topic.name, key)
     return KeyPage(
         topic=topic,
         sha256=searched.sha256,
@@ -109,40 +125,72 @@ def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
 
 
 def explain(topic: LakeTopic, records: Sequence[KeyRecord], clock_ms: int) -> list[ExplainedRecord]:
-    """Return each record with its fate; `records` are one key's, by partition and offset."""
-    newest = {record.partition: record for record in records}
+    """Return each record with its reasons; `records` are one key's, by partition and offset."""
+    newest = {of.partition: of for of in records if of.fate not in _OF_NO_READER}
+    states = topic.partitions
     return [
-        _explained(
-            topic.config,
-            topic.partitions[record.partition],
-            record,
-            newest[record.partition],
-            clock_ms,
+        ExplainedRecord(
+            record=record,
+            reasons=_reasons(
+                topic.config,
+                states[record.partition],
+                record,
+                newest.get(record.partition, record),
+                clock_ms,
+            ),
         )
         for record in records
-        if record.partition in topic.partitions
+        if record.partition in states
     ]
 
 
-def _explained(
+def _reasons(
     config: TopicConfig,
     state: PartitionState,
     record: KeyRecord,
     newest: KeyRecord,
     clock_ms: int,
-) -> ExplainedRecord:
-    if not config.is_compacted:
-        fate, reasons = Fate.KEPT, _kept_uncompacted(config)
-    elif record != newest:
-        fate, reasons = Fate.SUPERSEDED, _superseded(config, state, newest)
-    elif record.is_tombstone:
-        fate, reasons = Fate.TOMBSTONE, _tombstone(config, state, record, clock_ms)
-    else:
-        fate, reasons = Fate.CURRENT, ["Compaction keeps the newest record of a key."]
-        reasons += _limits(config)
+) -> list[str]:
+    reasons = _of_fate(config, state, record, newest, clock_ms)
     if not config.is_enabled:
-        reasons = [*reasons, "ebbtide.enabled is false: no night works on this topic."]
-    return ExplainedRecord(record=record, fate=fate, reasons=reasons)
+        return [*reasons, "ebbtide.enabled is false: no night works on this topic."]
+    return reasons
+
+
+def _of_fate(
+    config: TopicConfig,
+    state: PartitionState,
+    record: KeyRecord,
+    newest: KeyRecord,
+    clock_ms: int,
+) -> list[str]:
+    if record.fate is Fate.NOT_COMPACTED:
+        return _kept_uncompacted(config)
+    if record.fate is Fate.UNDECIDED:
+        return [_UNDECIDED]
+    if record.fate is Fate.ABORTED:
+        return [_ABORTED, _when_covered(config, state, record.offset)]
+    if record.fate in (Fate.SUPERSEDED, Fate.ACTIVE):
+        what = f"Offset {newest.offset:,} has a newer record of the key."
+        return [what, _when_covered(config, state, newest.offset)]
+    if record.fate in (Fate.TOMBSTONE, Fate.UNSTAMPED):
+        return _tombstone(config, state, record, clock_ms)
+    if record.fate is Fate.UNMARKED:
+        return [_UNMARKED, *_limits(config)]
+    return ["Compaction keeps the newest record of a key.", *_limits(config)]
+
+
+_UNDECIDED = (
+    "A transaction before it is still open, so a read_committed consumer does not get it yet. No "
+    "round goes beyond that transaction."
+)
+_ABORTED = (
+    "Its transaction was aborted: a read_committed consumer never gets it, and an older record "
+    "of the key may be the current value."
+)
+_UNMARKED = (
+    "It is the newest record of the key. The next night first finds out whether it is a tombstone."
+)
 
 
 def _kept_uncompacted(config: TopicConfig) -> list[str]:
@@ -164,49 +212,52 @@ def _limits(config: TopicConfig) -> list[str]:
     return [f"It goes with its segment when {' or '.join(names)} says so."]
 
 
-def _superseded(config: TopicConfig, state: PartitionState, newest: KeyRecord) -> list[str]:
-    what = f"Offset {newest.offset:,} has a newer record of the key."
-    if newest.offset >= state.active_segment:
-        return [
-            what,
-            "That one lies in the active segment, which no round covers: the round after the "
-            "segment is rolled removes this record.",
-        ]
-    if newest.offset < state.first_dirty_offset:
-        return [
-            what,
-            "A round has covered both and left this one: the newer record may be of an aborted "
-            "transaction, or a newer setting protects this one.",
-        ]
-    return [
-        what,
-        f"No round has covered that offset yet: the next one begins at {state.first_dirty_offset:,}"
-        " and removes this record. A round begins when more than "
+def _when_covered(config: TopicConfig, state: PartitionState, offset: int) -> str:
+    """Say when a round removes a record that the one at `offset` makes superfluous."""
+    if offset >= state.active_segment:
+        return (
+            f"Offset {offset:,} lies in the active segment, which no round covers: the first round "
+            "after that segment is closed removes this record."
+        )
+    if offset < state.first_dirty_offset:
+        return (
+            f"A round has covered offset {offset:,} and left this record. Once a newer record of "
+            "the key arrives, the round that covers it removes this one."
+        )
+    return (
+        f"No round has covered offset {offset:,} yet: the next one begins at "
+        f"{state.first_dirty_offset:,} and removes this record. A round begins when more than "
         f"{100 * config.min_cleanable_dirty_ratio:.0f} % of the log is dirty "
-        "(min.cleanable.dirty.ratio).",
-    ]
+        "(min.cleanable.dirty.ratio)" + _lag(config) + "."
+    )
+
+
+def _lag(config: TopicConfig) -> str:
+    hours = config.min_compaction_lag_ms / 3_600_000
+    if hours <= 0:
+        return ""
+    return f", and it leaves out records younger than {hours:g} h (min.compaction.lag.ms)"
 
 
 def _tombstone(
     config: TopicConfig, state: PartitionState, record: KeyRecord, clock_ms: int
 ) -> list[str]:
-    reasons = []
+    reasons, horizon_ms = [], record.delete_horizon_ms
     if record.offset >= state.active_segment:
-        reasons.append("It lies in the active segment, which no round covers until it is rolled.")
-    elif record.horizon_ms is None:
+        reasons.append("It lies in the active segment, which no round covers until it is closed.")
+    elif horizon_ms is None:
         days = config.delete_retention_ms / 86_400_000
         reasons.append(
-            "It has no delete horizon yet. The next round that covers it sets one: its time plus "
-            f"delete.retention.ms ({days:g} days)."
+            "It has no delete horizon yet. The next round that covers it sets one: its own time "
+            f"plus delete.retention.ms ({days:g} days)."
         )
-    elif record.horizon_ms > clock_ms:
+    elif horizon_ms > clock_ms:
         reasons.append(
-            f"The first round at or after {moment(record.horizon_ms)} UTC removes it, its delete "
-            "horizon."
+            f"The first round at or after {moment(horizon_ms)} UTC, its delete horizon, removes it."
         )
     else:
         reasons.append(
-            f"Its delete horizon was {moment(record.horizon_ms)} UTC: the next round removes it."
+            f"Its delete horizon was {moment(horizon_ms)} UTC: the next round removes it."
         )
     if config.replicas:
         reasons.append("It stays until each replica holds it.")

@@ -19,6 +19,7 @@ TOPICS_A_PAGE = 25
 _LEFT_OUT = {"picked", "reason", "note", "error_code", "log_start_offset", "log_end_offset"}
 _LEFT_OUT |= {"low_watermark", "low_watermark_before", "next_run", "changes", "seconds", "drift"}
 _BEFORE, _AFTER = "_before", "_after"
+_NO_ERROR = ("error_name", "NONE")  # what Kafka answers for a partition that went well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
     """Return numbers of a result as texts; a count before and one after become a pair."""
     texts: dict[str, str] = {}
     for name, value in numbers.items():
-        if name in _LEFT_OUT or name.endswith(_AFTER):
+        if name in _LEFT_OUT or name.endswith(_AFTER) or (name, value) == _NO_ERROR:
             continue
         if name.endswith(_BEFORE):
             what = name.removesuffix(_BEFORE)

@@ -10,6 +10,7 @@ from ebbtide.errors import PlanError
 from ebbtide.lake.reader import Lake
 from ebbtide.log.plans.events import PlanEvent, Standing, standing_of
 from ebbtide.log.plans.plan import Plan
+from ebbtide.orchestration.pages.views.run.plans import may_be_asked_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class PlanPage:
     plan: Plan
     standing: Standing
     events: Sequence[PlanEvent]
+
+    @property
+    def may_be_asked_for(self) -> bool:
+        """Whether approve_plan can execute it."""
+        return may_be_asked_for(self.plan, self.standing)
 
 
 def plan_page(lake: Lake, plan_id: str, clock: datetime) -> PlanPage:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ebbtide.lake.reader import Lake
 from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
 from ebbtide.log.plans.plan import Plan
 
 PLANS_SHOWN = 20
+KEYLESS = "erase_keys"  # the job whose plans keep no keys, so that only their own run executes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +25,30 @@ class PlanOfRun:
     @property
     def may_be_asked_for(self) -> bool:
         """Whether approve_plan can execute it."""
-        return self.standing in (Standing.OPEN, Standing.APPROVED)
+        return may_be_asked_for(self.plan, self.standing)
 
     @property
     def answer(self) -> PlanEvent | None:
         """Who approved or rejected it last."""
         answers = [e for e in self.events if e.event in (Event.APPROVED, Event.REJECTED)]
         return answers[-1] if answers else None
+
+
+def may_be_asked_for(plan: Plan, standing: Standing) -> bool:
+    """Return whether approve_plan can execute a plan."""
+    return standing in (Standing.OPEN, Standing.APPROVED) and plan.job != KEYLESS
+
+
+def open_plans(lake: Lake, clock: datetime, since: timedelta) -> list[Plan]:
+    """Return the plans of the last `since` that can be executed at this time, newest first."""
+    plans = [plan for plan in lake.plans(clock - since) if clock < plan.expires_at]
+    ids = [plan.plan_id for plan in plans]
+    events = lake.plan_events(plan_id=ids) if ids else []
+    standings = {
+        plan.plan_id: standing_of(plan, [e for e in events if e.plan_id == plan.plan_id], clock)
+        for plan in plans
+    }
+    return [p for p in reversed(plans) if may_be_asked_for(p, standings[p.plan_id])]
 
 
 def plans_of_run(

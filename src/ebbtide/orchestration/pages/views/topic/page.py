@@ -14,6 +14,7 @@ from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
+from ebbtide.orchestration.pages.views.adopted import Adopted, adopted, possible
 from ebbtide.orchestration.pages.views.holds import HoldRow, held_offsets, standing_holds
 from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
@@ -24,6 +25,13 @@ from ebbtide.text import number
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
 DAYS = 14  # of horizons that are due
+# The forms that a topic's page leads to, and the text of each link.
+FORMS: Mapping[str, str] = {
+    "delete_records": "Delete records",
+    "configure_topic": "Change settings",
+    "erase_keys": "Erase keys",
+    "hold_records": "Hold records",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,17 @@ class TopicPage:
     replicas: Sequence[ReplicaRow]
     holds: Sequence[HoldRow]
     queries: Sequence[Query]
+    adopted: Adopted | None
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """The forms of jobs that work on the topic, and the text of each link."""
+        return {dag: FORMS[dag] for dag in possible(self.topic, FORMS)}
+
+    @property
+    def can_configure(self) -> bool:
+        """Whether configure_topic works on the topic."""
+        return "configure_topic" in self.forms
 
     @property
     def has_drift(self) -> bool:
@@ -125,7 +144,10 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         runs=runs[: -RUNS_SHOWN - 1 : -1],
         replicas=replicas,
         holds=holds,
-        queries=queries(name, lake.records(name).metadata_location),
+        queries=queries(
+            name, lake.records(name).metadata_location, is_adopted=lake.is_adopted(name)
+        ),
+        adopted=adopted(topic),
     )
 
 

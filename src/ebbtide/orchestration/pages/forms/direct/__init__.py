@@ -1,0 +1,1 @@
+"""Forms of DAGs that ask nobody."""

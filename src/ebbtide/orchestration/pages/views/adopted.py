@@ -1,0 +1,59 @@
+"""What the pages say of a topic whose table others write: its layout, its rules, what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ebbtide.errors import EbbtideError
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.adopted.layout import LAYOUT, Layout
+from ebbtide.log.adopted.layouts import explicit
+from ebbtide.log.adopted.recognition import profile_named
+from ebbtide.log.adopted.support import JOBS, Rule, rules_of
+from ebbtide.log.settings.config import SETTINGS
+
+# The DAGs that people start for a topic, of which some work only on tables that ebbtide writes.
+_BY_HAND = (
+    *("configure_topic", "delete_records", "erase_keys", "export_segments"),
+    *("hold_records", "mark_tombstones", "undo_run"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
+
+    layout: str  # whose it is, as the end of a sentence
+    rules: Sequence[Rule]
+    settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
+
+
+def is_adopted(topic: LakeTopic) -> bool:
+    """Return whether others write the topic's table."""
+    return LAYOUT in topic.properties
+
+
+def adopted(topic: LakeTopic) -> Adopted | None:
+    """Return what is to be said of an adopted table; None of a topic of ebbtide's own."""
+    if not is_adopted(topic):
+        return None
+    settings = "\n".join(f"{n}={v}" for n, v in topic.properties.items() if n in SETTINGS)
+    try:
+        layout = Layout.parse(topic.properties[LAYOUT])
+        profile, rules = profile_named(layout.profile), list(rules_of(layout))
+    except EbbtideError:  # somebody has damaged it: the next job says so
+        return Adopted(layout="a layout that this version does not know", rules=(), settings="")
+    is_named = profile.name == explicit.NAME
+    whose = "the columns that it was given" if is_named else f"the layout of {profile.writer}"
+    return Adopted(layout=whose, rules=rules, settings=settings)
+
+
+def refuses(topic: LakeTopic | None, dag: str) -> bool:
+    """Return whether a DAG that people start works only on tables that ebbtide writes."""
+    return topic is not None and is_adopted(topic) and dag in _BY_HAND and dag not in JOBS
+
+
+def possible(topic: LakeTopic, dags: Iterable[str]) -> list[str]:
+    """Return those of the DAGs that work on a topic."""
+    return [dag for dag in dags if not refuses(topic, dag)]
