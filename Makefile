@@ -62,7 +62,7 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
-	@$(PY) -m pytest -m services tests/services tests/stores
+	@$(PY) -m pytest -m services tests/services tests/stores tests/writers
 
 smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
@@ -106,6 +106,7 @@ bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retent
 	@$(PY) benchmarks/read_segments.py
 	@$(PY) -m benchmarks.expire_segments
 	@$(PY) -m benchmarks.ingest_segments
+	@$(PY) -m benchmarks.ingest_topic
 	@$(PY) -m benchmarks.overview
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write

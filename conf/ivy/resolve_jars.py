@@ -1,6 +1,7 @@
-"""Put the jars of one configuration of ivy.xml into a directory, with the Ivy inside pyspark.
+"""Put the jars of one configuration into a directory, with the Ivy inside pyspark.
 
-Usage: resolve_jars.py spark|kafka|rest TARGET_DIR. Nothing is fetched that is there already.
+Usage: resolve_jars.py spark|kafka|rest|connect TARGET_DIR. They are those of ivy.xml, or of
+connect.xml. Nothing is fetched that is there already.
 Ivy's cache and log lie beside the target, in `ivy/`.
 """
 
@@ -23,7 +24,10 @@ from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = HERE / "ivysettings.xml"
-MODULES = HERE / "ivy.xml"
+CONFIGURATIONS = {
+    **dict.fromkeys(("spark", "kafka", "rest"), HERE / "ivy.xml"),
+    "connect": HERE / "connect.xml",
+}
 JAVA_VERSION = "17"
 STAMP = ".resolved.json"
 
@@ -35,7 +39,7 @@ class ResolveError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Resolve and say so; 1 with one line on stderr where that is not possible."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("conf", choices=["spark", "kafka", "rest"])
+    parser.add_argument("conf", choices=list(CONFIGURATIONS))
     parser.add_argument("target", type=Path)
     args = parser.parse_args(argv)
     try:
@@ -81,8 +85,9 @@ def only_one(lock: Path) -> Iterator[None]:
 
 
 def requirements_digest(conf: str) -> str:
-    """What decides the jars: the configuration's name and both Ivy files."""
-    return hashlib.sha256(conf.encode() + MODULES.read_bytes() + SETTINGS.read_bytes()).hexdigest()
+    """What decides the jars: the configuration's name, its modules and Ivy's settings."""
+    modules = CONFIGURATIONS[conf].read_bytes()
+    return hashlib.sha256(conf.encode() + modules + SETTINGS.read_bytes()).hexdigest()
 
 
 def is_resolved(target: Path, digest: str) -> bool:
@@ -117,7 +122,7 @@ def retrieve(java: str, conf: str, fresh: Path) -> None:
         str(ivy_jar()),
         "org.apache.ivy.Main",
         *("-settings", str(SETTINGS)),
-        *("-ivy", str(MODULES)),
+        *("-ivy", str(CONFIGURATIONS[conf])),
         *("-confs", conf),
         *("-retrieve", str(fresh / "[artifact]-[revision](-[classifier]).[ext]")),
     ]

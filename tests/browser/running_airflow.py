@@ -62,8 +62,11 @@ class Person:
     `login` is what their browser has kept of an earlier login.
     """
 
-    def __init__(self, browser: Any, url: str, name: str, login: Any = None) -> None:
+    def __init__(
+        self, browser: Any, url: str, name: str, login: Any = None, password: str = PASSWORD
+    ) -> None:
         self.name = name
+        self.password = password
         self.context = browser.new_context(
             storage_state=login,
             viewport=_size(WIDE),
@@ -80,7 +83,7 @@ class Person:
         """Give name and password to Airflow's own page."""
         self.page.goto("/auth/login")
         self.page.get_by_label("Username").fill(self.name)
-        self.page.get_by_label("Password").fill(PASSWORD)
+        self.page.get_by_label("Password").fill(self.password)
         self.page.get_by_role("button", name="Sign in").click()
         self.page.wait_for_url(lambda url: not urlsplit(url).path.startswith("/auth"))
         return self

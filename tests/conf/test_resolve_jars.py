@@ -79,6 +79,7 @@ def test_jars_that_are_there_are_left_alone_and_a_stray_one_is_noticed(tmp_path:
     script["write_stamp"](target, digest)
     assert resolve(target).stdout == f"spark jars are in {target}\n"
     assert not script["is_resolved"](target, script["requirements_digest"]("kafka"))
+    assert not script["is_resolved"](target, script["requirements_digest"]("connect"))
     shutil.copyfile(target / "a-1.jar", target / "a-0.jar")
     assert not script["is_resolved"](target, digest)
     assert json.loads((target / ".resolved.json").read_text())["jars"] == {"a-1.jar": 3}

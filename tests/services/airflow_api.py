@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 ENDED = {"success", "failed"}
@@ -54,6 +54,19 @@ class AirflowApi:
         body = {"logical_date": None, "conf": conf}
         run_id: str = self._ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)["dag_run_id"]
         return run_id
+
+    def wait_for_a_run(self, dag: str, others: Collection[str], seconds: float) -> str:
+        """Wait until a DAG has a run beside these; its id."""
+        deadline = time.monotonic() + seconds
+        while not (new := [run_id for run_id in self.runs(dag) if run_id not in others]):
+            assert time.monotonic() < deadline, f"no new run of {dag} after {seconds} s"
+            time.sleep(1)
+        return new[0]
+
+    def runs(self, dag: str) -> list[str]:
+        """The ids of a DAG's runs."""
+        runs = self._ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]
+        return [run["dag_run_id"] for run in runs]
 
     def must_succeed(self, dag: str, conf: Mapping[str, Any], seconds: float) -> str:
         """Trigger a DAG and wait; the run's id when it has succeeded."""

@@ -91,9 +91,14 @@ class Airflow:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
+    @property
+    def url(self) -> str:
+        """Where a browser finds it."""
+        return f"http://127.0.0.1:{self.port}"
+
     def api(self) -> AirflowApi:
         """Its API, when it knows all DAGs."""
-        opened = AirflowApi(f"http://127.0.0.1:{self.port}", *LOGIN)
+        opened = AirflowApi(self.url, *LOGIN)
         opened.wait_for_dags(DAGS, UP_SECONDS)
         return opened
 

@@ -35,6 +35,8 @@ def free_port(host: str = LOOPBACK) -> int:
 class Server:
     """One process, between `start` and `stop`; it can be killed and started again."""
 
+    start_seconds = START_SECONDS
+
     def __init__(
         self,
         name: str,
@@ -75,7 +77,7 @@ class Server:
                 env=self.environment,
                 start_new_session=True,
             )
-        self._wait_until(self.answers, START_SECONDS)
+        self._wait_until(self.answers, self.start_seconds)
 
     @property
     def is_running(self) -> bool:

@@ -17,6 +17,7 @@ from benchmarks.clean_log.report.kept import CellResults, cpu_s, load_all, wall_
 from benchmarks.clean_log.report.lines import cell_table, ratios_table
 from benchmarks.clean_log.report.nights import KeptNights, nights_table
 from benchmarks.ingest_segments.kept import ingest_tables
+from benchmarks.ingest_topic.kept import topic_table
 from benchmarks.scale.kept import read_all, scale_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -26,6 +27,7 @@ PAGE = ROOT / "docs" / "performance.md"
 METHOD = Path(__file__).parent / "method.md"
 ADOPTED_METHOD = (Path(__file__).parent / "adopted.md").read_text().strip()
 INGEST = (Path(__file__).parent / "ingest.md").read_text().strip()
+TOPIC = (Path(__file__).parent / "topic.md").read_text().strip()
 SCALE = (Path(__file__).parent / "scale.md").read_text().strip()
 
 
@@ -49,6 +51,7 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             *(["## Thirty nights", nights_table(nights)] if nights else []),
             INGEST,
             ingest_tables(RESULTS / "ingest_segments"),
+            *([TOPIC, live] if (live := topic_table(RESULTS / "ingest_topic")) else []),
             SCALE,
             scale_tables(read_all(RESULTS / "scale")),
         ]

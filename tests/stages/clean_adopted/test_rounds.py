@@ -1,14 +1,18 @@
 """Cleaner rounds on tables that others write, through real Spark and real Iceberg."""
 
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.iceberg.adopted.row_deletes import committed_snapshot
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
+from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, clean, delete_equal, live, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -160,6 +164,30 @@ def test_other_writers_are_never_in_the_way(
     assert spark.table(table).count() == 3
 
 
+def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
+    spark: SparkSession, cluster: str
+) -> None:
+    name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a")])
+    loaded = java_table(spark, table)
+    update = loaded.newDelete().deleteFromRowFilter(
+        iceberg_class(spark, "expressions.Expressions").alwaysTrue()
+    )
+
+    class ThenAppended:
+        def commit(self) -> None:
+            update.commit()
+            append(spark, name, [Record(1, "b")])
+            loaded.refresh()
+
+        def updateEvent(self) -> Any:  # noqa: N802  as Iceberg calls it
+            return update.updateEvent()
+
+    snapshot = loaded.snapshot(committed_snapshot(ThenAppended()))
+    assert snapshot.operation() == "delete"
+
+
 def test_rows_of_equality_deletes_are_dead_and_stay_so(spark: SparkSession, cluster: str) -> None:
     name = f"{cluster}.t"
     spark_table(spark, name)
@@ -205,3 +233,24 @@ def test_a_killed_round_ends_as_an_unbroken_one(
         ends.append((live(spark, name), load(spark, TopicName.parse(name)).partitions))
     assert ends[0] == ends[1]
     assert ends[0][0] == [1, 2]
+
+
+def test_a_tombstone_that_arrives_while_a_round_is_begun_anew_waits_for_its_own_horizon(
+    spark: SparkSession, cluster: str, kill_at: list[Step]
+) -> None:
+    name = f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(0, "a"), Record(5, "b", None)])
+    adopt(spark, name)
+    clean(spark, name, 10_000)
+    append(spark, name, [Record(6, "c"), Record(7, "c")])
+    kill_at.append(Step.ROUND_RECORDS)
+    with pytest.raises(KilledError):
+        clean(spark, name, 11_000)
+    append(spark, name, [Record(3, "z", None)])
+    clean(spark, name, 11_000)  # 5 is due, and 3 lies in the same range
+    assert live(spark, name) == [0, 3, 7]
+    clean(spark, name, 11_500)
+    assert live(spark, name) == [0, 3, 7]
+    clean(spark, name, 12_500)
+    assert live(spark, name) == [0, 7]

@@ -76,12 +76,13 @@ def prepare_row_deletes(
         delta = delta.removeDeletes(deletes)
     for name, value in own_summary(properties).items():
         delta = delta.set(name, value)
-    return partial(_commit, loaded, delta)
+    return partial(committed_snapshot, delta)
 
 
-def _commit(table: Any, delta: Any) -> int:
-    delta.commit()
-    return int(table.currentSnapshot().snapshotId())
+def committed_snapshot(update: Any) -> int:
+    """Commit; return the id of its snapshot, which is not the newest where a sink was as fast."""
+    update.commit()
+    return int(update.updateEvent().snapshotId())
 
 
 def _files_of(

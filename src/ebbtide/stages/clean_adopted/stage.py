@@ -16,6 +16,7 @@ from typing import Any
 
 from pyroaring import BitMap64
 
+from ebbtide.iceberg.adopted.arrivals import EventClock, look
 from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import ROWS, Step, commit
@@ -32,10 +33,11 @@ from ebbtide.iceberg.topics import (
     current_snapshot,
     find_snapshot,
 )
-from ebbtide.log.adopted.horizons import next_horizon_ms
+from ebbtide.log.adopted.horizons import next_horizon_ms, with_late
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.state.topic_state import (
+    ADOPTED_SEEN,
     NEVER,
     ROUND,
     PartitionState,
@@ -181,12 +183,17 @@ def plan_adopted(
         batches_snapshot=NEVER,
         partitions=choice.parts,
     )
-    return _judged(plan, rows, new_round)
+    return _judged(plan, rows, new_round, plan.states)
 
 
-def _judged(plan: AdoptedPlan, rows: AdoptedRows, this_round: CleaningRound) -> AdoptedPlan:
+def _judged(
+    plan: AdoptedPlan,
+    rows: AdoptedRows,
+    this_round: CleaningRound,
+    states: Mapping[int, PartitionState],
+) -> AdoptedPlan:
     """Return the plan with the round, and what it removes from its snapshot."""
-    victims = find_victims(rows, this_round, plan.states)
+    victims = find_victims(rows, this_round, states)
     removed = {partition: dict(counts) for partition, counts in victims.by_segment.items()}
     return replace(plan, round=replace(this_round, removed=removed), victims=victims)
 
@@ -197,7 +204,27 @@ def _resumed(topic: Topic, rows: AdoptedRows, in_flight: CleaningRound) -> Adopt
     plan = AdoptedPlan(topic, None, topic.partitions, in_flight, Victims(), {})
     if snapshot is None or _is_committed(topic, in_flight):
         return plan
-    return _judged(plan, rows, replace(in_flight, records_snapshot=snapshot))
+    now_round = replace(in_flight, records_snapshot=snapshot)
+    return _judged(plan, rows, now_round, _with_late(topic, rows, in_flight.now_ms))
+
+
+def _with_late(topic: Topic, rows: AdoptedRows, now_ms: int) -> dict[int, PartitionState]:
+    """Return the states with the tombstones that arrived late since the round began.
+
+    They wait for the next round's horizon, whichever range they lie in.
+    """
+    seen = topic.properties.get(ADOPTED_SEEN)
+    since = None if seen is None else int(seen)
+    arrivals = look(rows, topic.partitions, since, EventClock(now_ms))
+    arrived = {} if arrivals is None else arrivals.by_partition
+    return {
+        partition: replace(
+            state, horizons=with_late(state.horizons, arrived[partition].late_tombstones)
+        )
+        if partition in arrived
+        else state
+        for partition, state in topic.partitions.items()
+    }
 
 
 def _is_committed(topic: Topic, this_round: CleaningRound) -> bool:

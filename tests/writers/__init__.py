@@ -1,0 +1,1 @@
+"""Adopted tables beside the real writers of such tables."""
