@@ -52,6 +52,7 @@ def airflow_with_people(directory: Path) -> Iterator[tuple[Airflow, LakeSandbox]
                 said, _ = ingest.communicate()
                 assert ingest.returncode == 0, said
                 yield airflow, lake
+                airflow.components["dag-processor"].kill()  # asked to end, it takes ten seconds
     finally:
         server.remove()
 

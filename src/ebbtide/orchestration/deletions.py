@@ -185,7 +185,10 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
 def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:
     """Return why no expire_snapshots has succeeded since then, as far as runs tell."""
     if LAYOUT in topic.properties and JOB not in JOBS_ON_ADOPTED:
-        return "others write this table: they leave the disk when its owner expires its snapshots"
+        return (
+            "others write this table, and the records leave the disk when its owner expires its "
+            "snapshots"
+        )
     if not topic.config.is_enabled:
         return "no night takes the topic, since ebbtide.enabled is false"
     of_night = [run for run in runs if run.job == JOB or run.dag == NIGHTLY]

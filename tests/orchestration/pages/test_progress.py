@@ -51,6 +51,20 @@ def test_tasks_come_in_the_order_in_which_they_began() -> None:
     assert not progress.is_over
 
 
+def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
+    names = ("approve", "publish", "plan", "undo_run", "verdict")
+    tasks = [task(name, start_date=None, state=None) for name in names]
+    following = {
+        "verdict": [],
+        "publish": ["verdict"],
+        "undo_run": ["publish", "verdict"],
+        "approve": ["undo_run"],
+        "plan": ["approve"],
+    }
+    listed = progress_of(RUN, tasks, following).tasks
+    assert [of.name for of in listed] == ["plan", "approve", "undo_run", "publish", "verdict"]
+
+
 def test_the_params_are_shown_without_keys() -> None:
     params = progress_of(RUN, []).params
     assert params == {"topic": "log.a", "keys": "2, not shown here", "offsets": '{"0": 4}'}

@@ -128,7 +128,10 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
     tasks = await api.get("dags", dag, "dagRuns", run_id, "taskInstances", limit=100)
     if not (run.is_good and tasks.is_good):
         return None
-    progress = progress_of(run.value, tasks.value["task_instances"])
+    of_dag = await api.get("dags", dag, "tasks")
+    listed = of_dag.value["tasks"] if of_dag.is_good else []
+    following = {of["task_id"]: of["downstream_task_ids"] or () for of in listed}
+    progress = progress_of(run.value, tasks.value["task_instances"], following)
     for task in progress.waits_for:
         path = _task_path(dag, run_id, task.task, task.map_index)
         detail = await api.get(*path, "hitlDetails")

@@ -44,7 +44,7 @@
       height: 150,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { y: { range: (self, low, high) => [0, high || 1] } },
-      axes: [{ ...axis, space: 60, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, space: 60, size: 30, values: (self, ticks) => ticks.map(day) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(short) }],
       series: [
         { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
         { label: figure.dataset.unit, stroke: computed("--clean"), width: 2, fill: computed("--clean").replace(/\)$/, " / 0.15)"),

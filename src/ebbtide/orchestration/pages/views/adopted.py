@@ -20,6 +20,13 @@ _BY_HAND = (
 )
 
 
+# What a job that knows no such tables would have done.
+_LIMITS = {
+    "expire_snapshots": "No job expires its snapshots.",
+    "undo_run": "A run that removed something cannot be undone.",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
     """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
@@ -27,6 +34,11 @@ class Adopted:
     layout: str  # whose it is, as the end of a sentence
     rules: Sequence[Rule]
     settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
+
+    @property
+    def limits(self) -> list[str]:
+        """What the jobs do not do for it, a sentence each."""
+        return [text for job, text in _LIMITS.items() if job not in JOBS]
 
 
 def is_adopted(topic: LakeTopic) -> bool:

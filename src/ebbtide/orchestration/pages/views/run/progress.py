@@ -97,10 +97,18 @@ class Progress:
         return [task for task in self.tasks if task.state == WAITS]
 
 
-def progress_of(run: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]) -> Progress:
-    """Return the progress of a run from what Airflow's API says of it and of its tasks."""
+def progress_of(
+    run: Mapping[str, Any],
+    tasks: Sequence[Mapping[str, Any]],
+    following: Mapping[str, Sequence[str]] | None = None,
+) -> Progress:
+    """Return the progress of a run from what Airflow's API says of it and of its tasks.
+
+    `following` are the tasks behind each task of the DAG.
+    """
     conf = run["conf"] or {}
-    listed = sorted(map(Task.of, tasks), key=_order)
+    places = _places(following or {})
+    listed = sorted(map(Task.of, tasks), key=lambda task: _order(task, places))
     return Progress(
         state=run["state"],
         user=run["triggering_user_name"],
@@ -127,8 +135,18 @@ def question_of(detail: Mapping[str, Any]) -> Question | None:
     )
 
 
-def _order(task: Task) -> tuple[bool, str, str]:
-    return task.started is None, str(task.started or ""), task.name
+def _order(task: Task, places: Mapping[str, int]) -> tuple[bool, str, int, str]:
+    return task.started is None, str(task.started or ""), places.get(task.task, 0), task.name
+
+
+def _places(following: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return how many tasks come before each, on the longest way to it."""
+    places = dict.fromkeys(following, 0)
+    for _ in following:  # no way is longer
+        for task, behind in following.items():
+            for name in behind:
+                places[name] = max(places.get(name, 0), places[task] + 1)
+    return places
 
 
 def _text(name: str, value: Any) -> str:
