@@ -77,8 +77,9 @@ ENDED_BY = {
     Work.COPY: "ingest_table",
     Work.REPLICATION: "replicate_log",
 }
-# ingest_topic takes offsets of the broker's, ingest_segments offsets beyond them.
-BESIDE = sorted(JOBS, key=lambda job: job != "ingest_topic")
+# ingest_topic takes offsets of the broker's, ingest_segments offsets beyond them and becomes the
+# topic's source, which ingest_table then refuses.
+BESIDE = sorted(JOBS, key=lambda job: job not in ("ingest_topic", "ingest_table"))
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 PRIMARY, COPIES = "live", "copies"
 # A hold beyond the log's end: one on its keys would forbid their erasure.
