@@ -27,6 +27,7 @@ from ebbtide.log.settings.names import quoted
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 _APPEND, _REPLACE = "append", "replace"
+_OF_WRITER = "_kafka_"  # begins names of columns that are not of a value
 _NESTED = frozenset({"struct", "list", "map"})
 
 
@@ -189,7 +190,8 @@ def _left(rows: SourceRows) -> list[Column]:
     parts = (of.partition, of.offset, of.timestamp, of.topic, of.headers, of.mark)
     taken = {part.path[0] for part in parts if part is not None}
     schema = java_table(rows.spark, rows.table).schema()
-    return [of for of in columns_of_schema(rows.spark, schema).top if of.name not in taken]
+    columns = columns_of_schema(rows.spark, schema).top
+    return [c for c in columns if c.name not in taken and not c.name.startswith(_OF_WRITER)]
 
 
 def _one(columns: Sequence[Column]) -> Expression:

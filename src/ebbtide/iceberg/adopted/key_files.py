@@ -16,13 +16,12 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.adopted.row_deletes import deleted_positions, position_deletes
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.files.data_files import numbers_in, opened_file
 from ebbtide.iceberg.files.field_ids import READING, WHOLE
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, texts
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, texts
 from ebbtide.stores.store import Store
 
 _FIELD_ID = b"PARQUET:field_id"
@@ -40,12 +39,40 @@ class KeyFile(NamedTuple):
     dead: bytes | None
 
 
+def topic_in_table(rows: AdoptedRows) -> str | None:
+    """Return the one topic whose rows these are, of a table that several topics share."""
+    in_table: str | None = getattr(rows, "in_table", None)
+    return in_table
+
+
 class KeyColumns(NamedTuple):
-    """Field ids of the columns that place a record and of its key."""
+    """Field ids of the columns that place a record and of its key.
+
+    In a table that several topics share, also that of the topic's column, and the one topic.
+    """
 
     partition: int
     offset: int
     key: int
+    topic: int | None = None
+    in_table: str | None = None
+
+    @classmethod
+    def of(cls, rows: AdoptedRows) -> KeyColumns:
+        """Return those of an adopted table with a key."""
+        of = rows.layout
+        assert of.key is not None
+        places = (of.partition.field_id, of.offset.field_id, of.key.field_id)
+        if (in_table := topic_in_table(rows)) is None:
+            return cls(*places)
+        assert of.topic is not None
+        return cls(*places, of.topic.field_id, in_table)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The field ids by what they are of."""
+        ids = {"partition": self.partition, "offset": self.offset, "key": self.key}
+        return ids if self.topic is None else {**ids, "topic": self.topic}
 
 
 class KeyRows(NamedTuple):
@@ -96,13 +123,7 @@ class KeyScan(NamedTuple):
             return None
         if table.properties().containsKey(_ENCRYPTED):
             return None
-        of = rows.layout
-        return cls(
-            rows,
-            table,
-            snapshot,
-            KeyColumns(of.partition.field_id, of.offset.field_id, key.field_id),
-        )
+        return cls(rows, table, snapshot, KeyColumns.of(rows))
 
     def files(self, wanted: Wanted) -> list[KeyFile] | None:
         """Return the files that may hold wanted rows, by their bounds.
@@ -131,9 +152,10 @@ class KeyScan(NamedTuple):
             found[path] = KeyFile(path, int(sizes[number]), int(counts[number]), dead)
         return list(found.values())
 
-    def all_files(self) -> int:
-        """Count the data files of the snapshot."""
-        return int(self._planned(self._scan()).size())
+    def literal(self, key: bytes) -> Any:
+        """Return a key as the table's column has it."""
+        assert self.rows.layout.key is not None
+        return key.decode() if self.rows.layout.key.type == "string" else key
 
     def _scan(self) -> Any:
         """Return Iceberg's scan; that of the newest snapshot knows columns by their names now."""
@@ -160,22 +182,34 @@ class KeyScan(NamedTuple):
             is_from = java.greaterThanOrEqual(of.offset.name, wanted.first_offset)
             condition = either(condition, is_from)
         if wanted.keys is not None:
-            least, greatest = (_literal(of.key.type, key) for key in wanted.keys)
+            least, greatest = map(self.literal, wanted.keys)
             at_least = java.greaterThanOrEqual(of.key.name, least)
             is_within = both(at_least, java.lessThanOrEqual(of.key.name, greatest))
             condition = either(condition, is_within)
         if wanted.has_no_key:
             condition = either(condition, java.isNull(of.key.name))
-        return condition
+        if self.columns.in_table is None:
+            return condition
+        assert of.topic is not None
+        return both(java.equal(of.topic.name, self.columns.in_table), condition)
 
 
-def _literal(kind: str, key: bytes) -> Any:
-    return key.decode() if kind == "string" else key
+def position_deletes(task: Any) -> list[Any]:
+    """Return the position deletes and vectors among the delete files of a task."""
+    return [
+        of for of in items(task.deletes()) if str(of.content().toString()) == "POSITION_DELETES"
+    ]
 
 
 def _dead_positions(spark: SparkSession, table: Any, task: Any, path: str) -> bytes | None:
     """Return the positions that delete files name for a data file, as a serialized bitmap."""
-    index = deleted_positions(spark, table, position_deletes(task), path)
+    opened = JavaMethod.of(spark, ICEBERG + "io.FileIO", "newInputFile", ICEBERG + "DeleteFile")
+    input_file = opened.on(table.io()).as_a("java.util.function.Function")
+    loader = iceberg_class(spark, "data.BaseDeleteLoader")(input_file)
+    listed = java_class(spark, "java.util.ArrayList")()
+    for of in position_deletes(task):
+        listed.add(of)
+    index = loader.loadPositionDeletes(listed, path)
     if index.isEmpty():
         return None
     # A length and a magic number before the bitmap, a checksum after it (Puffin spec).
@@ -186,10 +220,9 @@ def read_keys(store: Store, file: KeyFile, columns: KeyColumns) -> KeyRows | Non
     """Read a file's live rows; None where it lacks one of the columns."""
     with opened_file(store, file.path, file.size_bytes) as opened:
         paths = dict(_paths(opened.physical_schema, ()))
-        if not paths.keys() >= set(columns):
+        if not paths.keys() >= set(columns.ids.values()):
             return None
-        names = columns._asdict().items()
-        fields = {name: pc.field(*paths[field_id]) for name, field_id in names}
+        fields = {name: pc.field(*paths[field_id]) for name, field_id in columns.ids.items()}
         table = opened.to_table(
             columns=fields, use_threads=False, batch_size=WHOLE, fragment_scan_options=READING
         )
@@ -197,11 +230,13 @@ def read_keys(store: Store, file: KeyFile, columns: KeyColumns) -> KeyRows | Non
     partitions = np.where(offsets == _NOWHERE, _NOWHERE, partitions)
     keys = table["key"].cast(pa.binary()).combine_chunks()
     rows = KeyRows(np.arange(table.num_rows, dtype=np.int64), partitions, offsets, keys)
-    if file.dead is None:
-        return rows
-    is_live = np.ones(table.num_rows, np.bool_)
-    is_live[numbers_in(BitMap64.deserialize(file.dead))] = False
-    return rows.where(is_live)
+    is_wanted = np.ones(table.num_rows, np.bool_)
+    if columns.in_table is not None:
+        is_of_topic = pc.fill_null(pc.equal(table["topic"], columns.in_table), False)
+        is_wanted = np.array(is_of_topic.to_numpy(), np.bool_)
+    if file.dead is not None:
+        is_wanted[numbers_in(BitMap64.deserialize(file.dead))] = False
+    return rows.where(is_wanted)
 
 
 def _numbers(column: pa.ChunkedArray) -> Int64s:

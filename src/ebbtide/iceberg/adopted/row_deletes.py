@@ -125,8 +125,8 @@ def _write_vectors(
     factory = _output_factory(spark, table, formats.PUFFIN)
     before = java_class(spark, "java.util.HashMap")()
     for of in files:
-        if deletes := position_deletes(of.task):
-            before.put(of.path, deleted_positions(spark, table, deletes, of.path))
+        if deletes := _position_deletes(of.task):
+            before.put(of.path, _loaded(spark, table, deletes, of.path))
     previous = JavaMethod.of(spark, "java.util.Map", "get", "java.lang.Object").on(before)
     writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, previous.as_a(_FUNCTION))
     indexes, iterables = (
@@ -145,28 +145,26 @@ def _write_vectors(
 
 def _is_emptied(spark: SparkSession, table: Any, of: _Leaving, leaving: BitMap64) -> bool:
     """Return whether a file keeps no row: those that leave, and those that others deleted."""
-    rows, before = int(of.file.recordCount()), position_deletes(of.task)
+    rows, before = int(of.file.recordCount()), _position_deletes(of.task)
     if not before or len(leaving) == rows:
         return len(leaving) == rows
-    return (
-        int(deleted_positions(spark, table, before, of.path).cardinality()) + len(leaving) == rows
-    )
+    return int(_loaded(spark, table, before, of.path).cardinality()) + len(leaving) == rows
 
 
 def _own_deletes(spark: SparkSession, task: Any) -> list[Any]:
     """Return the deletes of a task that are for its file alone."""
     scope = iceberg_class(spark, "util.ContentFileUtil")
-    return [of for of in position_deletes(task) if scope.isFileScoped(of)]
+    return [of for of in _position_deletes(task) if scope.isFileScoped(of)]
 
 
-def position_deletes(task: Any) -> list[Any]:
+def _position_deletes(task: Any) -> list[Any]:
     """Return the position deletes and vectors among the delete files of a task."""
     return [
         of for of in items(task.deletes()) if str(of.content().toString()) == "POSITION_DELETES"
     ]
 
 
-def deleted_positions(spark: SparkSession, table: Any, deletes: Sequence[Any], path: str) -> Any:
+def _loaded(spark: SparkSession, table: Any, deletes: Sequence[Any], path: str) -> Any:
     """Return the positions that delete files hold for a data file, as Iceberg's index."""
     opened = JavaMethod.of(spark, ICEBERG + "io.FileIO", "newInputFile", ICEBERG + "DeleteFile").on(
         table.io()

@@ -27,7 +27,7 @@ from ebbtide.iceberg.adopted.key_files import (
     Wanted,
     read_keys,
 )
-from ebbtide.iceberg.adopted.read_files import ReadFiles
+from ebbtide.iceberg.adopted.read_files import KeyRange
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
@@ -57,10 +57,10 @@ class FoundRows(NamedTuple):
 
 
 class ByKeys(NamedTuple):
-    """The rows that keys tell to be removed, and the files that were read for them."""
+    """The rows that keys tell to be removed, and the range of dirty keys if there are any."""
 
     found: Sequence[FoundRows]
-    files: ReadFiles
+    keys: KeyRange | None
 
 
 class _Known(NamedTuple):
@@ -89,15 +89,15 @@ def find_by_keys(rows: AdoptedRows, this_round: CleaningRound) -> ByKeys | None:
     maps = _maps(spark, known, dirty)
     if maps is None:
         return None
-    wanted = Wanted(min(firsts, default=None), _key_range(maps.values()), has_no_key=True)
-    files = scan.files(wanted)
+    keys = _key_range(maps.values())
+    files = scan.files(Wanted(min(firsts, default=None), keys, has_no_key=True))
     if files is None:
         return None
     found = _found(spark, known._replace(maps=maps), files)
     if found is None:
         return None
     log.info("judged %s files by their keys in %.1f s", len(files), time.monotonic() - started)
-    return ByKeys(found, ReadFiles(len(files), scan.all_files()))
+    return ByKeys(found, None if keys is None else KeyRange(*map(scan.literal, keys)))
 
 
 def _maps(

@@ -65,7 +65,10 @@ def find_victims(
         found.append(_of_rule(in_round.where(F.col("is_tombstone") & due), TOMBSTONES))
     if (by_keys := find_by_keys(rows, this_round)) is not None:
         victims = _gathered([*by_keys.found, *_at_once(found)], states)
-        victims.files = by_keys.files
+        firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
+        if firsts:
+            snapshot = this_round.records_snapshot
+            victims.files = count_read_files(rows, snapshot, min(firsts), by_keys.keys)
         return victims
     found.append(_of_rule(in_round.where(F.col("key").isNull()), KEYLESS))
     dirty = _dirty_keys(in_round, this_round)
