@@ -108,6 +108,7 @@ bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retent
 	@$(PY) -m benchmarks.ingest_segments
 	@$(PY) -m benchmarks.ingest_topic
 	@$(PY) -m benchmarks.overview
+	@$(PY) -m benchmarks.undo_run
 	-@$(BENCH) --cells $(BENCH_CELLS) --runs-by-hand 1 --minutes 50
 	@$(PY) -m benchmarks.clean_log.report --write
 

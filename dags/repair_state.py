@@ -1,19 +1,17 @@
 """Settle what somebody else did to a topic's rows or state, so that its nights go on.
 
 A topic stands still once rows were added to its tables or removed from them by others, or its state
-was edited. Run this with `plan_only` first: the task's log shows what was done, when, and what the
-repair would do about it.
+was edited. `plan` shows what was done, when, and what the repair would do about it; the plan is
+kept. Without `plan_only`, `approve` asks then whether it may be executed, and the repair does what
+the plan says or nothing. See docs/repair_state.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/repair_state) suggests topics and partitions.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
-from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, topic
-from ebbtide.orchestration.operator import EbbtideJobOperator
-
-JOB = "repair_state"
+from ebbtide.orchestration.approval.chains import plan_and_approve
+from ebbtide.orchestration.house import ASKING, topic
 
 
 def by_partition(title: str, description: str) -> Param:
@@ -30,7 +28,7 @@ def by_partition(title: str, description: str) -> Param:
 @dag(
     schedule=None,
     doc_md=__doc__,
-    **HOUSE,
+    **ASKING,
     params={
         "topic": topic(),
         "keep_changes": Param(
@@ -50,26 +48,18 @@ def by_partition(title: str, description: str) -> Param:
             True,
             type="boolean",
             title="Plan only",
-            description="Show what was done and what the repair would do; change nothing.",
+            description="End after the plan, which shows what was done and what the repair would "
+            "do; approve_plan executes it until it expires.",
         ),
     },
 )
 def repair_state() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            topics=["{{ params.topic }}"],
-            options={
-                "keep_changes": "--keep-changes",
-                "log_start_offset": "--log-start-offset",
-                "max_event_time_ms": "--max-event-time-ms",
-                "plan_only": "--plan-only",
-            },
-            needs_spark=True,
-        ),
-        verdict([JOB]),
-    )
+    options = {
+        "keep_changes": "--keep-changes",
+        "log_start_offset": "--log-start-offset",
+        "max_event_time_ms": "--max-event-time-ms",
+    }
+    plan_and_approve("repair_state", asked={"topics": ["{{ params.topic }}"], "options": options})
 
 
 repair_state()

@@ -24,7 +24,8 @@ from ebbtide.stages.configure_topic.stage import (
 from ebbtide.stages.unfinished import settle
 
 
-def resolve(session: SparkSession, name: TopicName, asked: Parameters) -> Parameters:
+def resolve(session: SparkSession, name: TopicName, order: Order) -> Parameters:
+    asked = order.parameters
     taken_over = changes_from_source(load(session, name)) if asked["from_source"] else {}
     return {"changes": {**taken_over, **asked["changes"]}}
 

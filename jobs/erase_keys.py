@@ -46,10 +46,10 @@ class Request(NamedTuple):
             timeout_ms=asked["timeout_ms"],
         )
 
-    def resolve(self, session: SparkSession, _: TopicName, asked: Parameters) -> Parameters:
+    def resolve(self, session: SparkSession, _: TopicName, order: Order) -> Parameters:
         """Return what is asked, with a digest in place of the keys."""
-        keys = keys_of(session, self.erasure(asked, 0))
-        return {**asked, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
+        keys = keys_of(session, self.erasure(order.parameters, order.now_ms))
+        return {**order.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
 
     def propose(self, session: SparkSession, name: TopicName, order: Order) -> ErasePlan:
         """Plan the erasure; PlanError where the keys are not those of the plan."""

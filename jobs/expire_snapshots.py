@@ -24,7 +24,7 @@ from ebbtide.stages.expire_snapshots.tidy_runs import tidy_runs
 from ebbtide.stages.unfinished import settle
 
 
-def resolve(session: SparkSession, name: TopicName, _: Parameters) -> Parameters:
+def resolve(session: SparkSession, name: TopicName, _: Order) -> Parameters:
     return Due.of(load(session, name)).to_parameters()
 
 

@@ -99,7 +99,7 @@ class PlanError(EbbtideError):
 
 
 class PlanExceededError(EbbtideError):
-    """An execution that would remove more than its plan has."""
+    """An execution that would remove more than its plan has, or repair otherwise."""
 
 
 class HoldError(EbbtideError):

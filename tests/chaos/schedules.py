@@ -30,7 +30,8 @@ from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
-from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
+from ebbtide.stages.repair_state.plan import plan_repair
+from ebbtide.stages.repair_state.stage import execute_repair
 from ebbtide.stages.unfinished import settle
 from tests.chaos.disturbance import (
     FULL_DISK,

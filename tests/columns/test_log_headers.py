@@ -79,12 +79,13 @@ def _batch_of(kind: str, producer: int, offset: int, length: int) -> Batch:
 
 
 def in_parts(headers: BatchHeaders, cuts: set[int], outline: LogOutline) -> LogHeaders:
-    """The log looked at in physical segments that begin at `cuts`."""
+    """The log looked at in physical segments that begin at `cuts`, three of them put together."""
     bases = headers.column("base_offset")
     starts = sorted({0, *np.searchsorted(bases, sorted(cuts)).tolist(), len(bases)})
     rows = np.arange(len(bases))
     parts = [LogHeaders.of(headers.at(rows[start:end]), outline) for start, end in pairwise(starts)]
-    return LogHeaders.of_all(parts, outline)
+    some = [LogHeaders.of_some(parts[at : at + 3]) for at in range(0, len(parts), 3)]
+    return LogHeaders.of_all(some, outline)
 
 
 @given(LOGS | TRANSACTIONS, CUTS, CUTS, st.just(0) | st.integers(0, 80), st.data())

@@ -20,7 +20,7 @@ from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 _BY_HAND = {"configure_topic", "delete_records", "erase_keys", "hold_records", "undo_run"}
-KEEP_PLANS = {*_BY_HAND, *NIGHT}
+KEEP_PLANS = {*_BY_HAND, *NIGHT, "repair_state"}
 
 
 @dataclass
@@ -45,6 +45,7 @@ class FakeSpark:
     refuses: set[str] = field(default_factory=set)  # jobs that begin no topic
     low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
     planned_records: int = 3  # that each plan removes
+    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)  # by job, of its plans
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # by job, of each partition
     totals: dict[str, dict[str, Any]] = field(default_factory=dict)  # by job, of its row
     submitted: list[Submitted] = field(default_factory=list)
@@ -86,6 +87,7 @@ class FakeSpark:
             parameters={
                 "connection": options.connection,
                 **({"request": json.loads(options.request)} if options.request else {}),
+                **self.parameters.get(job, {}),
             },
         )
 
@@ -122,6 +124,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--request-file", dest="request", type=lambda file: Path(file).read_text())
     repeated = ("--topic", "--set", "--unset", "--partition", "--plan", "--from-offset")
+    repeated += ("--log-start-offset", "--max-event-time-ms")
     for option in repeated:
         parser.add_argument(option, action="append", default=[])
     for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):
@@ -135,7 +138,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
-    for option in ("--accept-gap", "--plan-only", "--append", "--from-source", "--unanswered"):
+    flags = ("--accept-gap", "--plan-only", "--append", "--from-source", "--unanswered")
+    for option in (*flags, "--keep-changes"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)
 

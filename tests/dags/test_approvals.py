@@ -84,6 +84,21 @@ def test_an_undo_asks_what_is_to_return_and_publishes_whose_records_did(
     assert asset_events(answered.run) == {"ebbtide://lake/log/a": extra}
 
 
+def test_a_repair_asks_also_where_no_record_would_leave(spark_submit: FakeSpark) -> None:
+    """What others removed comes back then, or the state is set anew."""
+    found = {"found": ["records: delete by spark"], "back_to": {"records": "7"}}
+    spark_submit.planned_records, spark_submit.parameters["repair_state"] = 0, found
+    form = {"topic": "log.a", "keep_changes": True, "log_start_offset": ["0=7"]}
+    answered = run_and_answer("repair_state", by="ben", plan_only=False, **form)
+    assert answered.run.state == "success"
+    assert answered.subject == "repair_state: repair log.a, by which 0 records leave?"
+    assert "Others have changed the topic: records: delete by spark." in answered.body
+    assert "The records table goes back to snapshot 7." in answered.body
+    planned, executed = (submitted.options for submitted in spark_submit.submitted)
+    assert (planned.keep_changes, planned.log_start_offset) == (True, ["0=7"])
+    assert (executed.keep_changes, len(executed.plan), executed.approved_by) == (False, 1, "ben")
+
+
 def test_a_run_that_removed_nothing_is_refused_before_spark_starts(
     spark_submit: FakeSpark,
 ) -> None:

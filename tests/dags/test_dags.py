@@ -33,7 +33,7 @@ DAGS = [
 # Their runs wait for an answer, which must not keep others waiting.
 ASKING = (
     *("approve_plan", "configure_topic", "delete_records", "erase_keys"),
-    *("hold_records", "mark_tombstones", "retention_now", "undo_run"),
+    *("hold_records", "mark_tombstones", "repair_state", "retention_now", "undo_run"),
 )
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"]

@@ -102,6 +102,27 @@ def test_a_plan_of_snapshots_has_no_table() -> None:
     assert lines[4] == "* 3 snapshots expire, 1 files are written anew."
 
 
+def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set() -> None:
+    summary = partition_summary(
+        LeavingRows(records=2),
+        {"copies": RuleNumbers(records=2)},
+        sets=["log-end-offset 13, it is 15", "first-dirty-offset 0"],
+    )
+    parameters = {"found": ["records: append by spark"], "back_to": {"records": "7"}}
+    repair = {"job": "repair_state", "summary": Summary(partitions={"0": summary}, seconds=None)}
+    plan = plan_of(**repair, parameters=parameters)
+    assert question([plan]) == "repair_state: repair log.a_b, by which 2 records leave?"
+    lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
+    assert lines[8:11] == [
+        "* Others have changed the topic: records: append by spark.",
+        "* The records table goes back to snapshot 7.",
+        "* Partition 0 gets log-end-offset 13, it is 15; first-dirty-offset 0.",
+    ]
+    nothing = {"partitions": {}, "seconds": None}
+    assert removes_something(plan_of(**repair | {"summary": nothing}, parameters=parameters))
+    assert not removes_something(plan_of(**repair, parameters=parameters | {"found": []}))
+
+
 @pytest.mark.parametrize(
     ("plans", "subject"),
     [

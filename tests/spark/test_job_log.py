@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ExitCode
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_topics
 from ebbtide.runs.runs_table import JobOutcome

@@ -6,14 +6,16 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from ebbtide.errors import OversizedBatchError, UnavailableError
-from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, LITTLE_ROWS, map_segments, shared
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, FOLDED, LITTLE_ROWS, map_segments, shared
 from tests.lake_sandbox import LakeSandbox
 
 MUCH = 10 * LITTLE_ROWS
@@ -31,6 +33,18 @@ def _thread(number: int) -> str:
 def _fail(number: int) -> None:
     if number == 2:
         raise UnavailableError(f"expected segment {number}, found none")
+
+
+def _list_of(number: int) -> list[int]:
+    return [number]
+
+
+def _joined(some: list[list[int]]) -> list[list[int]]:
+    return [list(chain.from_iterable(some))]
+
+
+class _Result:
+    """A result that can be seen to be gone."""
 
 
 def _search_path(_: int) -> list[str]:
@@ -61,6 +75,33 @@ def test_tasks_do_what_is_more_than_the_drivers_and_in_order(
     assert map_segments(sandbox.session, _process, [], 100, "works on") == []
     (done_here,) = map_segments(sandbox.session, _process, [7], 99, "works on")
     assert done_here == (7, os.getpid())
+
+
+@pytest.mark.parametrize("driver_rows", [0, MUCH + 1])
+def test_results_are_folded_in_order(
+    sandbox: LakeSandbox, tasks_at: Callable[[int], None], driver_rows: int
+) -> None:
+    tasks_at(driver_rows)
+    count = 3 * FOLDED + 1
+    done = map_segments(sandbox.session, _list_of, range(count), MUCH, "works on", _joined)
+    assert len(done) < count / 10
+    assert list(chain.from_iterable(done)) == list(range(count))
+    assert map_segments(sandbox.session, _list_of, [], MUCH, "works on", _joined) == []
+
+
+def test_what_is_folded_is_not_kept(sandbox: LakeSandbox) -> None:
+    results, left = weakref.WeakSet["_Result"](), list[int]()
+
+    def work(number: int) -> _Result:
+        results.add(result := _Result())
+        return result
+
+    def fold(some: list[_Result]) -> list[_Result]:
+        left.append(len(results))
+        return [_Result()]
+
+    map_segments(sandbox.session, work, range(4 * FOLDED), MUCH, "works on", fold)
+    assert left[-1] <= FOLDED + 2
 
 
 @pytest.mark.parametrize("driver_rows", [0, MUCH + 1])

@@ -67,6 +67,7 @@ UNSEEN = {
     Step.UNDO_POINT,
     Step.UNDO_STARTED,
     Step.UNDO_TAGGED,
+    Step.UNDO_TOLD,
 }
 KINDS_OF_STEPS = ("round_", "merge_", "ingest_", "append_", "replicate_", "undo_")
 # The job whose work it is, as one says that refuses to begin.

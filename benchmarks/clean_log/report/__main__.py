@@ -19,6 +19,7 @@ from benchmarks.clean_log.report.nights import KeptNights, nights_table
 from benchmarks.ingest_segments.kept import ingest_tables
 from benchmarks.ingest_topic.kept import topic_table
 from benchmarks.scale.kept import read_all, scale_tables
+from benchmarks.undo_run.kept import KeptUndo, undo_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEPT = RESULTS / "clean_log"
@@ -29,6 +30,7 @@ ADOPTED_METHOD = (Path(__file__).parent / "adopted.md").read_text().strip()
 INGEST = (Path(__file__).parent / "ingest.md").read_text().strip()
 TOPIC = (Path(__file__).parent / "topic.md").read_text().strip()
 SCALE = (Path(__file__).parent / "scale.md").read_text().strip()
+UNDO = (Path(__file__).parent / "undo.md").read_text().strip()
 
 
 def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
@@ -52,6 +54,7 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             INGEST,
             ingest_tables(RESULTS / "ingest_segments"),
             *([TOPIC, live] if (live := topic_table(RESULTS / "ingest_topic")) else []),
+            *([UNDO, undo_tables(undo)] if (undo := KeptUndo.read()) else []),
             SCALE,
             scale_tables(read_all(RESULTS / "scale")),
         ]

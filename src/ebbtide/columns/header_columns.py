@@ -61,6 +61,11 @@ class BatchHeaders:
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
 
+    @property
+    def in_order(self) -> BatchHeaders:
+        """These by their base offset."""
+        return self.at(np.argsort(self.column("base_offset")))
+
     def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
         """Return the first `count`, and the others."""
         return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))

@@ -81,18 +81,26 @@ class LogHeaders(NamedTuple):
         return cls(segment_totals(headers, touched), BatchHeaders(kept), newest_ms)
 
     @classmethod
-    def of_all(cls, parts: Sequence[LogHeaders], outline: LogOutline) -> LogHeaders:
-        """Return a log's physical segments, in offset order, as one."""
+    def of_some(cls, parts: Sequence[LogHeaders]) -> LogHeaders:
+        """Return neighbouring physical segments, in offset order, as one."""
         sums: dict[int, Segment] = {}
         for part in parts:
             for segment in part.segments:
                 before = sums.get(segment.base_offset)
                 sums[segment.base_offset] = segment if before is None else before.with_more(segment)
         return cls(
-            [sums.get(base, Segment(base, modified_ms)) for base, modified_ms in outline.segments],
+            list(sums.values()),
             together([part.kept for part in parts] or [_NONE]),
             max((part.max_event_time_ms for part in parts), default=-1),
         )
+
+    @classmethod
+    def of_all(cls, parts: Sequence[LogHeaders], outline: LogOutline) -> LogHeaders:
+        """Return a log's physical segments, in offset order, as one, with all logical segments."""
+        all_parts = cls.of_some(parts)
+        found = {segment.base_offset: segment for segment in all_parts.segments}
+        segments = [found.get(base, Segment(base, ms)) for base, ms in outline.segments]
+        return all_parts._replace(segments=segments)
 
     def in_role(self, role: Role) -> BatchHeaders:
         """Return the batches that are kept for this."""

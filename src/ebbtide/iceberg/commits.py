@@ -109,6 +109,7 @@ class Step(StrEnum):
     UNDO_BATCHES = "undo_batches"
     UNDO_NOTED = "undo_noted"
     UNDO_STATE = "undo_state"
+    UNDO_TOLD = "undo_told"
     PLAN_ROW = "plan_row"
     PLAN_EVENT = "plan_event"
     HOLD_EVENT = "hold_event"

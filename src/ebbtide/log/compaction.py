@@ -13,7 +13,7 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.log.batch_header import HEADER_BYTES, Batch
 from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.producers import LastRecord
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.approval.answer import answer_of, plans_of
 from ebbtide.orchestration.driver.attempt import attempt_of, began

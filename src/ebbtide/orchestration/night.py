@@ -16,8 +16,8 @@ from typing import Any, NotRequired, TypedDict
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.log.reasons import Reason
 from ebbtide.log.replica_lag import is_behind
-from ebbtide.log.results import Reason
 from ebbtide.log.retention import expiry_basis, is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
 from ebbtide.log.state.topic_state import REMOVING, ROUND, UNDO, PartitionState

@@ -30,7 +30,7 @@ from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.topics import Topic, find
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan

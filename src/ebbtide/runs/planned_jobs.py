@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ExitCode, PlanError, PlanExceededError, SafetyError
-from ebbtide.iceberg.topics import Topic, find
+from ebbtide.errors import ExitCode, PlanError, PlanExceededError, SafetyError, StateError
+from ebbtide.iceberg.topics import Topic, find, load_without_state
 from ebbtide.log.plans.events import (
     FOUR_EYES,
     FOUR_EYES_OF_ALL,
@@ -28,7 +28,7 @@ from ebbtide.log.plans.events import (
 from ebbtide.log.plans.offsets import NewOffsets, new_offsets
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.undo.points import UNDO_RUN
-from ebbtide.runs.application import refuse, run_topics, to_ms
+from ebbtide.runs.application import refuse, run_topics, run_unchecked, to_ms
 from ebbtide.runs.kept_plans import (
     KeptPlan,
     check_same_tables,
@@ -59,7 +59,22 @@ def run_planned(
         return _run_kept(spark, args, job)
     request = _Request(args, job, parameters)
     work = request.planned if args.plan_only else request.done
-    return run_topics(spark, args, list(parameters), work)
+    return _runner(job)(spark, args, list(parameters), work)
+
+
+def _runner(job: PlannedJob[Any]) -> Callable[..., int]:
+    """Return what runs the job on topics, with a look for changes of others unless it repairs."""
+    return run_unchecked if job.repairs else run_topics
+
+
+def _find(session: SparkSession, name: TopicName, job: PlannedJob[Any]) -> Topic | None:
+    """Return the topic, without its state where that is lost and the job repairs it."""
+    try:
+        return find(session, name)
+    except StateError:
+        if not job.repairs:
+            raise
+        return load_without_state(session, name)
 
 
 class _Request(NamedTuple):
@@ -70,8 +85,8 @@ class _Request(NamedTuple):
     parameters: Mapping[TopicName, Mapping[str, Any]]
 
     def _order(self, session: SparkSession, name: TopicName) -> Order:
-        parameters = self.job.resolve(session, name, self.parameters[name])
-        return Order(to_ms(self.args.now), parameters)
+        order = Order(to_ms(self.args.now), self.parameters[name])
+        return order._replace(parameters=self.job.resolve(session, name, order))
 
     def planned(self, session: SparkSession, name: TopicName) -> JobOutcome:
         """Plan for a topic; a plan that refuses nothing is kept."""
@@ -88,7 +103,7 @@ class _Request(NamedTuple):
 
     def done(self, session: SparkSession, name: TopicName) -> JobOutcome:
         """Plan and execute, unless a guard or the rule of four eyes asks for an approval."""
-        topic = find(session, name) if self.job.is_by_hand else None
+        topic = _find(session, name, self.job) if self.job.is_by_hand else None
         needs_plan = topic is not None and _needs_four_eyes(topic)
         order = self._order(session, name)._replace(keeps_offsets=needs_plan)
         proposal = self.job.propose(session, name, order)
@@ -138,7 +153,7 @@ def _run_kept(spark: SparkSession, args: argparse.Namespace, job: PlannedJob[Any
         for kept in plans.values():
             kept.add(spark, args, Event.REJECTED, by=args.rejected_by, note=args.approval_note)
         return ExitCode.DONE
-    return run_topics(
+    return _runner(job)(
         spark,
         args,
         list(plans),
@@ -156,7 +171,7 @@ def _execute(
     """Execute a kept plan within its offsets."""
     plan, name = kept.plan, kept.name
     check_may_execute(plan, kept.events, args.job, datetime.now(UTC))
-    topic = find(session, name)
+    topic = _find(session, name, job)
     if topic is not None:  # else the job says so
         check_same_tables(plan, topic)
         if _needs_four_eyes(topic):
@@ -170,7 +185,11 @@ def _execute(
         keeps_offsets=True,
         approved_by=approver_of(plan, kept.events),
     )
-    proposal = job.propose(session, name, order)
+    try:
+        proposal = job.propose(session, name, order)
+    except PlanExceededError:  # beside the offsets, which only show below
+        kept.add(session, args, Event.STOPPED, by=None)
+        raise
     if isinstance(proposal, JobOutcome):
         return proposal
     assert plan.removes is not None

@@ -72,9 +72,9 @@ P = TypeVar("P", bound=Proposal)
 Parameters = Mapping[str, Any]
 
 
-def as_asked(_: SparkSession, __: TopicName, parameters: Parameters) -> Parameters:
+def as_asked(_: SparkSession, __: TopicName, order: Order) -> Parameters:
     """Return the parameters: the request leaves nothing open."""
-    return parameters
+    return order.parameters
 
 
 def never(_: Proposal) -> str:
@@ -95,7 +95,8 @@ class PlannedJob(Generic[P]):
     not execute a plan unasked, or is empty. `is_by_hand` tells a job that a person asks for from
     one that follows the topic's settings; `needs_approval` tells which of its plans another person
     has to approve where the rule of four eyes holds. `resolve` looks up what a request leaves open,
-    once, so that a kept plan says it.
+    once, so that a kept plan says it. `repairs` tells a job for topics whose rows or state others
+    have changed, at which every other job stops.
     """
 
     propose: Callable[[SparkSession, TopicName, Order], P | JobOutcome]
@@ -103,4 +104,5 @@ class PlannedJob(Generic[P]):
     guard: Callable[[P], str] = never
     is_by_hand: bool = False
     needs_approval: Callable[[P], bool] = removes_records
-    resolve: Callable[[SparkSession, TopicName, Parameters], Parameters] = as_asked
+    resolve: Callable[[SparkSession, TopicName, Order], Parameters] = as_asked
+    repairs: bool = False

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache, partial
+from itertools import islice
 from threading import Thread
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -30,24 +32,33 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
+# Makes few results of many neighbouring ones.
+Fold = Callable[[list[R]], list[R]]
 
 # Enough to even out segments of unequal size, few enough that starting tasks costs little.
 TASKS_PER_CORE = 8
 # Python workers take seconds to start; with fewer rows than these the driver is done before.
 LITTLE_ROWS = 1_000_000
+# So many results are folded at a time.
+FOLDED = 256
 DRIVER_ROWS_SETTING = "spark.ebbtide.driver.rows"
 _TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILINE)
 
 
 def map_segments(
-    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], rows: int, doing: str
+    spark: SparkSession,
+    work: Callable[[T], R],
+    units: Sequence[T],
+    rows: int,
+    doing: str,
+    fold: Fold[R] | None = None,
 ) -> list[R]:
-    """Run `work` on each unit; return the results in order.
+    """Run `work` on each unit; return the results in order, as `fold` puts them together.
 
     `rows` is how many rows the units hold in all. `doing` names the work in the log.
     """
     how = in_threads if is_on_driver(spark, rows) else in_tasks
-    return how(spark, work, units, doing)
+    return how(spark, work, units, doing, fold)
 
 
 def is_on_driver(spark: SparkSession, rows: int) -> bool:
@@ -84,22 +95,43 @@ def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
 
 
 def in_threads(
-    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
+    spark: SparkSession,
+    work: Callable[[T], R],
+    units: Sequence[T],
+    doing: str,
+    fold: Fold[R] | None = None,
 ) -> list[R]:
     """Run `work` on each unit, a thread a core, until an error; return the results in order."""
     pool = _pool(spark.sparkContext.defaultParallelism)
-    futures = [pool.submit(copy_context().run, work, unit) for unit in units]
+    futures = deque(pool.submit(copy_context().run, work, unit) for unit in units)
 
     def progress() -> tuple[int, int]:
-        return sum(future.done() for future in futures), len(futures)
+        left = sum(not future.done() for future in futures.copy())
+        return len(units) - left, len(units)
 
     try:
         with progress_logged(log, f"{doing} {len(units)} segments", "segments", progress):
-            return [future.result() for future in futures]
+            return _folded(_results(futures), fold)
     finally:
         for future in futures:
             future.cancel()
         wait(futures)
+
+
+def _results(futures: deque[Future[R]]) -> Iterator[R]:
+    """Yield the results in order, and keep none."""
+    while futures:
+        yield futures.popleft().result()
+
+
+def _folded(results: Iterable[R], fold: Fold[R] | None) -> list[R]:
+    """Return the results, or what becomes of them."""
+    if fold is None:
+        return list(results)
+    left, folded = iter(results), list[R]()
+    while some := list(islice(left, FOLDED)):
+        folded += fold(some)
+    return folded
 
 
 @cache
@@ -109,7 +141,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def in_tasks(
-    spark: SparkSession, work: Callable[[T], R], units: Sequence[T], doing: str
+    spark: SparkSession,
+    work: Callable[[T], R],
+    units: Sequence[T],
+    doing: str,
+    fold: Fold[R] | None = None,
 ) -> list[R]:
     """Run `work` on each unit in Spark tasks; return the results in order.
 
@@ -120,7 +156,8 @@ def in_tasks(
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
     with watched(spark, log, f"{doing} {len(units)} segments"):
-        done = context.parallelize(units, slices).map(partial(_outcome, work)).collect()
+        tasks = context.parallelize(units, slices).mapPartitions(partial(_outcomes, work, fold))
+        done = tasks.collect()
     for outcome in done:
         if outcome.error is not None:
             raise outcome.error
@@ -128,18 +165,21 @@ def in_tasks(
 
 
 class _Outcome(NamedTuple):
-    """A task's result for a unit, or else the error of ours that it met."""
+    """A task's result for a unit or some, or else the error of ours that it met."""
 
     value: Any = None
     error: EbbtideError | None = None
 
 
-def _outcome(work: Callable[[T], R], unit: T) -> _Outcome:
-    """Run the work on one unit, in a task."""
+def _outcomes(
+    work: Callable[[T], R], fold: Fold[R] | None, units: Iterable[T]
+) -> Iterator[_Outcome]:
+    """Run the work on each of a task's units, until an error of ours."""
     try:
-        return _Outcome(work(unit))
+        done = _folded(map(work, units), fold)
     except EbbtideError as error:
-        return _Outcome(error=error)
+        return iter([_Outcome(error=error)])
+    return map(_Outcome, done)
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,22 +35,24 @@ class PlannedRows(NamedTuple):
             tuple(dict.fromkeys(keys))[:EXAMPLE_KEYS],
         )
 
+    @classmethod
+    def together(cls, parts: Sequence[PlannedRows]) -> PlannedRows:
+        """Return those of several segments, with the extremes of their event times."""
+        times_ms = [ms for part in parts for ms in part.event_times_ms]
+        keys = (key for part in parts for key in part.keys)
+        return cls(
+            union(part.offsets for part in parts),
+            (min(times_ms), max(times_ms)) if times_ms else (),
+            tuple(dict.fromkeys(keys))[:EXAMPLE_KEYS],
+        )
+
 
 def by_partition(parts: Iterable[tuple[int, PlannedRows]]) -> dict[int, PlannedRows]:
     """Put the rows of segments together, given by partition."""
     mine: dict[int, list[PlannedRows]] = {}
     for partition, rows in parts:
         mine.setdefault(partition, []).append(rows)
-    return {partition: _together(of) for partition, of in mine.items()}
-
-
-def _together(parts: list[PlannedRows]) -> PlannedRows:
-    keys = (key for part in parts for key in part.keys)
-    return PlannedRows(
-        union(part.offsets for part in parts),
-        tuple(ms for part in parts for ms in part.event_times_ms),
-        tuple(dict.fromkeys(keys))[:EXAMPLE_KEYS],
-    )
+    return {partition: PlannedRows.together(of) for partition, of in mine.items()}
 
 
 def add_to(leaving: LeavingRows, rows: PlannedRows) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from ebbtide.log.undo.points import (
     UndoPoint,
     can_be_undone,
     check_is_noted,
+    points_to_follow,
     points_to_undo,
     standing_points,
 )
@@ -83,6 +85,46 @@ def test_what_went_back_in_one_partition_still_stands_in_others() -> None:
     assert ids(dict(standing_points(noted))) == {1: ["a", "c"]}
     assert ids(dict(points_to_undo(noted, "r1"))) == {1: ["a", "c"]}
     assert points_to_undo(noted, "r2") == {}
+
+
+def moved(name: str, hour: int, start: int) -> UndoPoint:
+    """A point of partition 0 before a run moved its log start from here."""
+    before = replace(STATE, log_start_offset=start)
+    return UndoPoint(**{**fields(point(name, hour, 0)), "states": {0: before}})
+
+
+# By the hours 1, 2 and 3 the replica began at 3, 5 and 5; now it does at 8.
+MOVED = [moved("a", 1, 3), moved("b", 2, 5), moved("c", 3, 5)]
+NOW = {0: replace(STATE, log_start_offset=8)}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "start", "going"),
+    [
+        pytest.param("r2", 8, ["b", "c"], id="what the run removed, and later ones"),
+        pytest.param("other", 5, ["c"], id="what another run brought beyond the primary's start"),
+        pytest.param("other", 4, ["a", "b", "c"], id="as far as that needs"),
+        pytest.param("r3", 4, ["a", "b", "c"], id="further than the run's own"),
+        pytest.param("other", 0, ["a", "b", "c"], id="as low as it was ever"),
+        pytest.param("other", 8, [], id="nothing where it begins no later"),
+    ],
+)
+def test_a_replica_begins_no_later_than_its_primary(
+    run_id: str, start: int, going: list[str]
+) -> None:
+    chosen = points_to_follow(MOVED, run_id, NOW, {0: start})
+    assert ids(dict(chosen)).get(0, []) == going
+
+
+@pytest.mark.parametrize("run_id", ["r1", "other"])
+def test_what_an_outrun_replica_held_before_it_began_anew_stays_away(run_id: str) -> None:
+    """Between its old end, 9, and its new start there is nothing that could come back."""
+    anew = [replace(STATE, log_start_offset=of, log_end_offset=20) for of in (10, 12)]
+    noted = [*MOVED, UndoPoint(**{**fields(MOVED[0]), "point_id": "d", "states": {0: anew[0]}})]
+    noted[-1] = UndoPoint(**{**fields(noted[-1]), "at": MIDNIGHT + timedelta(hours=9)})
+    chosen = points_to_follow(noted, run_id, {0: anew[1]}, {0: 0})
+    assert ids(dict(chosen)) == {0: ["d"]}
+    assert points_to_follow(MOVED, run_id, {0: anew[0]}, {0: 0}) == {}
 
 
 def test_a_point_survives_its_row() -> None:

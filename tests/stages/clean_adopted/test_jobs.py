@@ -4,7 +4,7 @@ import pytest
 
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.orchestration.night import nothing_to_do
 from jobs import abandon_table, adopt_table, clean_log, erase_keys, expire_segments, mark_tombstones
 from tests.lake_sandbox import LakeSandbox

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ebbtide.columns import segment_cleaning
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.spark import tasks
@@ -211,6 +210,8 @@ def rows_in(value: object) -> int:
         return int(value.num_rows)
     if isinstance(value, BatchHeaders):
         return len(value)
+    if isinstance(value, dict):
+        return sum(map(rows_in, value.values()))
     return sum(map(rows_in, value)) if isinstance(value, list | tuple) else 0
 
 
@@ -220,8 +221,8 @@ def test_the_driver_gets_no_more_rows_from_a_segment_with_more_transactions(
     spark, in_threads = sandbox.session, tasks.in_threads
     rows: Counter[str] = Counter()
 
-    def counted(spark: SparkSession, work: Any, units: Sequence[Any], doing: str) -> list[Any]:
-        results = in_threads(spark, work, units, doing)
+    def counted(spark: SparkSession, work: Any, units: Any, doing: str, fold: Any) -> list[Any]:
+        results = in_threads(spark, work, units, doing, fold)
         rows[doing] += rows_in(results)
         return results
 

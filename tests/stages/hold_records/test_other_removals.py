@@ -14,7 +14,8 @@ from ebbtide.log.state.rebuilding import Asked
 from ebbtide.runs.held.keeping import keep_removed
 from ebbtide.runs.holds_table import read_holds
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.repair_state.stage import execute_repair, plan_repair
+from ebbtide.stages.repair_state.plan import plan_repair
+from ebbtide.stages.repair_state.stage import execute_repair
 from jobs import hold_records
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.hold_records.builders import kept, make_hold

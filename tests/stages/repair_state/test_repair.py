@@ -20,7 +20,8 @@ from ebbtide.log.state.topic_state import CHECKSUM, ROUND
 from ebbtide.stages.clean_log import lost_round
 from ebbtide.stages.erase_keys.stage import erase_keys
 from ebbtide.stages.repair_state import repaired_rows
-from ebbtide.stages.repair_state.stage import RepairPlan, execute_repair, plan_repair
+from ebbtide.stages.repair_state.plan import RepairPlan, plan_repair
+from ebbtide.stages.repair_state.stage import execute_repair
 from tests.iceberg.test_foreign_changes import NIGHT_MS, roll_back
 from tests.iceberg.test_foreign_changes import topic as topic
 from tests.lake_sandbox import LakeSandbox

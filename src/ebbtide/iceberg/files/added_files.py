@@ -119,7 +119,7 @@ def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
             for group in groups:
                 _write_group(writer, group)
         size_bytes = stream.tell()
-    return describe(target.place, footers[0], size_bytes)
+    return describe(target.place, target.schema, footers[0], size_bytes)
 
 
 def _write_group(writer: pq.ParquetWriter, group: pa.Table) -> None:

@@ -17,6 +17,7 @@ from ebbtide.columns.row_changes import with_changes
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
+    CutOut,
     Offsets,
     SegmentFiles,
     SegmentRows,
@@ -59,17 +60,28 @@ def look_at_headers(
     if snapshot is not None:
         units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(outlines, MAX_OFFSET))
         look, rows = partial(_look_at, outlines), count_rows(units) // HEADERS_A_RECORD
-        for unit, headers in zip(
-            units, map_segments(spark, look, units, rows, "looks at headers of"), strict=True
-        ):
-            parts[unit.partition] += headers
+        doing = "looks at headers of"
+        for found in map_segments(spark, look, units, rows, doing, _in_partitions):
+            for partition, headers in found.items():
+                parts[partition].append(headers)
     return {p: LogHeaders.of_all(parts[p], outline) for p, outline in outlines.items()}
 
 
-def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> list[LogHeaders]:
-    """Summarise the headers of one segment, in a task; return nothing where it holds no row."""
+def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> dict[int, LogHeaders]:
+    """Summarise the headers of one segment by its partition, in a task; none without a row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
-    return [LogHeaders.of(headers, outlines[unit.partition])] if len(headers) else []
+    if not len(headers):
+        return {}
+    return {unit.partition: LogHeaders.of(headers, outlines[unit.partition])}
+
+
+def _in_partitions(found: list[dict[int, LogHeaders]]) -> list[dict[int, LogHeaders]]:
+    """Put neighbouring segments of each partition together."""
+    parts: dict[int, list[LogHeaders]] = {}
+    for of_segment in found:
+        for partition, headers in of_segment.items():
+            parts.setdefault(partition, []).append(headers)
+    return [{partition: LogHeaders.of_some(of) for partition, of in parts.items()}]
 
 
 def prepare_changes(
@@ -116,8 +128,13 @@ class _ChangedSegment(NamedTuple):
     """The changes of one segment, in offset order, and where the changed rows go."""
 
     unit: SegmentFiles
-    changes: pa.Table
+    cut_out: CutOut
     path: str
+
+    @property
+    def changes(self) -> pa.Table:
+        """The changes, as columns."""
+        return self.cut_out.rows
 
 
 def _write_changed(work: _ChangedSegment) -> RowDelta:

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -121,15 +122,33 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
     return sum(unit.record_count for unit in units)
 
 
-def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], pa.Table]:
+@dataclass(frozen=True, slots=True)
+class CutOut:
+    """Some neighbouring rows of a table; only they are sent to a task."""
+
+    table: pa.Table
+    start: int
+    count: int
+
+    @property
+    def rows(self) -> pa.Table:
+        """The rows, as a view of the table."""
+        return self.table.slice(self.start, self.count)
+
+    def __reduce__(self) -> tuple[type[CutOut], tuple[pa.Table, int, int]]:
+        # A slice would take all of the table along.
+        rows = self.table.take(np.arange(self.start, self.start + self.count))
+        return CutOut, (rows, 0, self.count)
+
+
+def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], CutOut]:
     """Return the rows of each (partition, segment), in the order of the column `by`."""
-    # In one piece, since `take` looks at every chunk of a table each time.
+    # In one piece, since cutting looks at every chunk of a table each time.
     rows = sorted_by(rows, ("partition", "segment", by)).combine_chunks()
     keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
     places, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
-    # Copies, since a slice takes all of the table along when it is sent to a task.
     return {
-        (int(partition), int(segment)): rows.take(np.arange(start, start + count))
+        (int(partition), int(segment)): CutOut(rows, int(start), int(count))
         for partition, segment, start, count in zip(*places, starts, counts, strict=True)
     }
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ Description = Mapping[str, Any]
 
 # How many bytes a bound of a Parquet type takes; other types get none.
 _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
+_TASKS_AT_ONCE = 1000
 
 
 class DescribedFiles(NamedTuple):
@@ -60,16 +62,20 @@ class DescribedFiles(NamedTuple):
 
     def data(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described data files."""
-        tasks = self._parsed(self._task(file, ()) for file in files)
-        return JavaMethod.of(self.spark, ICEBERG + "ContentScanTask", "file").map(tasks)
+        file_of = JavaMethod.of(self.spark, ICEBERG + "ContentScanTask", "file")
+        return self._parsed((self._task(file, ()) for file in files), file_of.map)
 
     def deletes(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described deletion vectors."""
-        tasks = self._parsed(self._task(_as_data(file), (file,)) for file in files)
-        lists = JavaMethod.of(self.spark, ICEBERG + "FileScanTask", "deletes").map(tasks)
-        guava = "relocated.com.google.common.collect."
-        all_of = iceberg_class(self.spark, guava + "Iterables").concat(lists)
-        return iceberg_class(self.spark, guava + "Lists").newArrayList(all_of)
+        deletes_of = JavaMethod.of(self.spark, ICEBERG + "FileScanTask", "deletes")
+        iterables = iceberg_class(self.spark, "relocated.com.google.common.collect.Iterables")
+
+        def all_deletes(tasks: Any) -> Any:
+            deletes = java_class(self.spark, "java.util.ArrayList")()
+            iterables.addAll(deletes, iterables.concat(deletes_of.map(tasks)))
+            return deletes
+
+        return self._parsed((self._task(_as_data(file), (file,)) for file in files), all_deletes)
 
     def read_new(self, replacements: Sequence[Replacement]) -> Iterator[Description]:
         """Yield the files that were written for segments, by their footers."""
@@ -78,11 +84,14 @@ class DescribedFiles(NamedTuple):
                 place = Place(self.own_spec_id, unit.partition, unit.segment, path)
                 yield read_description(self.store, place)
 
-    def _parsed(self, tasks: Iterable[Mapping[str, Any]]) -> Any:
-        """Return a Java list of scan tasks."""
-        described = java_list(self.spark, [json.dumps(task) for task in tasks])
+    def _parsed(self, tasks: Iterable[Mapping[str, Any]], files_of: Callable[[Any], Any]) -> Any:
+        """Return a Java list of the files of scan tasks, each of which takes kilobytes."""
         parser = (ICEBERG + "ScanTaskParser", "fromJson", "java.lang.String", "boolean")
-        return JavaMethod.of(self.spark, *parser).with_last(1, True).map(described)
+        parse = JavaMethod.of(self.spark, *parser).with_last(1, True)
+        files, left = java_class(self.spark, "java.util.ArrayList")(), map(json.dumps, tasks)
+        while some := list(islice(left, _TASKS_AT_ONCE)):
+            files.addAll(files_of(parse.map(java_list(self.spark, some))))
+        return files
 
     def _task(self, file: Description, deletes: Sequence[Description]) -> Mapping[str, Any]:
         return {
@@ -141,10 +150,13 @@ class Place(NamedTuple):
 def read_description(store: Store, place: Place) -> dict[str, Any]:
     """Return the Parquet file at a place as `describe` says it."""
     with store.reading(place.path) as handle:
-        return describe(place, pq.ParquetFile(handle).metadata, handle.size())
+        file = pq.ParquetFile(handle)
+        return describe(place, file.schema_arrow, file.metadata, handle.size())
 
 
-def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
+def describe(
+    place: Place, schema: pa.Schema, footer: pq.FileMetaData, size_bytes: int
+) -> dict[str, Any]:
     """Return a data file as JSON.
 
     It has the counts of columns outside lists, and the bounds of those that are integers, times
@@ -159,7 +171,7 @@ def describe(place: Place, footer: pq.FileMetaData, size_bytes: int) -> dict[str
         "file-size-in-bytes": size_bytes,
         "record-count": footer.num_rows,
         "split-offsets": [_start(footer.row_group(n)) for n in range(footer.num_row_groups)],
-        **_metrics(footer),
+        **_metrics(_columns_of(schema), footer),
     }
 
 
@@ -168,19 +180,18 @@ def _start(group: pq.RowGroupMetaData) -> int:
     return int(first.dictionary_page_offset or first.data_page_offset)
 
 
-def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
-    ids = _field_ids(footer)
+def _metrics(columns: Sequence[_Column], footer: pq.FileMetaData) -> dict[str, Any]:
     sizes, values, nulls = Counter[int](), Counter[int](), Counter[int]()
     lower: dict[int, int] = {}
     upper: dict[int, int] = {}
     widths: dict[int, int] = {}
     for group in map(footer.row_group, range(footer.num_row_groups)):
-        for number, field_id in enumerate(ids):
+        for number, (field_id, is_in_list) in enumerate(columns):
             column = group.column(number)
             statistics = column.statistics
             sizes[field_id] += column.total_compressed_size
-            if footer.schema.column(number).max_repetition_level:
-                continue  # within a list
+            if is_in_list:
+                continue
             values[field_id] += column.num_values
             nulls[field_id] += statistics.null_count
             if statistics.has_min_max and column.physical_type in _BOUND_BYTES:
@@ -196,16 +207,28 @@ def _metrics(footer: pq.FileMetaData) -> dict[str, Any]:
     }
 
 
-def _field_ids(footer: pq.FileMetaData) -> list[int]:
-    """Return Iceberg's ids of the columns, nested ones in lists and structs included."""
-    schema = footer.schema.to_arrow_schema()
-    leaves = [leaf for field in schema for leaf in _leaves(field)]
-    return [int(leaf.metadata[b"PARQUET:field_id"]) for leaf in leaves]
+class _Column(NamedTuple):
+    """A column of a Parquet file, by Iceberg's id."""
+
+    field_id: int
+    is_in_list: bool
 
 
-def _leaves(field: pa.Field) -> list[pa.Field]:
+def _columns_of(schema: pa.Schema) -> list[_Column]:
+    """Return the columns of files with this schema, those in lists and structs included.
+
+    A footer's own `schema` is not asked: it and the footer refer to each other, so that both stay
+    in memory for long, and a job looks at many files.
+    """
+    return [column for field in schema for column in _leaves(field, is_in_list=False)]
+
+
+def _leaves(field: pa.Field, *, is_in_list: bool) -> list[_Column]:
     inner = [field.type.field(number) for number in range(field.type.num_fields)]
-    return [leaf for child in inner for leaf in _leaves(child)] if inner else [field]
+    if not inner:
+        return [_Column(int(field.metadata[b"PARQUET:field_id"]), is_in_list)]
+    is_in_list |= not pa.types.is_struct(field.type)
+    return [leaf for child in inner for leaf in _leaves(child, is_in_list=is_in_list)]
 
 
 def _by_id(values: Mapping[int, object]) -> dict[str, list[object]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow.dataset import ParquetFileFragment, ParquetFragmentScanOptions
 from pyspark.sql import SparkSession
 
@@ -69,10 +70,17 @@ def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
     names = {_id_of(field): field.name for field in file.physical_schema}
     if column.field_id not in names:
         return 0
-    footer, path = file.metadata, names[column.field_id]
-    (at,) = (n for n in range(footer.num_columns) if footer.schema.column(n).path == path)
-    groups = range(footer.num_row_groups)
-    return sum(int(footer.row_group(n).column(at).total_uncompressed_size) for n in groups)
+    footer, name = file.metadata, names[column.field_id]
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    return sum(_bytes_in_group(group, name) for group in groups)
+
+
+def _bytes_in_group(group: pq.RowGroupMetaData, name: str) -> int:
+    # By the chunks' paths: a footer and its `schema` would keep each other in memory.
+    (chunk,) = (
+        of for of in map(group.column, range(group.num_columns)) if of.path_in_schema == name
+    )
+    return int(chunk.total_uncompressed_size)
 
 
 def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.Table:

@@ -67,16 +67,19 @@ def open_undo(properties: Mapping[str, str]) -> Undo | None:
 
 
 def was_undone_since(topic: Topic, current: Topic) -> bool:
-    """Return whether an undo has ended since the topic was read."""
+    """Return whether an undo has ended since the topic was read.
+
+    On a replica, also whether one has begun on its primary.
+    """
     return topic.properties.get(UNDONE) != current.properties.get(UNDONE)
 
 
-def check_no_undo(current: Topic, since: Topic | None) -> None:
+def check_no_undo(current: Topic, since: Topic) -> None:
     """Raise CommitConflictError where an undo is in flight, or ended since the topic was read.
 
     A removal that was planned before it would take away what has come back.
     """
-    if UNDO in current.properties or (since is not None and was_undone_since(since, current)):
+    if UNDO in current.properties or was_undone_since(since, current):
         raise CommitConflictError(
             f"expected nobody to undo a run on {current.name} meanwhile, found that somebody does "
             "or did; run the job again, which finishes it first"

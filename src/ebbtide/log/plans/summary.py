@@ -41,6 +41,7 @@ class PartitionSummary(TypedDict):
     newest_event_ms: int | None
     example_keys: list[str]
     stays: list[Staying]
+    sets: NotRequired[list[str]]  # what of the partition's state is set
 
 
 class Summary(TypedDict):
@@ -69,9 +70,10 @@ def partition_summary(
     *,
     bytes_removed: int = 0,
     shows_keys: bool = False,
+    sets: Sequence[str] = (),
 ) -> PartitionSummary:
     """Return a partition's summary; rules that remove nothing are left out."""
-    return PartitionSummary(
+    summary = PartitionSummary(
         records=rows.records,
         files=rows.files,
         bytes=bytes_removed,
@@ -81,6 +83,9 @@ def partition_summary(
         example_keys=_shown(rows.keys, is_clear=shows_keys),
         stays=list(stays),
     )
+    if sets:
+        summary["sets"] = list(sets)
+    return summary
 
 
 def together(one: PartitionSummary, other: PartitionSummary) -> PartitionSummary:

@@ -81,7 +81,7 @@ STATE = {
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
     "ebbtide.undo": "The undo in flight.",
-    "ebbtide.undone": "The last undo that ended.",
+    "ebbtide.undone": "The last undo that ended; on a replica, that began on its primary.",
     "ebbtide.append": "The erasure's append in flight.",
     "ebbtide.live.slice": "The slice of a live topic that is being taken.",
     "ebbtide.copied": "The table that the topic is copied from: its layout, and the snapshot up to "

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from ebbtide.errors import RequestError
@@ -88,6 +89,61 @@ def points_to_undo(points: Iterable[UndoPoint], run_id: str) -> PointsOfPartitio
         if first is not None:
             chosen[partition] = of_partition[first:]
     return chosen
+
+
+def points_to_follow(
+    points: Iterable[UndoPoint],
+    run_id: str,
+    current: Mapping[int, PartitionState],
+    starts: Mapping[int, int],
+) -> PointsOfPartitions:
+    """Return what goes back on a replica, whose partitions are `current`, when its primary does.
+
+    That is what the run removed from it and all later runs, and where its log still begins after
+    one of `starts`, the primary's log start offsets afterwards, what brought it there.
+    """
+    points = list(points)
+    of_run = points_to_undo(points, run_id)
+    chosen: dict[int, Sequence[UndoPoint]] = {}
+    for partition, standing in standing_points(points).items():
+        if partition not in current:
+            continue
+        state = current[partition]
+        held = _since_begun_anew(standing, partition, state)
+        too_high = _number_above(
+            [point.states[partition].log_start_offset for point in held],
+            state.log_start_offset,
+            starts.get(partition, state.log_start_offset),
+        )
+        number = min(len(held), max(too_high, len(of_run.get(partition, ()))))
+        if number:
+            chosen[partition] = held[-number:]
+    return chosen
+
+
+def _since_begun_anew(
+    points: Sequence[UndoPoint], partition: int, current: PartitionState
+) -> Sequence[UndoPoint]:
+    """Return the points since the log began anew beyond its end, as that of an outrun replica."""
+    states = [*(point.states[partition] for point in points), current]
+    outrun = [
+        number
+        for number, (before, after) in enumerate(pairwise(states), start=1)
+        if after.log_start_offset > before.log_end_offset
+    ]
+    return points[outrun[-1] :] if outrun else points
+
+
+def _number_above(before: Sequence[int], current: int, wanted: int) -> int:
+    """Return how many of the newest points to take back, so that a log begins at `wanted`.
+
+    `before` are the log start offsets before each point, oldest first, `current` is where it begins
+    now. Where it was never as low as that, it goes as low as it was.
+    """
+    lowest = max(wanted, min(before, default=current))
+    if current <= lowest:
+        return 0
+    return len(before) - max(n for n, start in enumerate(before) if start <= lowest)
 
 
 def check_is_noted(points: Sequence[UndoPoint], topic: str, run_id: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.plans.summary import PartitionSummary
+from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.orchestration.approval.settings import page_of
 from ebbtide.text import moment, number, seconds, size
@@ -22,17 +23,25 @@ def question(plans: Sequence[Plan]) -> str:
     topics = sorted({plan.topic for plan in plans})
     jobs = ", ".join(dict.fromkeys(plan.job for plan in plans))
     where = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
-    what = "return {} records to" if _is_undo(plans[0]) else "remove {} records from"
-    return f"{jobs}: {what.format(number(_records(plans)))} {where}?"
+    records = number(_records(plans))
+    if _is_repair(plans[0]):
+        return f"{jobs}: repair {where}, by which {records} records leave?"
+    what = (
+        f"return {records} records to" if _is_undo(plans[0]) else f"remove {records} records from"
+    )
+    return f"{jobs}: {what} {where}?"
 
 
 def removes_something(plan: Plan) -> bool:
     """Return whether anything would leave by the plan: records, files, snapshots.
 
-    An undo changes something wherever it takes a run back, also where no record returns.
+    An undo changes something wherever it takes a run back, also where no record returns, and a
+    repair wherever others have changed something.
     """
     if _is_undo(plan):
         return bool(plan.bounds)
+    if _is_repair(plan):
+        return bool(plan.parameters["found"])
     of_partitions = any(
         of["records"] or of["files"] or of["rules"] for of in _partitions(plan).values()
     )
@@ -70,6 +79,10 @@ def _section(plan: Plan) -> str:
 
 def _is_undo(plan: Plan) -> bool:
     return plan.job == UNDO_RUN
+
+
+def _is_repair(plan: Plan) -> bool:
+    return plan.job == REPAIR
 
 
 def _requester(plan: Plan) -> str:
@@ -118,6 +131,8 @@ def _facts(plan: Plan) -> Iterator[str]:
         yield f"{escaped(hold)} keeps {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
         yield f"A guard stopped the night: {escaped(guard)}."
+    if _is_repair(plan):
+        yield from _repair(plan)
     snapshots, files = _due(plan)
     if snapshots or files:
         yield f"{number(snapshots)} snapshots expire, {number(files)} files are written anew."
@@ -130,6 +145,17 @@ def _facts(plan: Plan) -> Iterator[str]:
         f"Plan {_link(plan)}, digest `{plan.digest[:12]}`, may be executed until "
         f"{plan.expires_at:%Y-%m-%d %H:%M} UTC."
     )
+
+
+def _repair(plan: Plan) -> Iterator[str]:
+    """Yield what others did, and what the repair does beside taking rows out."""
+    for line in plan.parameters["found"][:MAX_ROWS]:
+        yield f"Others have changed the topic: {escaped(line)}."
+    for table, snapshot in plan.parameters["back_to"].items():
+        yield f"The {table} table goes back to snapshot {snapshot}."
+    for partition, of_partition in list(_partitions(plan).items())[:MAX_ROWS]:
+        if sets := of_partition.get("sets"):
+            yield f"Partition {partition} gets {escaped('; '.join(sets))}."
 
 
 def _stays(plan: Plan) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.night import LowWatermark, nothing_to_do
 

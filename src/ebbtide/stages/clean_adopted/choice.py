@@ -11,7 +11,7 @@ from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.segments import segments_of
 from ebbtide.log.logical_segments import Bounds as LogBounds
 from ebbtide.log.logical_segments import Cleanable, cleanable
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.stages.clean_adopted.victims import with_due_tombstones

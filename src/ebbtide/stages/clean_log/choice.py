@@ -24,7 +24,7 @@ from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import Bounds as LogBounds
 from ebbtide.log.logical_segments import Cleanable, cleanable
 from ebbtide.log.plans.plan import Bounds
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.tasks import map_segments

@@ -127,7 +127,7 @@ def _clean_units(
     *,
     keeps_offsets: bool,
 ) -> list[UnitEffect]:
-    """Make the offset map from the dirty segments, then clean each segment; in offset order."""
+    """Make the offset map from the dirty segments, then clean each segment; one a partition."""
     spark = topic.spark
     units = _units(topic, cleaning, rules, headers)
     records = [unit.records for unit in units if unit.records is not None]
@@ -144,10 +144,11 @@ def _clean_units(
     )
     with shared(spark, of_all, max(rows, other_rows)) as known:
         find, clean = partial(find_dirty_keys, known), partial(clean_unit, known)
-        effects = map_with_superseded(spark, records, dirty, find, clean)
-        effects += map_segments(spark, clean, others, other_rows, "judges headers of")
+        fold = UnitEffect.by_partition
+        effects = map_with_superseded(spark, records, dirty, find, clean, fold)
+        effects += map_segments(spark, clean, others, other_rows, "judges headers of", fold)
     log.info("judged %s rows of files in %.1f s", number(rows), time.monotonic() - started)
-    return sorted(effects, key=lambda effect: (effect.partition, effect.segment))
+    return UnitEffect.by_partition(effects)
 
 
 def _units(
@@ -210,7 +211,9 @@ def _carried(
 ) -> list[pa.Table]:
     """Return changes of rows that take over producers' facts from rows that the round removes."""
     producers = headers.producers
-    is_elsewhere = ~np.isin(producers.column("segment"), [unit.segment for unit in units])
+    is_elsewhere = ~np.isin(
+        producers.column("segment"), [of for unit in units for of in unit.segments]
+    )
     left = producers.where(is_elsewhere).with_more(unit.left.newest for unit in units)
     left, newest = left.newest_of_producers(), producers.newest_of_producers()
     gone = newest.where(~np.isin(newest.column("base_offset"), left.column("base_offset")))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.header_columns import BatchHeaders, together
 from ebbtide.columns.row_changes import no_changes
 from ebbtide.iceberg.files.data_files import DeletionVector
 from ebbtide.log.compaction import MAX_OFFSET, Round, judge
@@ -43,7 +43,7 @@ class RoundEffect:
 
 
 class UnitNumbers(NamedTuple):
-    """Counts of what the round removes from one segment, or leaves in it."""
+    """Counts of what the round removes from one segment or some, or leaves in them."""
 
     records_removed: int = 0
     bytes_removed: int = 0
@@ -55,29 +55,76 @@ class UnitNumbers(NamedTuple):
     markers_removed: int = 0
     markers_held_back: int = 0
 
+    @classmethod
+    def together(cls, parts: Sequence[UnitNumbers]) -> UnitNumbers:
+        """Return the sums, and the first horizon."""
+        of_all = zip(cls._fields, zip(*parts, strict=True), strict=True)
+        return cls(**{name: _TOGETHER.get(name, sum)(values) for name, values in of_all})
+
+
+def _counts(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum(map(Counter, parts), Counter[str]())
+
+
+def _first(horizons_ms: Iterable[int | None]) -> int | None:
+    return min((ms for ms in horizons_ms if ms is not None), default=None)
+
+
+# How numbers of segments go together that are no sum.
+_TOGETHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+    "by_rule": _counts,
+    "next_horizon_ms": _first,
+}
+
 
 class RowsLeft(NamedTuple):
-    """Batch rows of one segment that decide about others, as the round leaves them."""
+    """Batch rows that decide about those of other segments, as the round leaves them."""
 
     transactions: BatchHeaders  # see `outline_transactions`; of the judged ones
     newest: BatchHeaders  # of each producer
     early_markers: BatchHeaders  # removed, of transactions that begin before the first segment
 
+    @classmethod
+    def together(cls, parts: Sequence[RowsLeft]) -> RowsLeft:
+        """Return those of several segments of a partition."""
+        return cls(*(together(of) for of in zip(*parts, strict=True)))
+
 
 class UnitEffect(NamedTuple):
-    """The round's effect on one segment."""
+    """The round's effect on one segment, or on some of a partition."""
 
     partition: int
-    segment: int
+    segments: Sequence[int]
     deletions: Sequence[DeletionVector]
     changes: pa.Table
     numbers: UnitNumbers
     left: RowsLeft
     planned: PlannedRows | None = None
 
+    @classmethod
+    def by_partition(cls, effects: Sequence[UnitEffect]) -> list[UnitEffect]:
+        """Put those of each partition together, so that a segment takes little memory."""
+        parts: dict[int, list[UnitEffect]] = {}
+        for effect in effects:
+            parts.setdefault(effect.partition, []).append(effect)
+        return [cls._together(partition, of) for partition, of in parts.items()]
+
+    @classmethod
+    def _together(cls, partition: int, parts: Sequence[UnitEffect]) -> UnitEffect:
+        planned = [part.planned for part in parts if part.planned is not None]
+        return cls(
+            partition,
+            [segment for part in parts for segment in part.segments],
+            [deletion for part in parts for deletion in part.deletions],
+            pa.concat_tables([part.changes for part in parts]).combine_chunks(),
+            UnitNumbers.together([part.numbers for part in parts]),
+            RowsLeft.together([part.left for part in parts]),
+            PlannedRows.together(planned) if planned else None,
+        )
+
 
 class PartitionEffect(NamedTuple):
-    """A round's effect on one partition, in each segment."""
+    """A round's effect on one partition, in all segments."""
 
     this_round: Round
     units: Sequence[UnitEffect]
@@ -89,7 +136,7 @@ class PartitionEffect(NamedTuple):
 
 def add_numbers(effect: RoundEffect, partition: int, of_partition: PartitionEffect) -> None:
     """Add the partition's numbers to the effect."""
-    by_rule = sum((Counter(unit.numbers.by_rule) for unit in of_partition.units), Counter[str]())
+    by_rule = _counts(unit.numbers.by_rule for unit in of_partition.units)
     waits = _horizons(of_partition)
     totals = _totals(effect.segments[partition], of_partition)
     removed = of_partition.sum("markers_removed")
@@ -138,8 +185,8 @@ def _totals(segments: Sequence[Segment], of_partition: PartitionEffect) -> dict[
 def _waiting_markers(of_partition: PartitionEffect) -> Iterator[int]:
     """Yield when each remaining marker may go; 0 if it has no horizon and its data is gone."""
     this_round = of_partition.this_round
-    left = [batch for unit in of_partition.units for batch in unit.left.transactions.batches()]
-    for batch, verdict in judge(left, this_round, {}):
+    left = together([unit.left.transactions for unit in of_partition.units])
+    for batch, verdict in judge(left.in_order.batches(), this_round, {}):
         if not batch.is_control or not batch.record_count or this_round.is_hidden(batch):
             continue
         if batch.delete_horizon_ms is not None:

@@ -27,7 +27,7 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
 )
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.tasks import Shared, in_threads, map_segments, shared
+from ebbtide.spark.tasks import Fold, Shared, in_threads, map_segments, shared
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -72,21 +72,22 @@ def map_with_superseded(
     dirty: Sequence[SegmentFiles],
     find_keys: FindKeys,
     clean: Clean[R],
+    fold: Fold[R],
 ) -> list[R]:
-    """Clean each segment, given its files and its superseded records; return the results.
+    """Clean each segment, given its files and its superseded records; return what `fold` makes.
 
-    `find_keys` returns the columns `hash, key, offset` of a dirty segment. Both functions run
-    in tasks.
+    `find_keys` returns the columns `hash, key, offset` of a dirty segment. All three functions
+    run in tasks.
     """
-    done: dict[int, R] = {}
+    done: list[R] = []
     limit = int(spark.conf.get(MAP_BYTES_SETTING, str(MAP_BYTES)) or MAP_BYTES)
     for turn in _turns(_bytes_by_partition(spark, segments, dirty, limit), limit):
         numbers = [n for n, unit in enumerate(segments) if unit.partition in turn.partitions]
         mine = [unit for unit in dirty if unit.partition in turn.partitions]
         of_turn = _TurnWork(spark, segments, numbers, mine, find_keys)
-        effects = of_turn.at_once(clean) if turn.shares == 1 else of_turn.by_share(turn, clean)
-        done |= zip(numbers, effects, strict=True)
-    return [done[number] for number in range(len(segments))]
+        how = of_turn.at_once if turn.shares == 1 else partial(of_turn.by_share, turn)
+        done += how(clean, fold)
+    return done
 
 
 def _bytes_by_partition(
@@ -141,11 +142,11 @@ class _TurnWork(NamedTuple):
     dirty: Sequence[SegmentFiles]
     find_keys: FindKeys
 
-    def at_once(self, clean: Clean[R]) -> list[R]:
+    def at_once(self, clean: Clean[R], fold: Fold[R]) -> list[R]:
         """Clean each segment by the whole map."""
-        return self._with_map(_Share(0, 1), partial(_clean_by_map, clean))
+        return self._with_map(_Share(0, 1), partial(_clean_by_map, clean), fold)
 
-    def by_share(self, turn: _Turn, clean: Clean[R]) -> list[R]:
+    def by_share(self, turn: _Turn, clean: Clean[R], fold: Fold[R]) -> list[R]:
         """Find what each share of the map supersedes, then clean each segment by that."""
         superseded = [BitMap64() for _ in self.numbers]
         for turn_number in range(turn.shares):
@@ -155,9 +156,11 @@ class _TurnWork(NamedTuple):
         work = partial(_clean_by_offsets, clean)
         mine = [self.segments[number] for number in self.numbers]
         of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
-        return self._in_tasks(work, of_segments)
+        return self._in_tasks(work, of_segments, fold)
 
-    def _with_map(self, share: _Share, work: Callable[..., R]) -> list[R]:
+    def _with_map(
+        self, share: _Share, work: Callable[..., R], fold: Fold[R] | None = None
+    ) -> list[R]:
         """Run `work` with its partition's map on each segment by number; return the results."""
         keys = partial(_keys_of, self.find_keys, share)
         offset_maps = map_segments(
@@ -171,10 +174,12 @@ class _TurnWork(NamedTuple):
         maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
         with shared(self.spark, (maps, self.segments), self._rows) as known:
-            return self._in_tasks(partial(_of_segment, known, work), self.numbers)
+            return self._in_tasks(partial(_of_segment, known, work), self.numbers, fold)
 
-    def _in_tasks(self, work: Callable[[Any], R], of_segments: Sequence[Any]) -> list[R]:
-        return map_segments(self.spark, work, of_segments, self._rows, "judges")
+    def _in_tasks(
+        self, work: Callable[[Any], R], of_segments: Sequence[Any], fold: Fold[R] | None = None
+    ) -> list[R]:
+        return map_segments(self.spark, work, of_segments, self._rows, "judges", fold)
 
     @property
     def _rows(self) -> int:

@@ -177,7 +177,8 @@ def clean_unit(
         changes = pa.concat_tables([changes, cleaned.effect.rewriting.changes])
     changes = changes.sort_by("base_offset")
     return UnitEffect(
-        *place,
+        files.partition,
+        [files.segment],
         [] if cleaned is None else cleaned.deletions,
         in_segment(*place, changes),
         _numbers(judged, after, cleaned, rules),

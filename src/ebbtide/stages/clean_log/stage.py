@@ -44,7 +44,7 @@ from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
 from ebbtide.log.holds import that_keep
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import PartitionSummary
-from ebbtide.log.results import Reason
+from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.held.keeping import keep_leaving

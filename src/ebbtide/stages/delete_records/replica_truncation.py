@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ebbtide.brokers.live_topic import ANSWER_MS, LiveTopic
 from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableError
@@ -45,7 +46,6 @@ class TableReplicaProgress:
     primary: Topic
     name: TopicName
     now_ms: int
-    before: Topic | None  # as it was before the primary moved; None where it was not there
     states: Mapping[int, PartitionState] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)  # partitions without anything below their start
     problem: str = ""
@@ -91,12 +91,12 @@ class TableReplicaProgress:
         note_before(
             replica, Touched([p for p, of in starts.items() if of > states[p].log_start_offset])
         )
-        # An undo works on the replicas first, and on those alone that have a point of this run.
+        # An undo that begins on the primary after this look leaves its id here, or finds the move.
         check_no_undo(read_again(self.primary), since=self.primary)
         replica = compare_and_set(
             replica,
             Step.LOG_START_OFFSET,
-            lambda current: raise_starts(current, starts, self.before),
+            partial(raise_starts, starts=starts, since=replica),
         )
         holds = holds_at(self.primary, self.now_ms)
         truncation = truncate_below_start(replica, self.now_ms, holds)
@@ -106,15 +106,7 @@ class TableReplicaProgress:
         self.done |= starts.keys()
 
 
-def _as_it_is(primary: Topic, name: TopicName) -> Topic | None:
-    """Return the replica; None also where it cannot be read, which `advance` finds out again."""
-    try:
-        return find_replica(primary.spark, name)
-    except (UnavailableError, ForeignChangeError):
-        return None
-
-
-def raise_starts(current: Topic, starts: Mapping[int, int], since: Topic | None) -> PropertyChanges:
+def raise_starts(current: Topic, starts: Mapping[int, int], since: Topic) -> PropertyChanges:
     """Return log start offsets moved up to these; one that is there already stays.
 
     CommitConflictError where a run was undone since the topic was read for the request.
@@ -135,8 +127,7 @@ class Replicas:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._primary = primary
         self._tables = [
-            TableReplicaProgress(primary, name, now_ms, _as_it_is(primary, name))
-            for name in replica_names(primary)
+            TableReplicaProgress(primary, name, now_ms) for name in replica_names(primary)
         ]
         self._live = {c: self._connect(c) for c in primary.config.live_replicas}
 

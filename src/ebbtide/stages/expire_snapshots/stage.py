@@ -32,6 +32,7 @@ from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk
 from ebbtide.stages.expire_snapshots.needed_for_undo import needed_until_ms
 from ebbtide.stages.expire_snapshots.rewriting import (
+    Deletions,
     find_deletions,
     rewrite_batches,
     rewrite_files,
@@ -132,49 +133,68 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     if deleted := drop_unheld(topic):
         outcome.topic["held_rows_deleted"] = deleted
-    if is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
-        outcome.topic |= find_left_on_disk(topic).result()
-        return outcome
-    before, deletions = _disk(topic), find_deletions(topic)
-    if due is not None:
-        files = set(due.files)
-        deletions = deletions._replace(due=[of for of in deletions.due if of.path in files])
-    line = "%d files of %s, with %s deleted rows still in them"
-    log.info(line, before.files, size(before.bytes), number(deletions.rows))
+    if not is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
+        _free(topic, due, outcome)
+    outcome.topic |= find_left_on_disk(topic).result()
+    return outcome
+
+
+def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
+    """Rewrite, expire and merge; the outcome tells what that wrote and freed."""
+    before = _disk(topic)
+    deletions = _deletions(topic, due, before)
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
-    expiring = _due_of(topic)
-    if due is not None:
-        expiring = {
-            w: [s for s in of if s in due.snapshots.get(w, ())] for w, of in expiring.items()
-        }
-    if kept := keep_removed(topic, expiring["records"]) if expiring["records"] else {}:
-        outcome.topic["kept_by_holds"] = kept
     # Nothing is freed before snapshots expire, so any bytes added until then were written.
     full = _disk(topic) if rewritten else before
-    tables = _tables(topic)
-    expired = sum(_expire(topic.spark, tables[what], of) for what, of in expiring.items())
+    expired = _expire_due(topic, due, outcome)
     left = _disk(topic) if expired else full
     merged, merge_error = _tried(lambda: 0 if due is not None else merge_segments(topic))
     after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
-    freed_files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
-    freed = "%d files of %s left the disk, %d of %s stay"
-    log.info(freed, freed_files, size(freed_bytes), after.files, size(after.bytes))
     outcome.topic |= {
         "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),
-        "bytes_freed": freed_bytes,
-        "bytes_kept": after.bytes,
-        "files_freed": freed_files,
+        **_freed(full, left, after),
         "segments_merged": merged,
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
-        **find_left_on_disk(topic).result(),
     }
     if not (rewritten or merged or outcome.error or due is not None):
         _note_tidied(topic)
-    return outcome
+
+
+def _deletions(topic: Topic, due: Due | None, before: Disk) -> Deletions:
+    """Find the files too full of deletions, of a kept plan's only those that it names."""
+    deletions = find_deletions(topic)
+    if due is not None:
+        named = set(due.files)
+        deletions = deletions._replace(due=[of for of in deletions.due if of.path in named])
+    line = "%d files of %s, with %s deleted rows still in them"
+    log.info(line, before.files, size(before.bytes), number(deletions.rows))
+    return deletions
+
+
+def _expire_due(topic: Topic, due: Due | None, outcome: JobOutcome) -> int:
+    """Expire the snapshots past their age, of a kept plan's only those that it names; how many.
+
+    Held records that only they have are copied first.
+    """
+    expiring = _due_of(topic)
+    if due is not None:
+        expiring = due.among(expiring)
+    if kept := keep_removed(topic, expiring["records"]) if expiring["records"] else {}:
+        outcome.topic["kept_by_holds"] = kept
+    tables = _tables(topic)
+    return sum(_expire(topic.spark, tables[what], of) for what, of in expiring.items())
+
+
+def _freed(full: Disk, left: Disk, after: Disk) -> dict[str, int]:
+    """Tell what left the disk when the snapshots expired, and what stays on it."""
+    files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
+    line = "%d files of %s left the disk, %d of %s stay"
+    log.info(line, files, size(freed_bytes), after.files, size(after.bytes))
+    return {"bytes_freed": freed_bytes, "bytes_kept": after.bytes, "files_freed": files}
 
 
 def _note_tidied(topic: Topic) -> None:

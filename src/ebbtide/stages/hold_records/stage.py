@@ -88,8 +88,9 @@ class HoldPlan:
         return summaries
 
 
-def resolve_hold(_: SparkSession, __: TopicName, asked: Parameters) -> Parameters:
+def resolve_hold(_: SparkSession, __: TopicName, order: Order) -> Parameters:
     """Give a hold that is to be made its id, so that a kept plan names it."""
+    asked = order.parameters
     if Action(asked["action"]) is not Action.MAKE or asked.get("hold_id"):
         return asked
     return {**asked, "hold_id": new_hold_id(datetime.now(UTC))}

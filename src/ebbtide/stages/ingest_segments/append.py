@@ -27,7 +27,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.files.added_files import Appending, NewFile, Target, write_new_file
-from ebbtide.iceberg.files.data_files import in_segments
+from ebbtide.iceberg.files.data_files import CutOut, in_segments
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
 from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
@@ -183,11 +183,11 @@ class _BatchesOfFile(NamedTuple):
     """The batches of a segment, and the file to write them to."""
 
     target: Target
-    rows: pa.Table
+    batches: CutOut
 
 
 def _write_batches(file: _BatchesOfFile) -> NewFile | None:
-    return write_new_file(file.target, [file.rows])
+    return write_new_file(file.target, [file.batches.rows])
 
 
 def append_read(

@@ -6,7 +6,7 @@ The rows of a slice's batches pass through the driver, so their number is bounde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from ebbtide.stages.ingest_segments.source_log import HeldLog
 # how many batches: the first ones walked tell how many a byte holds.
 MAX_BATCHES = 500_000
 FIRST_WALK_BYTES = 32 * 1024 * 1024  # has no more batches than that, as a header has 61 bytes
+MAX_FILES = 4096  # walked at once
 
 
 class WalkedSlice(NamedTuple):
@@ -79,15 +80,17 @@ def walk_slice(
     counted, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
     while waiting and not cut and (not counted or waiting[0].unread_bytes <= budget_bytes):
         some, waiting = _split(waiting, budget_bytes)
-        behind_cut = []
+        behind_cut, rows = [], []
         for file, walked in zip(some, walk(_with_shares(some, MAX_BATCHES - counted)), strict=True):
             if file.partition in {other.partition for other in cut}:
                 behind_cut.append(file)
                 continue
-            tables.append(walked.rows)
+            rows.append(walked.rows)
             counted += walked.counted
             if walked.is_cut:
                 cut.append(file)
+        # In one piece: a table of few rows takes kilobytes.
+        tables.append(pa.concat_tables([WALK_SCHEMA.empty_table(), *rows]).combine_chunks())
         waiting = [*behind_cut, *waiting]
         walked_bytes += sum(file.unread_bytes for file in some)
         # Three quarters of what seems to fit, as the next files may hold more batches a byte.
@@ -98,12 +101,12 @@ def walk_slice(
 def _split(
     files: Sequence[FileToWalk], budget_bytes: int
 ) -> tuple[list[FileToWalk], list[FileToWalk]]:
-    """Return the files to walk next, at least one, and the others.
+    """Return the files to walk next, at least one and at most MAX_FILES, and the others.
 
     The files of a partition that begin below the tables' end are compared with it together.
     """
     ends = accumulate(file.unread_bytes for file in files)
-    count = max(1, sum(end <= budget_bytes for end in ends))
+    count = max(1, sum(end <= budget_bytes for end in islice(ends, MAX_FILES)))
     while count < len(files) and _is_held(files[count], files[count - 1].partition):
         count += 1
     return list(files[:count]), list(files[count:])

@@ -24,15 +24,20 @@ from ebbtide.log.state.rebuilding import LogInTables
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.spark.number_sets import number_sets
 from ebbtide.stages.clean_log.lost_round import lost_headers, rebuild_headers
+from ebbtide.stages.planned_rows import PlannedRows
 
 BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
 
 
 class StrayRows(NamedTuple):
-    """Rows of a table that cannot stay: how many by partition and reason, and where they lie."""
+    """Rows of a table that cannot stay: how many by partition and reason, and where they lie.
+
+    `leaving` describes records by partition for a plan that is kept.
+    """
 
     by_reason: dict[int, dict[str, int]]
     positions: dict[str, BitMap64]  # by file
+    leaving: dict[int, PlannedRows]
 
     @property
     def total(self) -> int:
@@ -74,7 +79,9 @@ def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
     return held
 
 
-def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, StrayRows]:
+def find_removals(
+    topic: Topic, states: Mapping[int, PartitionState], *, keeps_offsets: bool = False
+) -> dict[str, StrayRows]:
     """Find rows beyond the log end, duplicates, rows without a batch, and erased rows."""
     spark, name = topic.spark, topic.name
     ends = spark.createDataFrame(
@@ -89,7 +96,7 @@ def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[st
     if current_snapshot(spark, name.batches_table) is not None:
         batches = _numbered(topic, name.batches_table, "base_offset").join(ends, "partition")
         reason = F.when(F.col("base_offset") >= F.col("end"), BEYOND).when(F.col("copy") > 1, COPY)
-        removals["batches"] = _removal(batches, reason)
+        removals["batches"] = _removal(batches, reason, keeps_offsets=False)
     if current_snapshot(spark, name.records_table) is not None:
         told = spark.table(name.batches_table).select(
             "partition", F.col("base_offset").alias("batch"), F.lit(True).alias("is_told")
@@ -104,8 +111,24 @@ def find_removals(topic: Topic, states: Mapping[int, PartitionState]) -> dict[st
             .when(F.col("is_told").isNull(), NO_BATCH)
             .when(F.col("offset") < F.col("erased_before"), ERASED)
         )
-        removals["records"] = _removal(records, reason)
+        removals["records"] = _removal(records, reason, keeps_offsets=keeps_offsets)
     return removals
+
+
+def find_taken_back(topic: Topic, snapshot: int) -> dict[int, PlannedRows]:
+    """Find the records that the log has no more once their table is back at a snapshot."""
+    table = topic.name.records_table
+    versions = ("", f" VERSION AS OF {snapshot}")
+    current, before = (
+        number_sets(
+            topic.spark.sql(f"SELECT `partition`, offset FROM {table}{version}"),
+            ["partition"],
+            "offset",
+        )
+        for version in versions
+    )
+    leaving = {p: of - before.get((p,), BitMap64()) for (p,), of in current.items()}
+    return {partition: PlannedRows(offsets) for partition, offsets in leaving.items() if offsets}
 
 
 def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
@@ -132,7 +155,7 @@ def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
 
 
-def _removal(rows: DataFrame, reason: Column) -> StrayRows:
+def _removal(rows: DataFrame, reason: Column, *, keeps_offsets: bool) -> StrayRows:
     stray = rows.withColumn("reason", reason).where(F.col("reason").isNotNull())
     by_reason: dict[int, dict[str, int]] = {}
     by_file: dict[str, BitMap64] = {}
@@ -142,7 +165,24 @@ def _removal(rows: DataFrame, reason: Column) -> StrayRows:
         of_partition[why] = of_partition.get(why, 0) + len(positions)
         of_file = by_file.setdefault(file, BitMap64())
         of_file |= positions
-    return StrayRows(by_reason, by_file)
+    return StrayRows(by_reason, by_file, _described(stray) if keeps_offsets else {})
+
+
+def _described(stray: DataFrame) -> dict[int, PlannedRows]:
+    """Return the offsets of the records, their first and last event time, and two keys."""
+    offsets = number_sets(stray, ["partition"], "offset")
+    times = [F.unix_millis(side("event_time")) for side in (F.min, F.max)]
+    keys = [side("key") for side in (F.min, F.max)]
+    described = {}
+    for partition, oldest, newest, *of_keys in (
+        stray.groupBy("partition").agg(*times, *keys).collect()
+    ):
+        described[partition] = PlannedRows(
+            offsets[(partition,)],
+            tuple(ms for ms in (oldest, newest) if ms is not None),
+            tuple(dict.fromkeys(bytes(key) for key in of_keys if key is not None)),
+        )
+    return described
 
 
 def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:

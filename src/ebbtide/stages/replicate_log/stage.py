@@ -18,6 +18,7 @@ from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, s
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.foreign_changes import count_own, set_counted
+from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.replica_tables import find_replica, replica_names
 from ebbtide.iceberg.schema import create_topic
 from ebbtide.iceberg.topics import (
@@ -43,7 +44,9 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import hand_on_holds, holds_at
+from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runs.undo_points import note_before
 from ebbtide.stages.delete_records.truncate import truncate_below_start
 from ebbtide.stages.replicate_log.copied_rows import (
     Source,
@@ -51,6 +54,7 @@ from ebbtide.stages.replicate_log.copied_rows import (
     remove_leftovers,
     tables_of,
 )
+from ebbtide.stages.undo_run.execution import finish_undo
 from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
@@ -195,9 +199,10 @@ def _replicate(
         copy = load(spark, name)
     else:
         create_views(spark, name)
-        copy = count_own(copy)
+        copy = finish_undo(count_own(copy))
     hand_on_holds(spark, source.topic.name, name)
-    replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source))
+    _note_before(source, copy)
+    replica = compare_and_set(copy, Step.REPLICATE_STARTED, partial(_started, source, copy))
     replication = _own_replication(source, replica)
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
@@ -226,8 +231,23 @@ def _replicate(
     return replica, _Replicated(numbers, snapshot_ids)
 
 
-def _started(source: Source, current: Topic) -> PropertyChanges:
+def _note_before(source: Source, copy: Topic) -> None:
+    """Note what an undo on the primary takes back here; CommitConflictError where one has begun."""
+    leaders = source.topic.partitions
+    moving = [
+        partition
+        for partition, state in copy.partitions.items()
+        if (leader := leaders.get(partition)) is not None
+        and state.log_start_offset < leader.log_start_offset
+        and not is_outrun(state, leader)
+    ]
+    note_before(copy, Touched(moving))
+    check_no_undo(read_again(source.topic), since=source.topic)
+
+
+def _started(source: Source, copy: Topic, current: Topic) -> PropertyChanges:
     """Return the changes to begin with: settings, higher log start offsets, this replication."""
+    check_no_undo(current, since=copy)
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
     unfinished = Replication.of(current.properties)

@@ -9,7 +9,7 @@ same again.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -44,13 +44,22 @@ class Undone:
     snapshots: list[int] = field(default_factory=list)
 
 
+def begin(plan: UndoPlan) -> UndoPlan:
+    """Write the undo to its topic's state, from when on nothing is removed; return it as begun."""
+    if plan.is_begun or not plan.points:
+        return plan
+    started = partial(_started, plan.undo, plan.topic)
+    return replace(
+        plan, topic=compare_and_set(plan.topic, Step.UNDO_STARTED, started), is_begun=True
+    )
+
+
 def execute_points(plan: UndoPlan) -> Undone:
     """Take the plan's points back on its topic."""
+    plan = begin(plan)
     topic, undo = plan.topic, plan.undo
     if not plan.points:
         return Undone(topic)
-    if not plan.is_begun:
-        topic = compare_and_set(topic, Step.UNDO_STARTED, partial(_started, undo, topic))
     _hold_snapshots(topic, undo, plan.points)
     undone = Undone(topic)
     places = Places.of(topic, plan.points)

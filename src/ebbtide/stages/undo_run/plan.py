@@ -166,7 +166,8 @@ def plan_points(
     erased = {p: _of_erased(of.erased) for p, of in described.items() if of.erased}
     if erased:
         points = {p: of for p, of in points.items() if p not in erased}
-        records = Returned([of for of in records.rows if of.unit.partition in points])
+        # Anew: rows tell by the numbers of these points where they lay.
+        records = find_records(topic, points, quarantined(topic, points))
     batches = find_batches(topic, points)
     refused = dict(sorted({**refused, **erased}.items()))
     return UndoPlan(topic, undo.within(points), points, records, batches, described, refused)

@@ -12,6 +12,7 @@ from ebbtide.orchestration.pages.forms import (
     erase_keys,
     hold_records,
     mark_tombstones,
+    repair_state,
     retention_now,
     undo_run,
 )
@@ -23,7 +24,6 @@ from ebbtide.orchestration.pages.forms.direct import (
     ingest_table,
     ingest_topic,
     nightly_retention,
-    repair_state,
     replicate_log,
 )
 from ebbtide.orchestration.pages.forms.form import Form
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 SECTIONS: Sequence[Section] = (
     Section(
-        "Remove, hold, bring back",
+        "Remove, hold, bring back, repair",
         "Each plans first and shows what would go. Nothing is removed before somebody has approved "
         "the plan.",
         (
@@ -50,6 +50,7 @@ SECTIONS: Sequence[Section] = (
             hold_records.FORM,
             undo_run.FORM,
             mark_tombstones.FORM,
+            repair_state.FORM,
             approve_plan.FORM,
         ),
     ),
@@ -66,9 +67,9 @@ SECTIONS: Sequence[Section] = (
         ),
     ),
     Section(
-        "Tables that others write, and repairs",
+        "Tables that others write",
         "Each can show first what it would change.",
-        (adopt_table.FORM, abandon_table.FORM, repair_state.FORM),
+        (adopt_table.FORM, abandon_table.FORM),
     ),
 )
 FORMS: Mapping[str, Form] = {form.dag: form for section in SECTIONS for form in section.forms}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.orchestration.pages.forms.form import (
+    ASK,
     PLAN,
-    Button,
     Field,
     Filled,
     Form,
@@ -71,8 +72,8 @@ FORM = Form(
         ),
     ),
     buttons=(
-        Button(name="plan", label=PLAN.label, help="shows what was done, and the repair."),
-        Button(name="ask", label="Repair", help="repairs the topic at once."),
+        replace(PLAN, help="shows what was done, and the repair; nothing is changed."),
+        ASK,
     ),
     params=_params,
 )

@@ -1,0 +1,1 @@
+"""What it takes to undo a run, and to note for each that it can be."""
