@@ -30,6 +30,7 @@ PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
+BENCH_ADOPTED := adopted,adopted-v3,delete-on-adopted,merge-on-adopted,merge-on-adopted-v3,cow-merge-on-adopted
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
@@ -114,6 +115,8 @@ bench: setup-test ## A cleaner round beside Kafka's and SQL's, ingest and retent
 bench-full: setup-test ## The long measurements, taken up where they stopped
 	-@$(BENCH) --resume --drop --runs 3 --cells 32m-1.25,8m-5-b500,8m-5-b10,8m-5-b1 --contenders ours,kafka
 	-@$(BENCH) --resume --drop --runs 3 --cells 8m-50 --runs-by-hand 1
+	-@$(PY) -m benchmarks.clean_log --results benchmarks/results/adopted --resume --runs 3 --runs-by-hand 1 \
+		--cells 8m-5 --contenders $(BENCH_ADOPTED)
 	@[ -e $(BENCH_RESULTS)/nights/nights.json ] || \
 		$(PY) -m benchmarks.clean_log.thirty_nights --results $(BENCH_RESULTS)/nights
 	@$(PY) -m benchmarks.clean_log.report --write

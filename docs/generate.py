@@ -32,6 +32,7 @@ VARIABLES = {
     "EBBTIDE_INGEST_TOPIC_CONNECTION": "The connection that the form of `ingest_topic` shows.",
     "EBBTIDE_INGEST_TOPIC_CLUSTER": "The cluster that the form of `ingest_topic` shows.",
     "EBBTIDE_INGEST_TOPIC_PATTERN": "The pattern of names that the form of `ingest_topic` shows.",
+    "EBBTIDE_INGEST_TABLE_SCHEDULE": "A cron expression for `ingest_table`. Not set: by hand.",
     "EBBTIDE_REPLICATE_SCHEDULE": "A cron expression for `replicate_log`. Not set: by hand.",
     "EBBTIDE_FOUR_EYES": "`true`: `ebbtide.plan.four.eyes` of all topics.",
     "EBBTIDE_NOTIFIER": "The dotted name of an Airflow notifier that is told of tripped guards and "

@@ -18,7 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.clean_log.contenders.names import BY_HAND, CONTENDERS, KAFKA, OURS, table_of
+from benchmarks.clean_log.contenders.names import (
+    ADOPTED_BY_HAND,
+    BY_HAND,
+    CONTENDERS,
+    KAFKA,
+    OURS,
+    table_of,
+)
 from benchmarks.clean_log.data.cells import Cell
 from benchmarks.clean_log.data.home import BENCH
 from benchmarks.clean_log.data.prepared import CellData, prepare
@@ -40,7 +47,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", default="8m-5", help="comma-separated")
     parser.add_argument("--contenders", default=STANDARD, help=f"of {', '.join(CONTENDERS)}")
     parser.add_argument("--runs", type=int, default=5, help="of each; 0 only prepares the data")
-    parser.add_argument("--runs-by-hand", type=int, help="of all but ours and kafka")
+    parser.add_argument("--runs-by-hand", type=int, help="of statements of SQL")
     parser.add_argument("--minutes", type=float, default=1e9, help="no run starts after that")
     parser.add_argument(
         "--resume", action="store_true", help="count what is kept: runs and failures"
@@ -58,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"expected contenders of {', '.join(CONTENDERS)}, found {unknown}")
     wanted = dict.fromkeys(contenders, args.runs)
     if args.runs_by_hand is not None:
-        wanted |= {name: args.runs_by_hand for name in contenders if name in BY_HAND}
+        by_hand = (*BY_HAND, *ADOPTED_BY_HAND)
+        wanted |= {name: args.runs_by_hand for name in contenders if name in by_hand}
     results = [CellResults.of(args.results, cell) for cell in args.cells.split(",")]
     # Cells that are dropped when they are done are done one by one.
     groups = [[result] for result in results] if args.drop else [results]

@@ -243,3 +243,12 @@ def test_a_batch_is_full_at_the_very_byte(spare: int, batches: list[int]) -> Non
     config = TopicConfig(max_message_bytes=len(encoded(records, [5, 6])) + spare)
     rows = appended(records, [], ActiveSegment(5, NOW_MS), config)
     assert rows["batch"].to_pylist() == batches
+
+
+def test_a_row_with_the_offset_of_the_row_before_is_left_out() -> None:
+    """Also where the one before came with an earlier call."""
+    table, _ = table_of([Given(0, 7, False, b"k", b"v", [])] * 3)
+    again = pa.concat_tables([table, table.slice(2), table.slice(2)])
+    appender = Appender(ActiveSegment(FIRST_OFFSET, NOW_MS), CONFIG, NOW)
+    parts = [appender.append(again), appender.append(again.slice(4), is_last=True)]
+    assert pa.concat_tables(parts)["offset"].to_pylist() == [5, 6, 7]

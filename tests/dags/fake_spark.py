@@ -130,7 +130,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for option in ("--now", "--run-id", "--dag", "--task", "--plan-file"):
         parser.add_argument(option)
     for option in (
-        *("--source", "--cluster", "--target"),
+        *("--source", "--source-topic", "--key-column", "--cluster", "--target"),
         *("--connection", "--topics-pattern", "--isolation", "--run"),
     ):
         parser.add_argument(option)

@@ -20,6 +20,7 @@ DAGS = [
     "export_segments",
     "hold_records",
     "ingest_segments",
+    "ingest_table",
     "ingest_topic",
     "mark_tombstones",
     "nightly_retention",
@@ -90,6 +91,7 @@ SCHEDULES = {
     "nightly_retention": "EBBTIDE_NIGHTLY_SCHEDULE",
     "ingest_segments": "EBBTIDE_INGEST_SCHEDULE",
     "ingest_topic": "EBBTIDE_INGEST_TOPIC_SCHEDULE",
+    "ingest_table": "EBBTIDE_INGEST_TABLE_SCHEDULE",
     "replicate_log": "EBBTIDE_REPLICATE_SCHEDULE",
 }
 
@@ -182,6 +184,9 @@ def test_the_dag_that_a_night_triggers_is_not_paused(dags: dict[str, Any]) -> No
         ("ingest_topic", {"cluster": "a.b"}),
         ("ingest_topic", {"pattern": ""}),
         ("ingest_topic", {"isolation": "serializable"}),
+        ("ingest_table", {"topics": ["no-cluster"]}),
+        ("ingest_table", {"source": "no-namespace"}),
+        ("ingest_table", {"tombstone": "no-value"}),
         ("configure_topic", {"set": ["spark.master=local"]}),
         ("configure_topic", {"unset": ["kafka.retention.ms=1"]}),
         ("delete_records", {"timeout_ms": 0}),

@@ -11,6 +11,7 @@ from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from tests.jobs.submit import KILLED, submit
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.adopted import Record, append, spark_table
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, clean, ingest, mark, set_properties
@@ -132,6 +133,27 @@ def test_a_killed_undo_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: P
     assert view_of_table(sandbox.session, name, 0) == before
     assert "ebbtide.undo" not in load(sandbox.session, name).properties
     assert rows_removed(sandbox, name) == 3  # by delete_records
+
+
+def test_a_killed_copy_is_finished_by_the_next(sandbox: LakeSandbox) -> None:
+    """The table grows in between; the second run knows it without being told."""
+    name, source = TopicName("ingest_table", "t"), "raw.t"
+    spark_table(sandbox.session, source)
+    append(sandbox.session, source, [Record(0, "a"), Record(1, "b", None)])
+    arguments = ["--topic", str(name), "--now", at(NIGHT_MS).isoformat()]
+
+    killed = submit(
+        sandbox, "ingest_table", *arguments, "--source", source, kill_at=Step.INGEST_BATCHES
+    )
+    assert killed.returncode == KILLED, killed.stdout[-2000:]
+    append(sandbox.session, source, [Record(2, "c"), Record(1, "b", None)])
+    done = submit(sandbox, "ingest_table", *arguments)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    rows = sandbox.session.table(name.records_table).orderBy("offset").collect()
+    assert [(row["offset"], bytes(row["key"])) for row in rows] == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert load(sandbox.session, name).partitions[0].log_end_offset == 3
+    assert "ebbtide.copied.slice" not in load(sandbox.session, name).properties
 
 
 def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:

@@ -98,7 +98,12 @@ def test_every_job_says_what_its_types_say(
     run(repair_state, 5, *OF_TOPIC)
 
     rows = lake.session.table(RUNS_TABLE).collect()
-    elsewhere = {"ingest_topic", "adopt_table", "abandon_table"}  # in tests of their own
+    elsewhere = {
+        "ingest_topic",
+        "ingest_table",
+        "adopt_table",
+        "abandon_table",
+    }  # in tests of their own
     assert {row["job"] for row in rows} == set(BY_JOB) - elsewhere
     for row in rows:
         assert list(problems(row["job"], json.loads(row["result"]))) == [], row["job"]

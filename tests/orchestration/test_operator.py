@@ -42,6 +42,13 @@ PARAMS = {
         "isolation": "read_committed",
         "accept_gap": True,
     },
+    "ingest_table": {
+        "topics": ["log.flights"],
+        "source": "raw.flights",
+        "source_topic": "flights",
+        "key_column": "id",
+        "plan_only": True,
+    },
     "configure_topic": {
         "topic": "log.flights",
         "set": ["kafka.cleanup.policy=compact,delete", "kafka.retention.ms=-1"],
@@ -121,6 +128,7 @@ SUBMITTING = [
     "nightly_retention.expire_snapshots",
     "ingest_segments.ingest_segments",
     "ingest_topic.ingest_topic",
+    "ingest_table.ingest_table",
     "configure_topic.plan",
     "configure_topic.configure_topic",
     "configure_topic.record_rejection",

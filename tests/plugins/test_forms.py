@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("known_dags")
 
 SignedIn = Callable[[str, str], Any]
 KEY = "k-secret-7"
+COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 SENT: dict[str, dict[str, Any]] = {
     "delete_records": {"topic": "log.a", "offset.0": "40", "offset.1": "", "go": "ask"},
     "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "go": "plan"},
@@ -62,6 +63,7 @@ SENT: dict[str, dict[str, Any]] = {
         "go": "start",
     },
     "ingest_segments": {"source": "/log", "cluster": "log", "new_topics": "log.b", "go": "start"},
+    "ingest_table": {"source": "raw.t", "new_topics": "log.b", "go": "plan"},
     "nightly_retention": {"topics": ["log.a"], "topics_per_application": "7", "go": "start"},
     "replicate_log": {"topics": ["log.a"], "go": "start"},
     "export_segments": {"topic": "log.a", "partitions": ["1"], "target": "/to", "go": "start"},
@@ -99,6 +101,7 @@ STARTED = {
         "accept_gap": False,
     },
     "ingest_segments": {"source": "/log", "cluster": "log", "topics": ["log.b"]},
+    "ingest_table": {"source": "raw.t", "topics": ["log.b"], "plan_only": True},
     "nightly_retention": {"topics": ["log.a"], "topics_per_application": 7},
     "replicate_log": {"topics": ["log.a"]},
     "export_segments": {"topic": "log.a", "partitions": [1], "target": "/to"},
@@ -121,12 +124,13 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     ],
     "ingest_topic": [{"cluster": "log", "pattern": "a.*", "now": "2026-11-24T10:00"}],
     "ingest_segments": [{"now": "2026-11-24T10:00"}],
+    "ingest_table": [
+        {f"{part}_column": "c" for part in (*COLUMNS, "headers")},
+        {"source_topic": "t", "tombstone": "c=d", "now": "2026-11-24T10:00"},
+    ],
     "nightly_retention": [{"now": "2026-11-24T10:00"}],
     "replicate_log": [{"topics_per_application": "7"}],
-    "adopt_table": [
-        {f"{part}_column": "c" for part in ("partition", "offset", "timestamp", "value", "topic")}
-        | {"tombstone": "c=d"}
-    ],
+    "adopt_table": [{f"{part}_column": "c" for part in (*COLUMNS, "topic")} | {"tombstone": "c=d"}],
     "repair_state": [{"max_event_time_ms": "0=7"}],
 }
 

@@ -23,6 +23,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.ingest_topic.live import CONNECTION, Writer, connect, create
+from tests.tables.adopted import Record, append, spark_table
 from tests.tables.counted import assert_counted
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, at
@@ -47,6 +48,7 @@ POINTS = {
     Work.INGEST: (Step.INGEST_BATCHES, Step.INGEST_STATE),
     Work.APPEND: (Step.APPEND_BATCHES, Step.APPEND_RECORDS, Step.APPEND_STATE),
     Work.SLICE: (Step.INGEST_BATCHES, Step.INGEST_STATE),
+    Work.COPY: (Step.INGEST_BATCHES, Step.INGEST_STATE),
     Work.REPLICATION: (
         Step.REPLICATE_LEFTOVERS,  # of a run that takes over
         Step.REPLICATE_RECORDS,
@@ -73,10 +75,12 @@ ENDED_BY = {
     Work.INGEST: "ingest_segments",
     Work.APPEND: "erase_keys",
     Work.SLICE: "ingest_topic",
+    Work.COPY: "ingest_table",
     Work.REPLICATION: "replicate_log",
 }
-# ingest_topic takes offsets of the broker's, ingest_segments offsets beyond them.
-BESIDE = sorted(JOBS, key=lambda job: job != "ingest_topic")
+# ingest_topic takes offsets of the broker's, ingest_segments offsets beyond them and becomes the
+# topic's source, which ingest_table then refuses.
+BESIDE = sorted(JOBS, key=lambda job: job not in ("ingest_topic", "ingest_table"))
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 PRIMARY, COPIES = "live", "copies"
 # A hold beyond the log's end: one on its keys would forbid their erasure.
@@ -104,6 +108,8 @@ class Bench:
 
     def run(self, job: str, *names: TopicName) -> int:
         """Run a job's main on the topics; its exit code. Two jobs take a replica's primary."""
+        if job == "ingest_table" and len(names) > 1:  # it takes a table for one topic
+            return max(self.run(job, name) for name in names)
         if job in ("replicate_log", "hold_records"):
             names = tuple(name._replace(cluster=PRIMARY) for name in names)
         if job == "replicate_log":
@@ -148,6 +154,8 @@ class Bench:
         elif work is Work.SLICE:
             self.write(names)
             self.kill("ingest_topic", names, steps)
+        elif work is Work.COPY:
+            self.kill("ingest_table", names, steps)
         elif work is Work.UNDO:
             self._succeed("clean_log", *names)
             self.kill("undo_run", names, steps)
@@ -184,6 +192,8 @@ class Bench:
             return ["--source", str(self._grown_log(names)), "--cluster", cluster, *_topics(names)]
         if job == "ingest_topic":
             return ["--connection", CONNECTION, "--cluster", cluster, *_topics(names)]
+        if job == "ingest_table":
+            return ["--source", self._source(names[0]), *_topics(names)]
         if job == "delete_records":
             partitions = [{"partition": 0, "offset": 0}]
             topics = [{"topic": str(name), "partitions": partitions} for name in names]
@@ -196,6 +206,17 @@ class Bench:
             "undo_run": ("--run", "clean_log"),
         }
         return [*_topics(names), *more.get(job, ())]
+
+    def _source(self, name: TopicName) -> str:
+        """A table that others write; of a topic that is to be copied, with what it lacks."""
+        source = TopicName("source", name.topic)
+        if not self.spark.catalog.tableExists(source.records_table):
+            spark_table(self.spark, str(source))
+            if name.topic.startswith(Work.COPY.name.lower()):
+                (state,) = load(self.spark, name).partitions.values()
+                first = state.log_end_offset
+                append(self.spark, str(source), [Record(first + i, f"k{i}") for i in range(3)])
+        return str(source)
 
     def _grown_log(self, names: Sequence[TopicName]) -> Path:
         log = self._folder / "log"

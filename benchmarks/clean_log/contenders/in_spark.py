@@ -23,7 +23,7 @@ def run(contender: Contender, cell: Cell, lake: Path) -> dict[str, Any]:
     """Session start, the work, what it used, what is left, and how long a flush would take."""
     started = time.perf_counter()
     builder = SparkSession.builder.appName("clean_log benchmark")
-    if contender is not CONTENDERS["ours"]:
+    if not contender.is_ours:
         # Statements that work in the JVM for long gain by both of its compilers.
         builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=4")
     spark = builder.getOrCreate()

@@ -23,7 +23,8 @@ from benchmarks.clean_log.data.home import BENCH, ROOT, environment, make_home
 from benchmarks.clean_log.data.log_files import Survivors, write_log
 
 CATALOG = "catalog.db"
-TOPIC_TABLE, PLAIN_TABLE = "topic", "plain"
+TOPIC_TABLE, PLAIN_TABLE, ADOPTED_TABLE = "topic", "plain", "adopted"
+OF_TOPIC = (PLAIN_TABLE, ADOPTED_TABLE)  # made of the topic's records
 
 
 class CellData(NamedTuple):
@@ -69,11 +70,12 @@ def prepare(cell: Cell, tables: Sequence[str]) -> CellData:
         facts.write_text(json.dumps(write_log(cell, directory / "pristine" / "log")))
     data = CellData(cell, directory, Survivors(*json.loads(facts.read_text())))
     make_home(data.home)
-    if TOPIC_TABLE in tables or (PLAIN_TABLE in tables and not data.lake(PLAIN_TABLE).exists()):
+    missing = [table for table in OF_TOPIC if table in tables and not data.lake(table).exists()]
+    if TOPIC_TABLE in tables or missing:
         _make_topic(data)
-    if PLAIN_TABLE in tables and not data.lake(PLAIN_TABLE).exists():
+    for table in missing:
         data.lay_out(TOPIC_TABLE)
-        _make(data, PLAIN_TABLE)
+        _make(data, table)
     return data
 
 

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.clean_log.contenders.names import ADOPTED
 from benchmarks.clean_log.data.cells import Cell
 from benchmarks.clean_log.data.home import ROOT
 from benchmarks.clean_log.report.bounds import bounds_table
@@ -22,8 +23,10 @@ from benchmarks.undo_run.kept import KeptUndo, undo_tables
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEPT = RESULTS / "clean_log"
+KEPT_OF_ADOPTED = RESULTS / "adopted"
 PAGE = ROOT / "docs" / "performance.md"
 METHOD = Path(__file__).parent / "method.md"
+ADOPTED_METHOD = (Path(__file__).parent / "adopted.md").read_text().strip()
 INGEST = (Path(__file__).parent / "ingest.md").read_text().strip()
 TOPIC = (Path(__file__).parent / "topic.md").read_text().strip()
 SCALE = (Path(__file__).parent / "scale.md").read_text().strip()
@@ -45,6 +48,8 @@ def measured(results: Sequence[CellResults], nights: KeptNights | None) -> str:
             ratios_table(ordered, cpu_s),
             "## Each cell",
             *map(cell_table, ordered),
+            ADOPTED_METHOD,
+            *(cell_table(result, ADOPTED) for result in load_all(KEPT_OF_ADOPTED)),
             *(["## Thirty nights", nights_table(nights)] if nights else []),
             INGEST,
             ingest_tables(RESULTS / "ingest_segments"),

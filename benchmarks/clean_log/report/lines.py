@@ -33,10 +33,10 @@ def run_line(run: Run) -> str:
     )
 
 
-def cell_table(result: CellResults) -> str:
+def cell_table(result: CellResults, ours_is: str = OURS) -> str:
     """A cell's contenders, a row each: medians, and the spread of the wall time."""
-    rows = [["", "measured", "runs", "wall s (min to max)", "× ours", *COLUMNS]]
-    ours = result.median(OURS, wall_s)
+    rows = [["", "measured", "runs", "wall s (min to max)", f"× {ours_is}", *COLUMNS]]
+    ours = result.median(ours_is, wall_s)
     for contender in CONTENDERS:
         if runs := result.by(contender):
             seconds = [run.wall_s for run in runs]

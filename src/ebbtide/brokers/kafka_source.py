@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.columns.live_records import SOURCE_COLUMNS, ActiveSegment, Appender
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.log.live_offsets import Isolation, Ranges
 from ebbtide.log.settings.config import TopicConfig
@@ -52,26 +53,37 @@ def source_frame(
 def live_records(
     source: DataFrame, active: Mapping[int, ActiveSegment], config: TopicConfig, now: datetime
 ) -> DataFrame:
-    """Return the source's records, cut into batches and into segments that go on from `active`."""
+    """Return the source's records, cut into batches and into segments that go on from `active`.
+
+    A task has whole partitions, one after the other, each in offset order. Of records with the same
+    offset the first one stays.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     rows = max(1, min(MOST_ROWS, MOST_BYTES // max(1, config.max_message_bytes)))
     source.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
 
     def append(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        at: int | None = None
         appender: Appender | None = None
-        schema = None
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            appender = appender or Appender(active[batch["partition"][0].as_py()], config, now)
-            schema = batch.schema
-            yield from _conform(appender.append(pa.Table.from_batches([batch])))
-        if appender is not None and schema is not None:
-            yield from _conform(appender.append(schema.empty_table(), is_last=True))
+        for partition, rows in _by_partition(batches):
+            if partition != at:
+                if appender is not None:
+                    yield from _conform(appender.append(rows.slice(0, 0), is_last=True))
+                at, appender = partition, Appender(active[partition], config, now)
+            assert appender is not None
+            empty = rows.slice(0, 0)
+            yield from _conform(appender.append(rows))
+        if appender is not None:
+            yield from _conform(appender.append(empty, is_last=True))
 
     schema = from_arrow_schema(INGESTED_SCHEMA)
     return source.mapInArrow(append, schema)  # type: ignore[arg-type]
+
+
+def _by_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+    for batch in batches:
+        yield from slices_by_value(pa.Table.from_batches([batch]), "partition")
 
 
 def _conform(table: pa.Table) -> list[pa.RecordBatch]:

@@ -130,9 +130,14 @@ class Appender:
         self._now = pa.scalar(now, _TIME)
         self._now_ms = int(now.timestamp() * 1000)
         self._waiting: pa.Table | None = None  # rows of a batch that may still grow
+        self._end_offset = 0  # after the last row taken
 
     def append(self, table: pa.Table, *, is_last: bool = False) -> pa.Table:
-        """Return records-table rows of all complete batches; keep the rest for the next call."""
+        """Return records-table rows of all complete batches; keep the rest for the next call.
+
+        A row with the offset of the row before is left out.
+        """
+        table = self._without_repeats(table)
         if self._waiting is not None:
             table = pa.concat_tables([self._waiting, table])
         rows = LiveRows.of(table)
@@ -152,6 +157,14 @@ class Appender:
             np.repeat(np.array(segments, np.int64), counts),
             self._now,
         )
+
+    def _without_repeats(self, table: pa.Table) -> pa.Table:
+        if not table.num_rows:
+            return table
+        offsets = table["offset"].to_numpy()
+        is_new = np.diff(offsets, prepend=self._end_offset - 1) > 0
+        self._end_offset = int(offsets[-1]) + 1
+        return table if is_new.all() else table.filter(pa.array(is_new))
 
     def _batches(self, rows: LiveRows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
         """Yield each batch with its count of rows; unless `is_last`, one that may grow waits."""

@@ -50,6 +50,8 @@ class Step(StrEnum):
     FOLLOW_SETTINGS = "follow_settings"
     CONFIGURE_TOPIC = "configure_topic"
     LIVE_SLICE = "live_slice"
+    COPY_SLICE = "copy_slice"
+    COPY_SEEN = "copy_seen"
     INGEST_RECORDS = "ingest_records"
     INGEST_BATCHES = "ingest_batches"
     INGEST_STATE = "ingest_state"

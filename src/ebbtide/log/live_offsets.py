@@ -92,7 +92,7 @@ def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
 
 
 class Slice(NamedTuple):
-    """A slice of a live topic: the offsets taken together."""
+    """A slice of a live topic, or of a table that is copied: the offsets taken together."""
 
     ranges: dict[int, Range]
     now: datetime
@@ -103,9 +103,9 @@ class Slice(NamedTuple):
         return json.dumps({"now": self.now.isoformat(), "ranges": ranges}, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, name: str = SLICE) -> Self:
         """Return the slice of a property; ConfigurationError where somebody changed it."""
-        return parse_property(SLICE, text, "a slice's clock and ranges", cls._built)
+        return parse_property(name, text, "a slice's clock and ranges", cls._built)
 
     @classmethod
     def _built(cls, values: Any) -> Self:

@@ -63,6 +63,27 @@ class IngestedTopic(OfTopic):
     drift: NotRequired[Annotated[list[Any], "settings that the brokers have differently"]]
 
 
+class CopiedPartition(IngestedPartition):
+    """ingest_table, of a partition."""
+
+    rows: NotRequired[Annotated[int, "rows of the table that a plan would copy, with repeats"]]
+    rows_below: NotRequired[
+        Annotated[int, "rows that came below the log end offset: repeats, or late"]
+    ]
+    repeated: NotRequired[Annotated[int, "rows that were copied already"]]
+    late: NotRequired[Annotated[int, "rows that came too late, and are in the quarantine"]]
+
+
+class CopiedTopic(OfTopic):
+    """ingest_table, of a topic."""
+
+    source: NotRequired[Annotated[str, "the table that is copied"]]
+    layout: NotRequired[Annotated[str, "whose layout it has"]]
+    columns: NotRequired[Annotated[list[str], "the column of each part of a record"]]
+    source_snapshot: NotRequired[Annotated[str, "the table's snapshot whose rows are copied"]]
+    quarantine: NotRequired[Annotated[str, "the table that took late rows"]]
+
+
 class MarkedPartition(OfPartition):
     """mark_tombstones, of a partition."""
 
@@ -372,6 +393,7 @@ class Result(TypedDict):
 BY_JOB: Mapping[str, tuple[type, type]] = {
     "ingest_segments": (IngestedPartition, IngestedTopic),
     "ingest_topic": (IngestedPartition, IngestedTopic),
+    "ingest_table": (CopiedPartition, CopiedTopic),
     "mark_tombstones": (MarkedPartition, MarkedTopic),
     "clean_log": (CleanedPartition, CleanedTopic),
     "expire_segments": (ExpiredPartition, ExpiredTopic),

@@ -16,11 +16,11 @@ from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.live_offsets import Slice
-from ebbtide.log.state.topic_state import APPEND, REPLICATION, SLICE
+from ebbtide.log.state.topic_state import APPEND, COPIED_SLICE, REPLICATION, SLICE
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
-from ebbtide.stages.ingest_segments.append import live_slice
+from ebbtide.stages.ingest_segments.append import copied_slice, live_slice
 from ebbtide.stages.ingest_segments.table_ends import ends_passed
 from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 
@@ -35,6 +35,7 @@ class Work(StrEnum):
     INGEST = "ingest of segment files"
     APPEND = "append of tombstones"
     SLICE = "slice of a live topic"
+    COPY = "slice of a copied table"
     REPLICATION = "replication to this topic"
     UNDO = "undo of a run"
 
@@ -55,12 +56,21 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
         Work.INGEST: Duty.RESUME,
         Work.APPEND: Duty.REFUSE,
         Work.SLICE: Duty.REFUSE,
+        Work.COPY: Duty.REFUSE,
         Work.REPLICATION: Duty.REFUSE,
     },
     "ingest_topic": {
         Work.INGEST: Duty.REFUSE,
         Work.APPEND: Duty.REFUSE,
         Work.SLICE: Duty.RESUME,
+        Work.COPY: Duty.REFUSE,
+        Work.REPLICATION: Duty.REFUSE,
+    },
+    "ingest_table": {
+        Work.INGEST: Duty.REFUSE,
+        Work.APPEND: Duty.REFUSE,
+        Work.SLICE: Duty.REFUSE,
+        Work.COPY: Duty.RESUME,
         Work.REPLICATION: Duty.REFUSE,
     },
     "mark_tombstones": {},
@@ -73,6 +83,7 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
         Work.INGEST: Duty.REFUSE,
         Work.APPEND: Duty.RESUME,
         Work.SLICE: Duty.REFUSE,
+        Work.COPY: Duty.REFUSE,
         Work.REPLICATION: Duty.REFUSE,
     },
     "export_segments": _FREE_OF_ALL,
@@ -95,6 +106,8 @@ _WAYS_OUT = {
     Work.APPEND: "erase_keys was killed or is at work; run it again for this topic, it finishes "
     "that first",
     Work.SLICE: "ingest_topic was killed or is at work; run it again for this topic, it finishes "
+    "that first",
+    Work.COPY: "ingest_table was killed or is at work; run it again for this topic, it finishes "
     "that first",
     Work.REPLICATION: "replicate_log was killed or is at work; run it again for the primary of "
     "this topic, and {job} for the primary too: a replica gets its log from there alone",
@@ -140,8 +153,9 @@ def _check_may_begin(topic: Topic, job: str) -> None:
 
 def _began(topic: Topic, work: Work) -> str:
     """Tell when the work began, or from which offsets on its rows show it; empty if unknown."""
-    if work is Work.SLICE:
-        return f" begun at {Slice.parse(topic.properties[SLICE]).now:%Y-%m-%d %H:%M} UTC"
+    if work in (Work.SLICE, Work.COPY):
+        name = SLICE if work is Work.SLICE else COPIED_SLICE
+        return f" begun at {Slice.parse(topic.properties[name], name).now:%Y-%m-%d %H:%M} UTC"
     if work is Work.INGEST:
         places = (f"offset {end} of partition {p}" for p, end in sorted(ends_passed(topic).items()))
         return f" by rows from {', '.join(places)} on"
@@ -162,6 +176,7 @@ _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
     Work.MERGE: lambda topic: open_merge(topic) is not None,
     Work.APPEND: lambda topic: APPEND in topic.properties,
     Work.SLICE: lambda topic: live_slice(topic) is not None,
+    Work.COPY: lambda topic: copied_slice(topic) is not None,
     Work.REPLICATION: lambda topic: REPLICATION in topic.properties,
     Work.UNDO: lambda topic: open_undo(topic.properties) is not None,
 }
@@ -176,4 +191,6 @@ def _works_beyond_ends(topic: Topic) -> set[Work]:
         return {Work.REPLICATION}
     if live_slice(topic) is not None:
         return {Work.SLICE}
+    if copied_slice(topic) is not None:
+        return {Work.COPY}
     return {Work.INGEST if lacks_tombstones(topic, beyond) else Work.APPEND}

@@ -48,6 +48,41 @@ REDPANDA_WITH_SCHEMA = schema(
     id="long",
     name="string",
 )
+TABLEFLOW = schema(
+    **{
+        "side": "string",
+        "$$topic": "string",
+        "$$partition": "int",
+        "$$headers": "string",
+        "$$leader-epoch": "int",
+        "$$offset": "long",
+        "$$timestamp": "timestamptz",
+        "$$timestamp-type": "string",
+        "$$raw-key": "binary",
+        "$$raw-value": "binary",
+    }
+)
+TABLEFLOW_PORTABLE = schema(
+    key="binary",
+    value="binary",
+    cflt_metadata_partition="int",
+    cflt_metadata_offset="long",
+    cflt_metadata_timestamp="timestamptz",
+    cflt_metadata_raw_key="binary",
+    cflt_metadata_raw_value="binary",
+)
+AIVEN = schema(
+    kafka={
+        "partition": "int",
+        "offset": "long",
+        "timestamp": "long",
+        "batch_base_offset": "long",
+    },
+    key="binary",
+    key_raw="binary",
+    value={"n": "int"},
+    value_raw="binary",
+)
 CONNECT = schema(
     id="string",
     amount="long",

@@ -9,6 +9,7 @@ from ebbtide.log.adopted.layout import Choices, Columns, Layout, NamedLayout
 from ebbtide.log.adopted.recognition import PROFILES, recognise
 from ebbtide.log.adopted.support import Exactness, rules_of
 from tests.log.adopted.schemas import (
+    AIVEN,
     AUTOMQ,
     AUTOMQ_DEBEZIUM,
     AUTOMQ_SCHEMALESS,
@@ -20,6 +21,8 @@ from tests.log.adopted.schemas import (
     REDPANDA,
     REDPANDA_WITH_SCHEMA,
     SPARK,
+    TABLEFLOW,
+    TABLEFLOW_PORTABLE,
     Schema,
 )
 
@@ -71,6 +74,35 @@ from tests.log.adopted.schemas import (
             "_kafka_metadata.partition _kafka_metadata.offset _kafka_metadata.timestamp _cdc.key "
             "_kafka_metadata.topic",
             id="Connect with Debezium",
+        ),
+        pytest.param(
+            TABLEFLOW,
+            Choices(),
+            "tableflow",
+            "$$partition $$offset $$timestamp $$raw-key $$topic $$raw-value side",
+            id="Tableflow",
+        ),
+        pytest.param(
+            TABLEFLOW,
+            Choices(value="$$raw-value"),
+            "tableflow",
+            "$$partition $$offset $$timestamp $$raw-key $$topic $$raw-value",
+            id="Tableflow, by its bytes",
+        ),
+        pytest.param(
+            TABLEFLOW_PORTABLE,
+            Choices(),
+            "tableflow",
+            "cflt_metadata_partition cflt_metadata_offset cflt_metadata_timestamp "
+            "cflt_metadata_raw_key - cflt_metadata_raw_value value",
+            id="Tableflow with portable names",
+        ),
+        pytest.param(
+            AIVEN,
+            Choices(),
+            "aiven",
+            "kafka.partition kafka.offset kafka.timestamp key - value_raw value",
+            id="Aiven",
         ),
         pytest.param(
             AUTOMQ,

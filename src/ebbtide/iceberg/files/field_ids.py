@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from ebbtide.spark.jvm import iceberg_class
 
 _FIELD_ID = b"PARQUET:field_id"
-_WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
+WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
 # A store sends so many bytes in the time that one more request takes.
 _HOLE_BYTES = 4 * 1024 * 1024
-_READING = ParquetFragmentScanOptions(
+READING = ParquetFragmentScanOptions(
     pre_buffer=True, cache_options=pa.CacheOptions(hole_size_limit=_HOLE_BYTES, lazy=False)
 )
 
@@ -53,7 +53,7 @@ def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.T
     present = [column for column in columns if column.field_id in names]
     in_file = [names[column.field_id] for column in present]
     table = file.to_table(
-        columns=in_file, use_threads=False, batch_size=_WHOLE, fragment_scan_options=_READING
+        columns=in_file, use_threads=False, batch_size=WHOLE, fragment_scan_options=READING
     )
     if not present:  # a table without columns would have no rows
         return table

@@ -84,6 +84,7 @@ class Layout:
     topic: int | None = None
     topic_name: str | None = None
     values: tuple[int, ...] = ()
+    headers: int | None = None  # where rows are copied; no rule needs them
     mark: int | None = None
     mark_text: str | None = None
     is_shared: bool = False
@@ -95,15 +96,20 @@ class Layout:
 
     def to_json(self) -> str:
         """Return the value of the property `ebbtide.layout`."""
-        return json.dumps({k: v for k, v in asdict(self).items() if v not in (None, (), False)})
+        return json.dumps(self.to_values())
+
+    def to_values(self) -> dict[str, Any]:
+        """Return what the layout says, as JSON has it."""
+        return {name: of for name, of in asdict(self).items() if of not in (None, (), False)}
 
     @classmethod
     def parse(cls, text: str) -> Layout:
         """Return the layout of a property; ConfigurationError where somebody damaged it."""
-        return parse_property(LAYOUT, text, "a layout as adopt_table writes it", cls._built)
+        return parse_property(LAYOUT, text, "a layout as adopt_table writes it", cls.of_values)
 
     @classmethod
-    def _built(cls, values: Any) -> Layout:
+    def of_values(cls, values: Any) -> Layout:
+        """Return the layout that `to_values` gave; any error where somebody damaged it."""
         ids = {name: whole(value) for name, value in values.items() if name in _IDS}
         texts = {name: str(value) for name, value in values.items() if name in _TEXTS}
         if unknown := values.keys() - ids.keys() - texts.keys() - {"values", "is_shared"}:
@@ -114,7 +120,7 @@ class Layout:
         return cls(**built)
 
 
-_IDS = frozenset({"partition", "offset", "timestamp", "key", "topic", "mark"})
+_IDS = frozenset({"partition", "offset", "timestamp", "key", "topic", "headers", "mark"})
 _TEXTS = frozenset({"profile", "topic_name", "mark_text"})
 
 
@@ -128,6 +134,7 @@ class NamedLayout(NamedTuple):
     topic: Column | None
     values: Sequence[Column]
     mark: Column | None
+    headers: Column | None = None
 
     @classmethod
     def of(cls, layout: Layout, columns: Columns, table: str) -> NamedLayout:
@@ -145,8 +152,8 @@ class NamedLayout(NamedTuple):
         if dropped:
             raise ConfigurationError(
                 f"expected the columns of {table} that {LAYOUT} names by their ids, found that "
-                f"somebody dropped that of {quoted_list(sorted(dropped))}; adopt the table again "
-                "with the column that has taken its place"
+                f"somebody dropped that of {quoted_list(sorted(dropped))}; run adopt_table, or "
+                "ingest_table where it is copied, with the column that has taken its place"
             )
         return cls(**found, values=[column for column in values if column is not None])
 
@@ -163,6 +170,7 @@ class Choices(NamedTuple):
     key: str = ""
     value: str = ""
     topic: str = ""
+    headers: str = ""
     tombstone: str = ""
 
 

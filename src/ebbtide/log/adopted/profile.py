@@ -20,6 +20,8 @@ class Profile(NamedTuple):
     recognise: Callable[[Columns, Choices], Layout | None]
     # What a person should know before adopting such a table.
     warning: str = ""
+    # Why nobody else may write to such tables; empty where others may.
+    read_only: str = ""
 
 
 def is_of(column: Column | None, types: frozenset[str]) -> bool:

@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.adopted.layout import Choices, Columns, Layout
-from ebbtide.log.adopted.layouts import automq, connect_sink, explicit, redpanda, spark_source
+from ebbtide.log.adopted.layouts import (
+    aiven,
+    automq,
+    connect_sink,
+    explicit,
+    redpanda,
+    spark_source,
+    tableflow,
+)
 from ebbtide.log.adopted.profile import Profile
 from ebbtide.log.settings.names import quoted_list
 
@@ -16,6 +24,8 @@ PROFILES: Sequence[Profile] = (
     redpanda.PROFILE,
     automq.PROFILE,
     connect_sink.PROFILE,
+    tableflow.PROFILE,
+    aiven.PROFILE,
     spark_source.PROFILE,
     explicit.PROFILE,
 )

@@ -254,7 +254,9 @@ _PREDICATE = Values("a SQL predicate over key, value, headers and timestamp", _p
 _REPLICAS = Values(
     "<catalog>.<namespace> and kafka:<connection>, separated by commas, or nothing", parse_replicas
 )
-_UPSTREAM = Values("kafka:<connection>, segments:<URI> or nothing", parse_upstream)
+_UPSTREAM = Values(
+    "kafka:<connection>, segments:<URI>, table:<namespace>.<table> or nothing", parse_upstream
+)
 
 # By property; effects.py says in a line what each does.
 SETTINGS: dict[str, Setting] = {

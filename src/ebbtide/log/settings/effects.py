@@ -84,6 +84,9 @@ STATE = {
     "ebbtide.undone": "The last undo that ended; on a replica, that began on its primary.",
     "ebbtide.append": "The erasure's append in flight.",
     "ebbtide.live.slice": "The slice of a live topic that is being taken.",
+    "ebbtide.copied": "The table that the topic is copied from: its layout, and the snapshot up to "
+    "which its rows are here.",
+    "ebbtide.copied.slice": "The slice of that table that is being taken.",
     "ebbtide.replication": "On a replica: the replication in flight.",
     "ebbtide.replica.of": "On a replica: the id of its primary's table.",
     "ebbtide.adopted.seen": "The newest snapshot of an adopted table that the state covers.",

@@ -11,11 +11,19 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.log.settings.credentials import redacted
 
 SOURCE = "ebbtide.source"
-_PREFIXES = {"kafka": "kafka:<connection>", "segments": "segments:<URI>"}
+TABLE = "table"  # a kind
+_PREFIXES = {
+    "kafka": "kafka:<connection>",
+    "segments": "segments:<URI>",
+    TABLE: "table:<namespace>.<table>",
+}
 
 
 class Upstream(NamedTuple):
-    """Brokers that a Kafka connection reaches (`kafka`), or a log directory (`segments`)."""
+    """Brokers that a Kafka connection reaches, a log directory, or a table that others write.
+
+    `kind` is `kafka`, `segments` or `table`.
+    """
 
     kind: str
     where: str
@@ -25,7 +33,7 @@ class Upstream(NamedTuple):
 
     @property
     def connection(self) -> str | None:
-        """The Kafka connection; None for a log directory."""
+        """The Kafka connection; None for a log directory or a table."""
         return self.where if self.kind == "kafka" else None
 
 

@@ -24,6 +24,10 @@ UNDO = "ebbtide.undo"
 UNDONE = "ebbtide.undone"
 # The slice being taken of a live topic, written first: a killed one is finished as planned.
 SLICE = "ebbtide.live.slice"
+# Of a topic that is copied from a table: that table with the snapshot up to which its rows are
+# here, and the slice of them that is being taken.
+COPIED = "ebbtide.copied"
+COPIED_SLICE = "ebbtide.copied.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
@@ -44,7 +48,7 @@ ADOPTED_SEEN = "ebbtide.adopted.seen"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION}
-    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN}
+    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE}
 )
 NEVER = -1
 # The job and DAG that an error of a state points at.

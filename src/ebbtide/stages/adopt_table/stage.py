@@ -124,6 +124,8 @@ def plan_adoption(
     properties = as_dict(spark, table.properties())
     check_changes(topic_properties(name, properties), settings)
     recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
+    _check_writable(name, recognised)
+    recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
     if before is not None:
         _check_same_places(name, before, recognised.layout)
@@ -190,6 +192,14 @@ def _looked_at(
     is_adopted = has_layout and read_state(spark, name) is not None
     states = {} if arrivals is None else _new_states(arrivals, now_ms)
     return AdoptedTopic(name, arrivals, states, is_adopted)
+
+
+def _check_writable(name: TopicName, recognised: Recognised) -> None:
+    if why := recognised.profile.read_only:
+        raise NotCoveredError(
+            f"expected a table that ebbtide may delete from, found {name} of "
+            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
+        )
 
 
 def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:

@@ -7,13 +7,11 @@ one, rows without a key, and rows that tell a tombstone. Kafka: Cleaner.shouldRe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
@@ -24,10 +22,12 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.planned.planned_round import CleaningRound
 from ebbtide.log.adopted.horizons import OffsetRange, due_ranges
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.stages.clean_adopted.by_keys import KEYLESS, SUPERSEDED, FoundRows, find_by_keys
 
-SUPERSEDED, KEYLESS, TOMBSTONES = "superseded", "keyless", "tombstones_removed"
+TOMBSTONES = "tombstones_removed"
 # A row that two rules remove counts for the first of them.
 RULES = (KEYLESS, SUPERSEDED, TOMBSTONES)
+MOST_KEYS_TO_BROADCAST = 1_000_000
 # Types whose order Iceberg's bounds know.
 _ORDERED = frozenset({"binary", "string", "int", "bigint"})
 
@@ -59,7 +59,7 @@ def find_victims(
     in_round = in_round.join(bounds, "partition").where(
         (F.col("offset") >= F.col("log_start")) & (F.col("offset") < F.col("end"))
     )
-    found = [_of_rule(in_round.where(F.col("key").isNull()), KEYLESS)]
+    found: list[DataFrame] = []
     ends = {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()}
     due = _due(ends, states, this_round.now_ms)
     if (is_due := _is_any_of(due)) is not None:
@@ -67,6 +67,12 @@ def find_victims(
     offsets = [of for _, of in due]
     snapshot = this_round.records_snapshot
     firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
+    if (by_keys := find_by_keys(rows, this_round)) is not None:
+        victims = _gathered([*by_keys.found, *_at_once(found)], states)
+        of_dirty = DirtyRows(min(firsts), by_keys.keys) if firsts else None
+        victims.files = count_read_files(rows, snapshot, of_dirty, offsets)
+        return victims
+    found.append(_of_rule(in_round.where(F.col("key").isNull()), KEYLESS))
     if not firsts:
         victims = _gathered(_at_once(found), states)
         victims.files = count_read_files(rows, snapshot, None, offsets)
@@ -159,6 +165,8 @@ def _superseded(in_round: DataFrame, dirty: DataFrame, keys: KeyRange | None) ->
         F.col("partition").alias("of_partition"), F.col("key").alias("dirty_key"), "latest"
     )
     is_same = (F.col("partition") == F.col("of_partition")) & (F.col("key") == F.col("dirty_key"))
+    # Spark would sort all rows and their files' paths to find a few.
+    dirty = F.broadcast(dirty) if dirty.count() <= MOST_KEYS_TO_BROADCAST else dirty
     return rows.join(dirty, is_same).where(F.col("offset") < F.col("latest"))
 
 
@@ -166,40 +174,29 @@ def _of_rule(rows: DataFrame, rule: str) -> DataFrame:
     return rows.select("partition", "file", "position", "offset", F.lit(rule).alias("rule"))
 
 
-def _at_once(found: list[DataFrame]) -> pa.Table:
+def _at_once(found: list[DataFrame]) -> list[FoundRows]:
     """Return all rows found, by file, partition and rule."""
+    if not found:
+        return []
     together = reduce(DataFrame.unionAll, found)
     places = (
         F.collect_list("position").alias("positions"),
         F.collect_list("offset").alias("offsets"),
     )
-    return together.groupBy("file", "partition", "rule").agg(*places).toArrow()
+    return list(_groups(together.groupBy("file", "partition", "rule").agg(*places).toArrow()))
 
 
-_Numbers = npt.NDArray[np.uint64]
-
-
-class _Group(NamedTuple):
-    """Rows of one file and partition that one rule removes."""
-
-    file: str
-    partition: int
-    rule: str
-    positions: _Numbers
-    offsets: _Numbers
-
-
-def _groups(found: pa.Table) -> Iterator[_Group]:
+def _groups(found: pa.Table) -> Iterator[FoundRows]:
     names = ("file", "partition", "rule", "positions", "offsets")
     for *place, positions, offsets in zip(*(found[name] for name in names), strict=True):
         file, partition, rule = (of.as_py() for of in place)
         numbers = (of.values.to_numpy().astype(np.uint64) for of in (positions, offsets))
-        yield _Group(file, partition, rule, *numbers)
+        yield FoundRows(file, partition, rule, *numbers)
 
 
-def _gathered(found: pa.Table, states: Mapping[int, PartitionState]) -> Victims:
+def _gathered(found: Iterable[FoundRows], states: Mapping[int, PartitionState]) -> Victims:
     victims = Victims()
-    for of in sorted(_groups(found), key=lambda group: RULES.index(group.rule)):
+    for of in sorted(found, key=lambda group: RULES.index(group.rule)):
         seen = victims.positions.setdefault(of.file, BitMap64())
         positions = BitMap64(of.positions)
         is_new = np.isin(of.positions, np.array((positions - seen).to_array(), np.uint64))

@@ -18,7 +18,13 @@ from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
-from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ForeignLogError,
+    RequestError,
+    standing_for,
+)
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.files.added_files import Appending, NewFile, Target, write_new_file
 from ebbtide.iceberg.files.data_files import CutOut, in_segments
@@ -28,7 +34,8 @@ from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.live_offsets import Slice
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import SLICE, to_properties
+from ebbtide.log.settings.upstream import SOURCE, TABLE
+from ebbtide.log.state.topic_state import COPIED_SLICE, SLICE, to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
@@ -62,8 +69,23 @@ def new_topic(
 
 
 def check_takes_ingests(topic: Topic, *, is_plan_only: bool) -> None:
-    """Make the views if a killed create lacks them; RequestError for a replica."""
+    """Make the views if a killed create lacks them.
+
+    RequestError for a replica, and for a topic that is copied from a table.
+    """
     check_is_no_replica(topic, "ingest into")
+    upstream = topic.config.upstream
+    if upstream is not None and upstream.kind == TABLE:
+        raise RequestError(
+            f"expected a topic that no table is copied to, found {topic.name}, whose {SOURCE} is "
+            f"{upstream}: offsets belong to one writer; unset {SOURCE} with configure_topic if it "
+            "is to be copied no more"
+        )
+    make_views(topic, is_plan_only=is_plan_only)
+
+
+def make_views(topic: Topic, *, is_plan_only: bool) -> None:
+    """Make the views that a killed create may lack."""
     if not is_plan_only:
         create_views(topic.spark, topic.name)
 
@@ -99,9 +121,18 @@ def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
 
 def live_slice(topic: Topic) -> Slice | None:
     """Return the slice that a killed ingest_topic has appended without moving the state, if any."""
-    if SLICE not in topic.properties:
+    return _appended_slice(topic, SLICE)
+
+
+def copied_slice(topic: Topic) -> Slice | None:
+    """Return the slice that a killed ingest_table has appended without moving the state, if any."""
+    return _appended_slice(topic, COPIED_SLICE)
+
+
+def _appended_slice(topic: Topic, name: str) -> Slice | None:
+    if name not in topic.properties:
         return None
-    slice_in_flight = Slice.parse(topic.properties[SLICE])
+    slice_in_flight = Slice.parse(topic.properties[name], name)
     held = find_ends(topic, slice_in_flight.ranges)
     is_written = any(
         held[partition].records_end > taken.start

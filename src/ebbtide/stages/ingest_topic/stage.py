@@ -14,18 +14,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.brokers.java_client_settings import java_options
-from ebbtide.brokers.kafka_source import live_records, reading, source_frame
+from ebbtide.brokers.kafka_source import reading, source_frame
 from ebbtide.brokers.live_topic import LiveTopic, list_topics
-from ebbtide.columns.live_records import ActiveSegment
-from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import (
-    CommitConflictError,
     EbbtideError,
     NotCoveredError,
     RequestError,
@@ -33,7 +28,6 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, find
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
@@ -44,35 +38,30 @@ from ebbtide.log.live_offsets import (
     range_to_take,
     rest,
 )
-from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
 from ebbtide.log.state.topic_state import SLICE
-from ebbtide.runs.application import to_ms
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     SUMMED,
     IngestOutcome,
-    add_ingested,
-    add_slice,
-    append_batches,
-    append_records,
     check_takes_ingests,
     check_topic_id,
     live_slice,
     new_topic,
-    outcome_of,
     pinned,
-    state_changes,
     with_origin,
 )
-from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
-from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
-from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
-from ebbtide.stages.ingest_topic.slice_batches import batches_of_slice
+from ebbtide.stages.ingest_segments.table_ends import find_ends
+from ebbtide.stages.ingest_topic.slices import (
+    append_slice,
+    check_ends,
+    finish_slice,
+    held_before,
+    log_ends,
+)
 from ebbtide.stages.unfinished import settle
 
 log = logging.getLogger(__name__)
@@ -179,7 +168,7 @@ def ingest_topic(
     done = IngestOutcome()
     plan = plan_live(_without_slice(topic, done), live, source)
     _check_decided(plan.topic, plan.left)
-    while taken := next_slice(plan.left, _ends(plan.topic), source.max_offsets):
+    while taken := next_slice(plan.left, log_ends(plan.topic), source.max_offsets):
         plan.topic = _take_slice(plan, Slice(taken, source.now), done)
         plan.left = rest(plan.left, taken)
     return _answer(done, plan)
@@ -210,7 +199,7 @@ def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
     piece = live_slice(topic)
     if piece is None:
         return topic
-    finished = _finish_slice(topic, piece, find_ends(topic, piece.ranges), done)
+    finished = finish_slice(topic, piece, find_ends(topic, piece.ranges), done, _ended)
     return settle(finished, "ingest_topic")
 
 
@@ -260,103 +249,21 @@ def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
     taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
     log_partitions(log, taken)
     if ranges:
-        spark, config = topic.spark, topic.config
         options = java_options(live.connection, live.settings)
-        frame = source_frame(spark, options, live.topic, ranges, plan.source.isolation)
-        rows = live_records(frame, _active_segments(topic, piece), config, piece.now)
+        frame = source_frame(topic.spark, options, live.topic, ranges, plan.source.isolation)
         with reading(live.topic, live.connection):
-            snapshot = append_records(topic, rows, event_time_of(spark, config.event_time))
-        done.snapshot_ids.append(snapshot)
-    held = {p: HeldLog(topic.partitions.get(p)) for p in piece.ranges}
-    return _finish_slice(topic, piece, held, done)
+            done.snapshot_ids.append(append_slice(topic, piece, frame))
+    return finish_slice(topic, piece, held_before(topic, piece), done, _ended)
+
+
+def _ended(_: Topic) -> PropertyChanges:
+    return {SLICE: None}
 
 
 def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> PropertyChanges:
-    ends, expected = _ends(current), _ends(plan.topic)
-    for partition in piece.ranges:
-        if ends.get(partition) != expected.get(partition):
-            raise CommitConflictError(
-                f"expected the log end offset of {current.name} partition {partition} to be as "
-                "planned, found that another ingest moved it; run the job again"
-            )
+    check_ends(current, plan.topic, piece.ranges)
     changes: dict[str, str | None] = {SLICE: piece.to_property(), SOURCE: plan.source.upstream}
     return with_origin(current, changes, pinned([plan.live.description.topic_id]))
-
-
-def _ends(topic: Topic) -> dict[int, int]:
-    return {partition: state.log_end_offset for partition, state in topic.partitions.items()}
-
-
-def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
-    """Return the segment of each partition that goes on growing, and what it holds."""
-    active = {}
-    for partition, offsets in piece.ranges.items():
-        state = topic.partitions.get(partition)
-        begun = (
-            SegmentStart(offsets.start, to_ms(piece.now)) if state is None else state.segments[-1]
-        )
-        active[partition] = ActiveSegment(*begun)
-    is_active = any_of(
-        f"`partition` = {p} AND base_offset >= {segment.base_offset}"
-        for p, segment in active.items()
-    )
-    first_ms = "CASE WHEN attributes & 8 != 0 THEN max_timestamp_ms ELSE base_timestamp_ms END"
-    sums = (
-        topic.spark.table(topic.name.batches_table)
-        .where(is_active)
-        .groupBy("partition")
-        .agg(F.sum("size_bytes"), F.min_by(F.expr(first_ms), "base_offset"))
-        .collect()
-    )
-    for partition, *sum_and_first in sums:
-        base_and_created = active[partition][:2]
-        active[partition] = ActiveSegment(*base_and_created, *sum_and_first)
-    return active
-
-
-def _finish_slice(
-    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: IngestOutcome
-) -> Topic:
-    """Append the batches of the slice's records, which are in their table, and move the state."""
-    event_time = event_time_of(topic.spark, topic.config.event_time)
-    headers = batches_of_slice(topic, piece)
-    headers_of = dict(slices_by_value(headers, "partition"))
-    logs = {
-        partition: _log(
-            headers_of.get(partition, headers.slice(0, 0)),
-            offsets,
-            held[partition],
-            to_ms(piece.now),
-        )
-        for partition, offsets in piece.ranges.items()
-    }
-    with failing_clearly(topic.config.event_time):
-        ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
-    outcome = outcome_of(topic, logs)
-    outcome.snapshot_ids += append_batches(topic, ingested)
-    topic = set_counted(
-        topic,
-        Step.INGEST_STATE,
-        lambda now: {**state_changes(now, logs, ingested), SLICE: None},
-    )
-    add_ingested(outcome, ingested)
-    add_slice(done, outcome)
-    return topic
-
-
-def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> SourceLog:
-    """Return the slice's part of one partition, as every ingest takes it."""
-    begun = {offsets.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
-    begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
-    return SourceLog(
-        held,
-        log_start_offset=offsets.start if held.state is None else held.state.log_start_offset,
-        visible_from=offsets.start,
-        first_offset=offsets.start,
-        log_end_offset=offsets.end,
-        batches=batches,
-        segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
-    )
 
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:

@@ -60,7 +60,8 @@ def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[i
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = str(java_table(spark, name.records_table).uuid())
     quarantine = spark.table(name.quarantine_table)
-    held = quarantine.where(F.col("table_id") == table_id).select(_PLACE)
+    is_held = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
+    held = quarantine.where(is_held).select(_PLACE)
     missing = forbidden.records.join(held, _PLACE, "left_anti")
     is_missing = not missing.isEmpty()
     if is_missing:

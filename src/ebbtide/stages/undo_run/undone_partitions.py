@@ -14,6 +14,7 @@ from ebbtide.log.state.topic_state import NEVER, UNDO, UNDONE, to_properties
 from ebbtide.log.undo.points import PointsOfPartitions
 from ebbtide.log.undo.undone_state import undone_state
 from ebbtide.spark.number_sets import number_sets
+from ebbtide.stages.mark_tombstones.quarantine import UNMARKED_NULL_VALUE
 from ebbtide.stages.undo_run.returning_rows import Places
 
 
@@ -23,7 +24,8 @@ def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64
     if not table_exists(spark, name.quarantine_table):
         return {}
     table_id = str(java_table(spark, name.records_table).uuid())
-    rows = spark.table(name.quarantine_table).where(F.col("table_id") == table_id)
+    was_here = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
+    rows = spark.table(name.quarantine_table).where(was_here)
     sets = number_sets(
         rows.where(F.col("partition").isin(list(partitions))), ["partition"], "offset"
     )

@@ -15,7 +15,7 @@ NAME = "redpanda"
 
 def recognise(columns: Columns, choices: Choices) -> Layout | None:
     """Return the layout of a table with the struct `redpanda`."""
-    names = ("partition", "offset", "timestamp", "key")
+    names = ("partition", "offset", "timestamp", "key", "headers")
     parts = {name: columns.named(f"redpanda.{name}") for name in names}
     if any(parts[name] is None for name in ("partition", "offset", "timestamp")):
         return None

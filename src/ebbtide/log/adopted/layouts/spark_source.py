@@ -14,7 +14,7 @@ NAME = "spark_source"
 
 def recognise(columns: Columns, choices: Choices) -> Layout | None:
     """Return the layout of a table with the source's own column names."""
-    names = ("key", "value", "topic", "partition", "offset", "timestamp")
+    names = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
     parts = {name: columns.named(name) for name in names}
     needed = (parts[name] for name in ("key", "value", "partition", "offset", "timestamp"))
     if any(column is None for column in needed):

@@ -21,6 +21,7 @@ from ebbtide.orchestration.pages.forms.direct import (
     adopt_table,
     export_segments,
     ingest_segments,
+    ingest_table,
     ingest_topic,
     nightly_retention,
     replicate_log,
@@ -59,6 +60,7 @@ SECTIONS: Sequence[Section] = (
         (
             ingest_topic.FORM,
             ingest_segments.FORM,
+            ingest_table.FORM,
             nightly_retention.FORM,
             replicate_log.FORM,
             export_segments.FORM,

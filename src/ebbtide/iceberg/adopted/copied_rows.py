@@ -1,0 +1,241 @@
+"""Rows of a table that others write, as records with the columns of Spark's Kafka source.
+
+Bytes stay bytes; text becomes UTF-8; what has columns of its own becomes JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from itertools import dropwhile
+from operator import or_
+from typing import NamedTuple
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.columns.live_records import STAMPED
+from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.adopted.rows import columns_of_schema
+from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.files.manifests import changed_files
+from ebbtide.iceberg.history import Committed, history_since
+from ebbtide.log.adopted.layout import Column, Layout, NamedLayout
+from ebbtide.log.settings.names import quoted
+
+_HEADERS = "array<struct<key: string, value: binary>>"
+_APPEND, _REPLACE = "append", "replace"
+_OF_WRITER = "_kafka_"  # begins names of columns that are not of a value
+_NESTED = frozenset({"struct", "list", "map"})
+
+
+class SourceRows(NamedTuple):
+    """A table to copy rows from, and the columns that hold the parts of a record now."""
+
+    spark: SparkSession
+    table: str
+    ids: Layout
+    layout: NamedLayout
+
+    @classmethod
+    def of(cls, spark: SparkSession, table: str, layout: Layout) -> SourceRows:
+        """Find the columns of a layout; ConfigurationError where one was dropped."""
+        columns = columns_of_schema(spark, java_table(spark, table).schema())
+        return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
+
+    def can_read(self, snapshot: int) -> bool:
+        """Return whether the snapshot exists and its rows can be read by the current schema."""
+        table = java_table(self.spark, self.table)
+        current, found = table.currentSnapshot(), table.snapshot(snapshot)
+        if found is None or current is None:
+            return False
+        is_newest = int(current.snapshotId()) == snapshot
+        return is_newest or found.schemaId() == table.schema().schemaId()
+
+    def at(self, snapshot: int) -> DataFrame:
+        """Return the live rows of a snapshot that can be read, with the table's own columns.
+
+        Where the schema has changed since the newest snapshot, only a read without its id knows it.
+        """
+        table = java_table(self.spark, self.table)
+        if table.snapshot(snapshot).schemaId() != table.schema().schemaId():
+            return self.spark.read.table(self.table)
+        return self.spark.read.option("versionAsOf", snapshot).table(self.table)
+
+    def appended(self, after: int, until: int) -> DataFrame:
+        """Return the rows that appends added after one snapshot until another."""
+        reader = self.spark.read.option("start-snapshot-id", after)
+        return reader.option("end-snapshot-id", until).table(self.table)
+
+    def topics(self) -> list[str]:
+        """Return the topics that the table's column of them names."""
+        assert self.layout.topic is not None
+        found = self.spark.table(self.table).select(_column(self.layout.topic)).distinct()
+        return sorted(name for (name,) in found.collect() if name is not None)
+
+
+class Window(NamedTuple):
+    """Rows of a table up to a snapshot; those since `seen`, where the commits tell them.
+
+    Without `seen` they are all of the snapshot. `records` is None where nothing was added.
+    """
+
+    until: int
+    seen: int | None
+    records: DataFrame | None
+
+
+def window_until(
+    rows: SourceRows, until: int, seen: int | None, *, is_stamped: bool = False
+) -> Window:
+    """Return the rows that a copy needs, which holds those up to `seen`.
+
+    `is_stamped` says that timestamps are the broker's.
+    """
+    commits = None if seen is None else _commits(rows, seen, until)
+    if commits is None or not _can_tell(commits):
+        return Window(until, None, records_of(rows, rows.at(until), is_stamped=is_stamped))
+    adding = [of for of in commits if of.adds_rows]
+    if not adding:
+        return Window(until, seen, None)
+    if all(of.operation == _APPEND for of in adding):
+        assert seen is not None
+        added = rows.appended(seen, until)
+    else:
+        added = rows.at(until).where(F.col("_file").isin(_added_files(rows, adding)))
+    return Window(until, seen, records_of(rows, added, is_stamped=is_stamped))
+
+
+def _commits(rows: SourceRows, seen: int, until: int) -> list[Committed] | None:
+    """Return the commits after `seen` up to `until`; None where the history does not have both."""
+    history = history_since(rows.spark, java_table(rows.spark, rows.table), seen)
+    commits = list(dropwhile(lambda made: made.id != until, history.commits))
+    return commits if history.is_reached and commits else None
+
+
+def _can_tell(commits: Sequence[Committed]) -> bool:
+    """Return whether the commits tell which rows came.
+
+    An append does, even if its files were rewritten since. One that also removes does by its files,
+    as long as they are there.
+    """
+    are_appends = all(of.operation == _APPEND for of in commits if of.adds_rows)
+    return are_appends or not any(of.operation == _REPLACE for of in commits)
+
+
+def _added_files(rows: SourceRows, commits: Sequence[Committed]) -> list[str]:
+    table = java_table(rows.spark, rows.table)
+    return [
+        file.path
+        for of in commits
+        for sign, file in changed_files(rows.spark, table, table.snapshot(of.id))
+        if sign > 0 and file.is_data
+    ]
+
+
+def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> DataFrame:
+    """Return the topic's rows of a DataFrame of the table, as the Kafka source would have them."""
+    of = rows.layout
+    if of.topic is not None:
+        is_of_topic = _column(of.topic).eqNullSafe(F.lit(rows.ids.topic_name))
+        table_rows = table_rows.where(is_of_topic)
+    key = F.lit(None).cast("binary") if of.key is None else _bytes(of.key)
+    return table_rows.select(
+        _column(of.partition).cast("int").alias("partition"),
+        _column(of.offset).cast("long").alias("offset"),
+        _timestamp(of.timestamp).alias("timestamp"),
+        F.lit(STAMPED if is_stamped else 0).alias("timestampType"),
+        key.alias("key"),
+        _value(rows).alias("value"),
+        _headers(of.headers).alias("headers"),
+    )
+
+
+def _column(column: Column) -> Expression:
+    return F.col(quoted(*column.path))
+
+
+def _timestamp(column: Column) -> Expression:
+    """Return the time of a column of times, or of milliseconds since the epoch; -1 for null."""
+    of = _column(column)
+    if column.type != "long":
+        of = F.unix_millis(of.cast("timestamp"))
+    return F.timestamp_millis(F.coalesce(of, F.lit(-1)))
+
+
+def _value(rows: SourceRows) -> Expression:
+    """Return the value: bytes where the table has them, else JSON of what it has.
+
+    Of several value columns the first may hold the bytes, and the others stand for them.
+    """
+    of = rows.layout
+    if not of.values:
+        value = _object(_left(rows))
+    elif len(of.values) == 1:
+        value = _bytes(of.values[0])
+    elif of.values[0].type == "binary":
+        value = F.coalesce(_bytes(of.values[0]), _one(of.values[1:]))
+    else:
+        value = _object(of.values)
+    if of.mark is None:
+        return value
+    return F.when(~_column(of.mark).eqNullSafe(F.lit(rows.ids.mark_text)), value)
+
+
+def _left(rows: SourceRows) -> list[Column]:
+    """Return the table's columns that say nothing of where a record lies: those of its value."""
+    of = rows.layout
+    parts = (of.partition, of.offset, of.timestamp, of.topic, of.headers, of.mark)
+    taken = {part.path[0] for part in parts if part is not None}
+    schema = java_table(rows.spark, rows.table).schema()
+    columns = columns_of_schema(rows.spark, schema).top
+    return [c for c in columns if c.name not in taken and not c.name.startswith(_OF_WRITER)]
+
+
+def _one(columns: Sequence[Column]) -> Expression:
+    is_value = len(columns) == 1 and columns[0].type in (*_NESTED, "binary")
+    return _bytes(columns[0]) if is_value else _object(columns)
+
+
+def _object(columns: Sequence[Column]) -> Expression:
+    """Return the columns as a JSON object, those that are null left out; null where all are."""
+    if not columns:
+        return F.lit(None).cast("binary")
+    struct = F.struct(*(_column(column).alias(column.name) for column in columns))
+    has_any = reduce(or_, (_column(column).isNotNull() for column in columns))
+    return F.when(has_any, F.to_json(struct).cast("binary"))
+
+
+def _bytes(column: Column) -> Expression:
+    if column.type in _NESTED:
+        return F.to_json(_column(column)).cast("binary")
+    if column.type == "binary" or column.type.startswith("fixed"):
+        return _column(column).cast("binary")
+    return _column(column).cast("string").cast("binary")
+
+
+def _headers(column: Column | None) -> Expression:
+    if column is None:
+        return F.lit(None).cast(_HEADERS)
+    of = _column(column)
+    if column.type == "map":
+        of = F.map_entries(of)
+    elif column.type != "list" or not _names_of_elements(column) >= {"key", "value"}:
+        raise NotCoveredError(
+            f"expected headers as a list of key and value or as a map in {column.name}, found "
+            f"{column.type_id}; name another column with --headers-column"
+        )
+    return F.transform(of, _header).cast(_HEADERS)
+
+
+def _header(of: Expression) -> Expression:
+    return F.struct(
+        of["key"].cast("string").alias("key"), of["value"].cast("binary").alias("value")
+    )
+
+
+def _names_of_elements(column: Column) -> set[str]:
+    element = json.loads(column.type_id)["element"]
+    return {field["name"] for field in element["fields"]} if isinstance(element, dict) else set()

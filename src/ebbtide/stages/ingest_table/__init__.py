@@ -1,0 +1,1 @@
+"""The job ingest_table."""
