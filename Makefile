@@ -62,6 +62,7 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
+	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) -m pytest -m services tests/services tests/stores tests/writers
 
 smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)

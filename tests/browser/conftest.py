@@ -1,27 +1,21 @@
-"""Airflow's API server with the pages, and Chromium to look at them."""
+"""Airflow's API server with the pages, which Chromium looks at."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import airflow_env  # noqa: F401  before anything of Airflow
+from tests.browser.chromium import chromium as chromium
+from tests.browser.chromium import pictures as pictures
 from tests.browser.example_lake import fill
 from tests.dags.conftest import airflow_database as airflow_database
-from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
+from tests.lake_sandbox import LakeSandbox
 from tests.plugins.conftest import known_dags as known_dags
 from tests.services.process import free_port
-
-# `make test-browser` puts axe-core there, and tests the pictures of the pages.
-FOLDER = Path(os.environ.get("EBBTIDE_BROWSER", EBBTIDE_HOME / "browser"))
-AXE = FOLDER / "axe.min.js"
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +47,6 @@ def airflow_url(example_lake: LakeSandbox, known_dags: None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium")
-    assert path, "the pages are looked at with Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="session")
 def token(airflow_url: str) -> str:
     """The login of a user who may look and change nothing."""
     from airflow.api_fastapi.app import cached_app
@@ -73,11 +55,3 @@ def token(airflow_url: str) -> str:
     user = SimpleAuthManagerUser(username="ann", role="VIEWER")
     signed: str = cached_app().state.auth_manager.generate_jwt(user)
     return signed
-
-
-@pytest.fixture
-def pictures() -> Path:
-    """Where pictures of the pages are kept, to be looked at."""
-    folder = FOLDER / "pictures"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

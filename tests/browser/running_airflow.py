@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.browser.conftest import AXE
+from tests.browser.chromium import AXE
 from tests.jobs.submit import started
 from tests.lake_sandbox import LakeSandbox
 from tests.services.airflow_services import LOGIN, Airflow
