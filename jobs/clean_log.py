@@ -22,12 +22,13 @@ from ebbtide.stages.clean_adopted.stage import (
 )
 from ebbtide.stages.clean_log.choice import bounds_of_plan
 from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, guard_round, plan_clean
-from ebbtide.stages.unfinished import settle
+from ebbtide.stages.unfinished import settle, settle_adopted
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan | AdoptedPlan:
     topic, bounds = load(session, name), bounds_of_plan(order.bounds)
     if topic.is_adopted:
+        topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
         return plan_adopted(topic, order.now_ms, bounds)
     topic = settle(topic, "clean_log", is_plan_only=order.is_plan_only)
     return plan_clean(topic, order.now_ms, bounds, keeps_offsets=order.keeps_offsets)

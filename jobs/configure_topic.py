@@ -31,7 +31,9 @@ def resolve(session: SparkSession, name: TopicName, order: Order) -> Parameters:
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> ConfigurePlan:
-    topic = settle(load(session, name), "configure_topic", is_plan_only=order.is_plan_only)
+    topic = load(session, name)
+    if not topic.is_adopted:
+        topic = settle(topic, "configure_topic", is_plan_only=order.is_plan_only)
     return plan_configure(
         topic,
         order.parameters["changes"],

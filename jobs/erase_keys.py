@@ -16,10 +16,16 @@ from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
+from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.erase_adopted.stage import (
+    AdoptedErasePlan,
+    execute_erase_adopted,
+    plan_erase_adopted,
+)
 from ebbtide.stages.erase_keys.held_keys import typed_keys
 from ebbtide.stages.erase_keys.plan import ErasePlan, keys_of, plan_erase
 from ebbtide.stages.erase_keys.stage import execute_erase, prepare_and_plan
-from ebbtide.stages.unfinished import settle
+from ebbtide.stages.unfinished import settle, settle_adopted
 
 KEYS_SHA256 = "keys_sha256"
 
@@ -51,15 +57,26 @@ class Request(NamedTuple):
         keys = keys_of(session, self.erasure(order.parameters, order.now_ms))
         return {**order.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
 
-    def propose(self, session: SparkSession, name: TopicName, order: Order) -> ErasePlan:
+    def propose(
+        self, session: SparkSession, name: TopicName, order: Order
+    ) -> ErasePlan | AdoptedErasePlan:
         """Plan the erasure; PlanError where the keys are not those of the plan."""
         erasure = self.erasure(order.parameters, order.now_ms)
-        if order.is_plan_only:
-            topic = settle(load(session, name), "erase_keys", is_plan_only=True)
-            return plan_erase(topic, erasure, keeps_offsets=order.keeps_offsets)
         if order.bounds is not None:
             check_keys(keys_of(session, erasure), order.parameters)
+        topic = load(session, name)
+        if topic.is_adopted:
+            topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
+            return plan_erase_adopted(topic, erasure, order.bounds)
+        if order.is_plan_only:
+            topic = settle(topic, "erase_keys", is_plan_only=True)
+            return plan_erase(topic, erasure, keeps_offsets=order.keeps_offsets)
         return prepare_and_plan(session, name, erasure, keeps_offsets=order.keeps_offsets)
+
+
+def execute(plan: ErasePlan | AdoptedErasePlan) -> JobOutcome:
+    is_adopted = isinstance(plan, AdoptedErasePlan)
+    return execute_erase_adopted(plan) if is_adopted else execute_erase(plan)
 
 
 def check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
@@ -99,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     request = Request(args.run_id, args.keys_file)
     spark = SparkSession.builder.appName("erase_keys").getOrCreate()
-    job = PlannedJob(request.propose, execute_erase, is_by_hand=True, resolve=request.resolve)
+    job = PlannedJob(request.propose, execute, is_by_hand=True, resolve=request.resolve)
     return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
 
 

@@ -21,12 +21,13 @@ from ebbtide.stages.expire_adopted.stage import (
 )
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.expire_segments.stage import execute_expire, guard_expiry
-from ebbtide.stages.unfinished import settle
+from ebbtide.stages.unfinished import settle, settle_adopted
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:
     topic = load(session, name)
     if topic.is_adopted:
+        topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
         return plan_expire_adopted(topic, order.now_ms, order.bounds)
     topic = settle(topic, "expire_segments", is_plan_only=order.is_plan_only)
     return plan_expire(topic, order.now_ms, order.bounds, keeps_offsets=order.keeps_offsets)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job, run_topics
@@ -15,6 +16,7 @@ from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.expire_snapshots.held_of_others import NOTE, free_held
 from ebbtide.stages.expire_snapshots.stage import (
     Due,
     SnapshotsPlan,
@@ -25,7 +27,13 @@ from ebbtide.stages.unfinished import settle
 
 
 def resolve(session: SparkSession, name: TopicName, _: Order) -> Parameters:
-    return Due.of(load(session, name)).to_parameters()
+    topic = load(session, name)
+    if topic.is_adopted:
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes to plan on, found {name}, which was "
+            f"adopted: {NOTE}"
+        )
+    return Due.of(topic).to_parameters()
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> SnapshotsPlan:
@@ -48,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_planned(spark, args, EXPIRE_SNAPSHOTS, {name: {} for name in args.topic or ()})
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
-        return execute_expire_snapshots(settle(load(session, name), "expire_snapshots"))
+        topic = load(session, name)
+        if topic.is_adopted:
+            return free_held(topic)
+        return execute_expire_snapshots(settle(topic, "expire_snapshots"))
 
     code = run_topics(spark, args, args.topic, work)
     tidy_runs(spark, datetime.now(UTC))

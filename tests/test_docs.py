@@ -10,6 +10,7 @@ import pytest
 
 from docs.generate import DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
+from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
 
@@ -27,6 +28,7 @@ OTHERS = {
     "ebbtide.orchestration.several_runs",  # a module
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
+ADOPTION = ROOT / "docs" / "adopt.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -91,6 +93,13 @@ def test_operations_says_of_each_error_whether_a_retry_helps(name: str) -> None:
 def test_operations_has_the_page_of_each_job() -> None:
     named = re.findall(r"^\| `([a-z_]+)` \|.*\]\(", OPERATIONS.read_text(), re.MULTILINE)
     assert sorted(named) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
+
+
+def test_adoption_says_of_each_job_what_it_does() -> None:
+    told = [(job, str(of.does), of.why) for job, of in JOBS_ON_ADOPTED.items()]
+    table = r"^\| `([a-z_]+)` \| (works|passes by|refuses) \| (.*) \|$"
+    assert re.findall(table, ADOPTION.read_text(), re.MULTILINE) == told
+    assert JOBS_ON_ADOPTED.keys() == {path.stem for path in (ROOT / "jobs").glob("*.py")}
 
 
 def test_each_job_has_a_folder_of_tests_of_its_name() -> None:

@@ -94,6 +94,7 @@ class Step(StrEnum):
     APPEND_RECORDS = "append_records"
     APPEND_BATCHES = "append_batches"
     APPEND_STATE = "append_state"
+    ERASE_RECORDS = "erase_records"
     ERASURE_ROWS = "erasure_rows"
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"

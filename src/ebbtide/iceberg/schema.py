@@ -77,6 +77,16 @@ HELD_COLUMNS = f"""
     table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
 """
 
+# The columns of the table itself are added as one more, `row`, a struct that grows with them.
+HELD_COLUMNS_OF_OTHERS = """
+    hold_id STRING COMMENT 'the hold; a record that two holds keep is here twice',
+    `partition` INT, offset BIGINT, event_time TIMESTAMP,
+    key BINARY COMMENT 'its bytes, or those of its text; null for keys of other types',
+    job STRING COMMENT 'the job that was about to remove it, or that found it removed',
+    run_id STRING, kept_at TIMESTAMP,
+    table_id STRING COMMENT 'the id of the adopted table that held it'
+"""
+
 BATCH_COLUMNS = """
     `partition` INT NOT NULL,
     base_offset BIGINT NOT NULL,
@@ -123,7 +133,7 @@ ERASURE_COLUMNS = """
     key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
     `partition` INT COMMENT 'null where no partition holds the key',
     found BIGINT COMMENT 'records of the key before its tombstone',
-    way STRING COMMENT 'produced or appended; null where a tombstone was there already',
+    way STRING COMMENT 'produced, appended or deleted; null where a tombstone was there already',
     tombstone_offset BIGINT,
     superseded BIGINT COMMENT 'how many of those found have left the table',
     left BIGINT COMMENT 'how many have not yet',
@@ -208,6 +218,8 @@ _RECORDS = _COMMON | {
 }
 # What is deleted there is rewritten at once, and goes with the snapshots before it.
 _COPIED = _RECORDS | {f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")}
+# Without settings of columns: those of an adopted table are not known.
+_COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n}
 _BATCHES = _COMMON | {
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
@@ -256,6 +268,12 @@ def create_held(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's records that holds have kept where it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
     _create(spark, name.held_table, HELD_COLUMNS, _COPIED, "hold_id")
+
+
+def create_held_of_others(spark: SparkSession, name: TopicName) -> None:
+    """Create the same for rows of an adopted table, without its columns."""
+    create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
+    _create(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, "hold_id")
 
 
 def create_runs(spark: SparkSession) -> None:

@@ -86,6 +86,12 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
     return _data_tables(spark, name) is not None
 
 
+def was_adopted(spark: SparkSession, name: TopicName) -> bool:
+    """Return whether there is such a table and others write it, whatever its state."""
+    table = find_table(spark, name.records_table)
+    return table is not None and bool(table.properties().containsKey(LAYOUT))
+
+
 def find(spark: SparkSession, name: TopicName) -> Topic | None:
     """Load the topic's current state; None where it has no tables.
 

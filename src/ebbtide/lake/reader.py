@@ -175,6 +175,13 @@ class Lake:
         """Return the table of a topic's records that holds have kept."""
         return self._table(name, HELD_SUFFIX)
 
+    def keeps_records(self, name: str) -> bool:
+        """Return whether the topic has a table of records that holds have kept."""
+        with suppress(UnknownTopicError):
+            self.held(name)
+            return True
+        return False
+
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
         """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
 

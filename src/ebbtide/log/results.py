@@ -281,7 +281,9 @@ class ErasedTopic(OfTopic):
 
     keys: Annotated[int, "keys that were asked for"]
     not_found: Annotated[int, "those that no partition has"]
-    way: Annotated[str, "how tombstones reach the log: produced or appended"]
+    way: Annotated[
+        str, "how tombstones reach the log: produced or appended; deleted, where none does"
+    ]
     requested_by: Annotated[str, "who asked"]
     reason: Annotated[str, "why"]
     superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]

@@ -44,8 +44,8 @@ def nothing_to_do(
 
     Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
-    if LAYOUT in topic.properties:  # what has arrived, only the table itself tells
-        return None if job in LOOKING_AT_ADOPTED else Reason.OTHERS_WRITE
+    if LAYOUT in topic.properties:
+        return _nothing_to_do_on_adopted(job, topic, lake)
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if UNDO in topic.properties:
@@ -132,6 +132,14 @@ def newest_answers(by_stage: Iterable[Iterable[LowWatermark]]) -> list[LowWaterm
 def grouped(names: Sequence[str], size: int) -> list[list[str]]:
     """Return the names in groups of at most `size`: one Spark application serves a group."""
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
+
+
+def _nothing_to_do_on_adopted(job: str, topic: LakeTopic, lake: Lake | None) -> Reason | None:
+    """Return why a job leaves a table alone that others write."""
+    if job in LOOKING_AT_ADOPTED:  # what has arrived, only the table itself tells
+        return None
+    keeps_records = lake is not None and lake.keeps_records(topic.name)
+    return None if job == "expire_snapshots" and keeps_records else Reason.OTHERS_WRITE
 
 
 def _nothing_to_mark(topic: LakeTopic) -> Reason | None:

@@ -28,8 +28,9 @@ from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
-from ebbtide.iceberg.topics import Topic, find
+from ebbtide.iceberg.topics import Topic, find, was_adopted
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
+from ebbtide.log.adopted.support import OnAdopted
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, is_of_gone_files
@@ -48,8 +49,6 @@ ATTEMPTS_ON_CONFLICT = 5
 # Set in tests: a result that is not of its job's types fails the job.
 STRICT = "EBBTIDE_STRICT_RESULTS"
 
-# Jobs that a night runs on every topic.
-_NIGHTLY = frozenset({"mark_tombstones", "expire_segments", "delete_records", "expire_snapshots"})
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
 T = TypeVar("T")
@@ -142,8 +141,8 @@ def run_topics(
 ) -> int:
     """Do the work on each topic, also after one failed; return the exit code.
 
-    A topic whose rows somebody else has changed is not touched, nor an adopted one by a job that
-    does not know such. `clocks` holds each topic's `now` where the arguments have none.
+    A topic whose rows somebody else has changed is not touched; an adopted one changes by others
+    all the time. `clocks` holds each topic's `now` where the arguments have none.
     """
     work = partial(_checked, args, work)
     return run_unchecked(spark, args, topics, work, clocks=clocks, on_end=on_end)
@@ -159,6 +158,7 @@ def run_unchecked(
     on_end: OnEnd | None = None,
 ) -> int:
     """Do the work on each topic without looking for foreign changes; return the exit code."""
+    work = partial(_unless_refused, args.job, work)
     job_log.start(args.job)
     catalog_store(spark)  # refuses a setting of it by name, before anything is done
     if not args.plan_only:
@@ -185,7 +185,10 @@ def _checked(
     look = check_unchanged if is_plan_only else count_own
     topic = find(session, name)
     if topic is not None and topic.is_adopted:
-        return work(session, name) if args.job in JOBS_ON_ADOPTED else _left_alone(args.job, topic)
+        on_adopted = JOBS_ON_ADOPTED[args.job]
+        if on_adopted.does is OnAdopted.PASSES_BY:
+            return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {on_adopted.why}"})
+        return work(session, name)
     if topic is not None:
         look(topic)
     before = {} if topic is None else _low_watermarks(topic)
@@ -205,14 +208,18 @@ def _checked(
     return outcome
 
 
-def _left_alone(job: str, topic: Topic) -> JobOutcome:
-    """Return the outcome of a nightly job on an adopted topic; NotCoveredError for one by hand."""
-    if job in _NIGHTLY:
-        return JobOutcome(topic={"note": str(Reason.OTHERS_WRITE)})
-    raise NotCoveredError(
-        f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
-        f"{job} does not work on such tables yet (docs/adopt.md)"
-    )
+def _unless_refused(
+    job: str, work: TopicWork, session: SparkSession, name: TopicName
+) -> JobOutcome:
+    """Do the work; NotCoveredError for an adopted topic, where the job refuses such."""
+    on_adopted = JOBS_ON_ADOPTED.get(job)
+    is_refused = on_adopted is not None and on_adopted.does is OnAdopted.REFUSES
+    if on_adopted is not None and is_refused and was_adopted(session, name):
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; {job} "
+            f"does not work on such tables: {on_adopted.why} (docs/adopt.md)"
+        )
+    return work(session, name)
 
 
 def _low_watermarks(topic: Topic) -> dict[int, int]:

@@ -48,7 +48,9 @@ def note_before(topic: Topic, touched: Touched) -> None:
     if not touched.partitions or commits is None or topic.config.undo_ms == 0:
         return
     records = touched.records_snapshot or current_snapshot(spark, name.records_table)
-    batches = touched.batches_snapshot or current_snapshot(spark, name.batches_table)
+    batches = touched.batches_snapshot
+    if batches is None and not topic.is_adopted:
+        batches = current_snapshot(spark, name.batches_table)
     append_point(
         spark,
         UndoPoint(

@@ -104,6 +104,10 @@ class JavaMethod(NamedTuple):
         mapped = java_list.stream().map(self.as_a("java.util.function.Function"))
         return mapped.collect(collected)
 
+    def call(self) -> Any:
+        """Call it without arguments; py4j finds no static method beside another of its name."""
+        return self.handle.invokeWithArguments(java_class(self.spark, "java.util.ArrayList")())
+
     def as_a(self, interface: str) -> Any:
         """Return an object of a Java interface with one method, which calls it."""
         proxies = java_class(self.spark, "java.lang.invoke.MethodHandleProxies")

@@ -9,11 +9,11 @@ from ebbtide.errors import CommitConflictError, NotCoveredError, UnfinishedWorkE
 from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.planned.planned_round import open_round
+from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.adopted.segments import cut, new_log, with_arrived
 from ebbtide.log.logical_segments import MAX_LONG
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, PartitionState, to_properties
-from ebbtide.runs.holds_table import holds_at
 
 
 class Look(NamedTuple):
@@ -65,14 +65,15 @@ def look_at_log(
 
     `ends` are where a kept plan ends in each partition: a segment is closed there.
 
-    NotCoveredError where a setting or a hold asks for what such a topic has not.
+    NotCoveredError where a setting asks for what such a topic has not.
     """
-    _check_covered(topic, now_ms)
-    if open_round(topic) is not None:
+    _check_covered(topic)
+    if open_undo(topic.properties) is not None:
         raise UnfinishedWorkError(
-            f"expected no cleaner round in flight on {topic.name}, found one: clean_log was killed "
-            "or is at work; run it again"
+            f"expected no undo in flight on {topic.name}, found one: undo_run was killed or is at "
+            "work; run it again"
         )
+    check_no_round(topic)
     seen = topic.properties.get(ADOPTED_SEEN)
     arrivals = look(
         rows,
@@ -86,16 +87,20 @@ def look_at_log(
     return Look(topic, arrivals.snapshot, states, arrivals.unplaced)
 
 
-def _check_covered(topic: Topic, now_ms: int) -> None:
+def check_no_round(topic: Topic) -> None:
+    """Raise UnfinishedWorkError where a cleaner round is in flight, which clean_log finishes."""
+    if open_round(topic) is not None:
+        raise UnfinishedWorkError(
+            f"expected no cleaner round in flight on {topic.name}, found one: clean_log was killed "
+            "or is at work; run it again"
+        )
+
+
+def _check_covered(topic: Topic) -> None:
     if topic.config.replicas:
         raise NotCoveredError(
             f"expected no replicas of {topic.name}, whose table others write, found "
             "ebbtide.replicas; remove the setting"
-        )
-    if holds_at(topic, now_ms):
-        raise NotCoveredError(
-            f"expected no hold on {topic.name}, whose table others write, found one: its records "
-            "could not be kept; nothing was removed"
         )
 
 

@@ -12,7 +12,8 @@ from ebbtide.stages.clean_adopted import by_keys
 from ebbtide.stages.clean_adopted.stage import plan_adopted
 from ebbtide.stages.clean_adopted.victims import Victims
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.adopted import Record, adopt, append, clean, delete_equal, live, spark_table
+from tests.tables.adopted import Record, adopt, append, clean, live, spark_table
+from tests.tables.upserts import delete_equal
 
 REDPANDA = (
     "redpanda struct<`partition`: int, timestamp: timestamp, offset: bigint, key: binary>, "

@@ -43,6 +43,7 @@ from tests.kafka.delete_broker import (
 )
 from tests.kafka.delete_cases import (
     CASES,
+    COMMITTED,
     DELETED,
     FIRST_MS,
     INTERNAL,
@@ -50,6 +51,7 @@ from tests.kafka.delete_cases import (
     MISSED,
     NOWHERE,
     ROLLED,
+    SECONDS,
     TOPICS,
     UNKNOWN_PARTITION,
     USERS,
@@ -57,6 +59,7 @@ from tests.kafka.delete_cases import (
 )
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.undo_run.twins import of_request
+from tests.tables.adopted import Record, adopt, append, spark_table
 from tests.tables.nights import answer_request, at, ingest
 from tests.tables.planned import Jobs
 
@@ -144,6 +147,36 @@ def test_older_records_after_the_first_at_a_time_stay_and_are_counted(asked: Ask
         "a time whose first record lies below the log start": 0,
     }
     assert counted == dict.fromkeys(counted, 0) | with_older
+
+
+def test_a_table_of_others_means_the_same_by_times_and_groups(
+    broker: KafkaBroker, asked: Asked, sandbox: LakeSandbox
+) -> None:
+    """Each partition of it holds what the broker's does, and is asked in its own way."""
+    place = PLACES["0 of a log that starts at 0"]
+    first_to_last = range(min(SECONDS) * 1000 - 1, max(SECONDS) * 1000 + 2, 2_500)
+    entries: list[dict[str, Any]] = [{"timestamp": FIRST_MS + ms} for ms in first_to_last]
+    entries += [{"timestamp": FIRST_MS + of * 1000} for of in (5, 15, 50)]
+    entries += [{"groups": [group], "connection": CLUSTER} for group in COMMITTED]
+    name = TopicName("others", "t")
+    records = [
+        Record(i, str(i), "v", p, FIRST_MS + of * 1000)
+        for p in range(len(entries))
+        for i, of in enumerate(SECONDS)
+    ]
+    spark_table(sandbox.session, str(name))
+    append(sandbox.session, str(name), records, topic=DELETED)
+    adopt(sandbox.session, str(name), {"kafka.cleanup.policy": "delete"})
+    partitions = [{**entry, "partition": p} for p, entry in enumerate(entries)]
+    request = parse_request(
+        json.dumps({"topics": [{"topic": str(name), "partitions": partitions}]})
+    )
+    answers = answer_request(
+        sandbox.session, name, request.topics[name], FIRST_MS, plan_only=True
+    ).partitions
+    by_kafka = {p: offset_of(broker, place, entry, 0) for p, entry in enumerate(entries)}
+    assert {p: of["requested_offset"] for p, of in answers.items()} == by_kafka
+    assert len(set(by_kafka.values())) > 5
 
 
 def test_a_time_that_kafka_does_not_find_is_found(

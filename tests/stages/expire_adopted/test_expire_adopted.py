@@ -8,9 +8,11 @@ from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.fixtures import KilledError
+from tests.tables.planned import Jobs
 
 DAY_MS = 86_400_000
 
@@ -61,3 +63,40 @@ def test_segments_past_a_limit_leave(
     assert {p: s.log_start_offset for p, s in states.items()} == {0: 3, 1: 0}
     files = spark.table(f"{TopicName.parse(name).records_table}.data_files")
     assert files.count() == 2
+
+
+def test_single_rows_past_the_event_time_limit_leave(
+    sandbox: LakeSandbox, cluster: str, jobs: Jobs
+) -> None:
+    """One without a time stays, and sums count what is left; a late one stops a plan."""
+    spark, name = sandbox.session, f"{cluster}.t"
+    spark_table(spark, name)
+    days = {0: 1, 1: 9, 2: 3, 3: 8, 4: 2}
+    append(spark, name, [Record(n, "k", "v", 0, day * DAY_MS) for n, day in days.items()])
+    append(spark, name, [Record(5, "k", "v", 0, DAY_MS), Record(6, "k", "v", 0, 10 * DAY_MS)])
+    table = TopicName.parse(name).records_table
+    spark.sql(f"UPDATE {table} SET timestamp = null WHERE offset = 5")
+    limits = {
+        "kafka.cleanup.policy": "delete",
+        "kafka.segment.ms": str(9 * DAY_MS),
+        "kafka.retention.max.eventtime.ms": str(5 * DAY_MS),
+        "ebbtide.retention.granularity": "record",
+        "ebbtide.max.delete.ratio": "1",
+    }
+    adopt(spark, name, limits, now_ms=10 * DAY_MS)
+    plan = jobs.plan(expire_segments, 10 * DAY_MS, "--topic", name)
+    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [0, 2, 4]}
+    late = Record(4, "k", "v", 0, DAY_MS), Record(1, "k", "v", 0, DAY_MS)
+    append(spark, name, late[:1])  # its offset is the plan's
+    assert jobs.run(expire_segments, "--plan", plan.plan_id) == 0
+    run = jobs.last_run()
+    assert (run.rows_removed, run.partitions[0]["records_expired"]) == (4, 4)
+    assert live(spark, name) == [1, 3, 5, 6]
+    (state,) = load(spark, TopicName.parse(name)).partitions.values()
+    assert sum(of.record_count for of in state.sums) == 4
+    again = jobs.plan(expire_segments, 10 * DAY_MS + 1, "--topic", name)
+    append(spark, name, late[1:])
+    assert jobs.run(expire_segments, "--plan", again.plan_id) != 0
+    assert "1 offsets of partition 0 from 1 on" in str(jobs.last_run().error)
+    assert expire(spark, name, 10 * DAY_MS + 2).partitions[0]["records_expired"] == 1
+    assert live(spark, name) == [1, 3, 5, 6]

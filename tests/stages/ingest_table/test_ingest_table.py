@@ -25,9 +25,10 @@ from tests.stages.ingest_table.copying import (
     source_of,
 )
 from tests.tables import nights
-from tests.tables.adopted import Record, adopt, append, delete_equal, spark_table
+from tests.tables.adopted import Record, adopt, append, spark_table
 from tests.tables.contents import contents
 from tests.tables.logs import Message, write_log
+from tests.tables.upserts import delete_equal
 
 
 @pytest.fixture(scope="module")

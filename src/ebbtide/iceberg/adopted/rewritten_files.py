@@ -8,10 +8,11 @@ leaving rows as deletions, which Iceberg's reader applies beside those of others
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.adopted.leaving_files import (
     LeavingRows,
@@ -22,7 +23,7 @@ from ebbtide.iceberg.adopted.leaving_files import (
 )
 from ebbtide.iceberg.adopted.row_deletes import write_deletes
 from ebbtide.iceberg.files.file_commits import Commit
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, java_list
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class
 
 
 def prepare_rewrite(
@@ -53,7 +54,8 @@ def prepare_rewrite(
 
 def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingRows]) -> list[Any]:
     """Write what stays of the files to new ones, which no snapshot has yet."""
-    deletions, _ = write_deletes(spark, table, files)
+    losing = [of for of in files if of.positions]
+    deletions, _ = write_deletes(spark, table, losing) if losing else ([], [])
     try:
         return _rewritten(spark, table, _tasks(spark, table, files, deletions))
     finally:  # no snapshot ever has them
@@ -73,7 +75,11 @@ def _tasks(
     residuals = iceberg_class(spark, "expressions.ResidualEvaluator").unpartitioned(every_row)
     tasks = java_class(spark, "java.util.ArrayList")()
     for of in files:
-        applied = _deletes(spark, [*_others(spark, of, by_path[of.path]), by_path[of.path]])
+        deletion = by_path.get(of.path)  # of a file that is only to lose its dead rows, none
+        others = items(of.task.deletes())
+        if deletion is not None:
+            others = [*_others(spark, of, deletion), deletion]
+        applied = _deletes(spark, others)
         spec = parser.toJson(specs.get(of.file.specId()))
         make = iceberg_class(spark, "BaseFileScanTask")
         tasks.add(make(of.file, applied, schema, spec, residuals))
@@ -102,21 +108,39 @@ def _deletes(spark: SparkSession, files: Sequence[Any]) -> Any:
 
 def _rewritten(spark: SparkSession, table: Any, tasks: Any) -> list[Any]:
     """Let Spark write the rows of scan tasks to new files, staged and not committed."""
-    # It has another method `get`, which py4j would take.
-    get_tables = JavaMethod.of(spark, ICEBERG + "spark.SparkTableCache", "get").handle
-    tables = get_tables.invokeWithArguments(java_list(spark, []))
-    staged, written = (
-        iceberg_class(spark, f"spark.{name}").get()
-        for name in ("ScanTaskSetManager", "FileRewriteCoordinator")
-    )
+    staged = iceberg_class(spark, "spark.ScanTaskSetManager").get()
+    with _file_group(spark, table) as group:
+        staged.stageTasks(table, group, tasks)
+        try:
+            rows = spark.read.format("iceberg").load(group)
+            return _written(spark, table, group, rows)
+        finally:
+            staged.removeTasks(table, group)
+
+
+def write_new_files(spark: SparkSession, table: Any, rows: DataFrame) -> list[Any]:
+    """Write rows of all of the table's columns to files which no snapshot has yet."""
+    with _file_group(spark, table) as group:
+        return _written(spark, table, group, rows)
+
+
+@contextmanager
+def _file_group(spark: SparkSession, table: Any) -> Iterator[str]:
+    """Yield the name of a group of files by which Spark knows the table, until the block ends."""
     group = str(uuid.uuid4())
+    # It has another method `get`, which py4j would take.
+    tables = JavaMethod.of(spark, ICEBERG + "spark.SparkTableCache", "get").call()
     tables.add(group, table)
-    staged.stageTasks(table, group, tasks)
     try:
-        rows = spark.read.format("iceberg").load(group)
+        yield group
+    finally:
+        tables.remove(group)
+
+
+def _written(spark: SparkSession, table: Any, group: str, rows: DataFrame) -> list[Any]:
+    written = iceberg_class(spark, "spark.FileRewriteCoordinator").get()
+    try:
         rows.write.format("iceberg").mode("append").save(group)
         return items(java_class(spark, "java.util.ArrayList")(written.fetchNewFiles(table, group)))
     finally:
-        tables.remove(group)
-        staged.removeTasks(table, group)
         written.clearRewrite(table, group)

@@ -66,7 +66,15 @@ class AdoptedRows(NamedTuple):
         return {row["topic"] for row in found if row["topic"] is not None}
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot.
+        """Return the live rows of a snapshot."""
+        return self._records(self._read(snapshot))
+
+    def with_deleted(self, snapshot: int) -> DataFrame:
+        """Return the rows of a snapshot, also those that somebody has deleted: `is_deleted`."""
+        return self._records(self._read(snapshot), F.col("_deleted").alias("is_deleted"))
+
+    def _read(self, snapshot: int) -> DataFrame:
+        """Return the table as of a snapshot.
 
         Iceberg reads an older one by its own schema, and then stumbles over columns that were
         renamed since. The newest one can be read by the current schema.
@@ -74,23 +82,41 @@ class AdoptedRows(NamedTuple):
         table = java_table(self.spark, self.table)
         schema_id = existing_snapshot(table, snapshot).schemaId()
         if schema_id == table.schema().schemaId():
-            rows = self.spark.read.option("versionAsOf", snapshot).table(self.table)
-        elif snapshot == table.currentSnapshot().snapshotId():
-            rows = self.spark.read.table(self.table)
-        else:
-            raise CommitConflictError(
-                f"expected {self.table} with the schema of snapshot {snapshot}, found that "
-                "somebody changed it meanwhile; run the job again"
-            )
-        return self._records(rows)
+            return self.spark.read.option("versionAsOf", snapshot).table(self.table)
+        if snapshot == table.currentSnapshot().snapshotId():
+            return self.spark.read.table(self.table)
+        raise CommitConflictError(
+            f"expected {self.table} with the schema of snapshot {snapshot}, found that somebody "
+            "changed it meanwhile; run the job again"
+        )
+
+    def as_of(self, snapshot: int) -> DataFrame:
+        """Return the live rows of an older snapshot; its columns are found by its own schema."""
+        table = java_table(self.spark, self.table)
+        schema = table.schemas().get(existing_snapshot(table, snapshot).schemaId())
+        columns = columns_of_schema(self.spark, schema)
+        then = self._replace(layout=NamedLayout.of(self.ids, columns, self.table))
+        return then._records(self.spark.read.option("versionAsOf", snapshot).table(self.table))
+
+    def is_from(self, timestamp_ms: int) -> Expression:
+        """Return whether a record's `timestamp` is at or after a time; null without one.
+
+        It compares the column as it is, so that Iceberg prunes files by their bounds.
+        """
+        at = F.lit(timestamp_ms)
+        is_number = self.layout.timestamp.type == "long"
+        return F.col("timestamp") >= (at if is_number else F.timestamp_millis(at))
 
     def appended(self, after: int, until: int) -> DataFrame:
         """Return the rows that appends added after one snapshot until another."""
         reader = self.spark.read.option("start-snapshot-id", after)
         return self._records(reader.option("end-snapshot-id", until).table(self.table))
 
-    def _records(self, rows: DataFrame) -> DataFrame:
-        """Select partition, offset, key, is_tombstone, timestamp_ms, topic, and the row's place."""
+    def _records(self, rows: DataFrame, *more: Expression) -> DataFrame:
+        """Select the parts of a record, the row's place, and all of its columns as `row`.
+
+        `timestamp` is the column as it is, `timestamp_ms` is -1 where that is null.
+        """
         of = self.layout
         if self.in_table is not None:
             assert of.topic is not None
@@ -101,10 +127,13 @@ class AdoptedRows(NamedTuple):
             _column(of.offset).cast("long").alias("offset"),
             key.alias("key"),
             _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
+            _column(of.timestamp).alias("timestamp"),
             _timestamp_ms(of.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
+            F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias("row"),
+            *more,
         )
 
 

@@ -17,7 +17,7 @@ from ebbtide.log.logical_segments import (
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 
-_EMPTY = SegmentSums(0, NEVER, NEVER, 0)
+EMPTY = SegmentSums(0, NEVER, NEVER, 0)
 
 
 class ArrivedRows(NamedTuple):
@@ -45,14 +45,14 @@ def new_log(first_offset: int, now_ms: int) -> PartitionState:
         first_dirty_offset=first_offset,
         first_unmarked_offset=first_offset,
         segments=(SegmentStart(first_offset, now_ms),),
-        sums=(_EMPTY,),
+        sums=(EMPTY,),
     )
 
 
 def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> PartitionState:
     """Return the state with the rows in its segments; late ones are dirty again."""
     segments = list(state.segments)
-    sums = [_EMPTY] * len(segments) if rows.are_all else list(state.sums)
+    sums = [EMPTY] * len(segments) if rows.are_all else list(state.sums)
     bases = [segment.base_offset for segment in segments]
     for offset, more in rows.by_segment.items():
         place = bases.index(segment_of(bases, offset))
@@ -95,7 +95,7 @@ def cut(
     if end <= state.active_segment or not (is_old or active.size_bytes >= config.segment_bytes):
         return state
     # Rows beyond a plan's end stay counted in the closed segment; their times decide in the next.
-    left = _EMPTY if end == state.log_end_offset else active._replace(size_bytes=0, record_count=0)
+    left = EMPTY if end == state.log_end_offset else active._replace(size_bytes=0, record_count=0)
     return replace(
         state,
         segments=(*state.segments, SegmentStart(end, now_ms)),
@@ -126,7 +126,7 @@ def merged_into(
     """Return the state with its segments grouped under `heads`, less rows removed by segment."""
     kept = list(heads)
     bases = [segment.base_offset for segment in kept]
-    sums = dict.fromkeys(bases, _EMPTY)
+    sums = dict.fromkeys(bases, EMPTY)
     for (base, _), of in zip(state.segments, state.sums, strict=True):
         head = segment_of(bases, base)
         sums[head] = _added(sums[head], _less(of, removed.get(base, 0)))
@@ -147,7 +147,15 @@ def without_expired(
         log_start_offset=log_start_offset,
         first_dirty_offset=max(state.first_dirty_offset, log_start_offset),
         segments=starts,
-        sums=tuple(of_base.get(start, _EMPTY) for start in starts),
+        sums=tuple(of_base.get(start, EMPTY) for start in starts),
+    )
+
+
+def without_rows(state: PartitionState, removed: Mapping[int, int]) -> PartitionState:
+    """Return the state whose segments count some rows less, given by base offset."""
+    sums = zip(state.segments, state.sums, strict=True)
+    return replace(
+        state, sums=tuple(_less(of, removed.get(start.base_offset, 0)) for start, of in sums)
     )
 
 

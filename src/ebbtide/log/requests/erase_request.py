@@ -44,6 +44,7 @@ class Way(StrEnum):
 
     PRODUCED = "produced"  # to the live topic, and on by ingest
     APPENDED = "appended"  # to the tables, of a topic without an upstream
+    DELETED = "deleted"  # none does: rows leave a table that others write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

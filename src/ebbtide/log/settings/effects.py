@@ -105,6 +105,7 @@ SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
     "ebbtide.job": "The job that committed the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
+    "ebbtide.undone.since": "On an adopted table, of an undo: by partition, since which snapshot.",
     "ebbtide.topic": "The topic of an adopted table whose rows left.",
 }
 

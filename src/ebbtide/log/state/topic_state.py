@@ -213,6 +213,12 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
     }
 
 
+def to_changes(partition: int, state: PartitionState) -> dict[str, str | None]:
+    """Return the same, with None for each list that is empty now and may not have been."""
+    lists = dict.fromkeys(f"{PREFIX}{partition}.{name}" for name in _LISTS)
+    return {**lists, **to_properties(partition, state)}
+
+
 def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
     """Return the state of each partition among a table's properties; errors name the topic."""
     partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}

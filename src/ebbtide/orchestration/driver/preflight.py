@@ -32,7 +32,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
         if job == "configure_topic":
             changes = parse_changes(params.get("set") or (), params.get("unset") or ())
             check_changes(topic.properties, changes)
-        elif job == "erase_keys":
+        elif job == "erase_keys" and LAYOUT not in topic.properties:
             check_is_compacted(name, topic.config)
         elif job == UNDO_RUN:
             check_is_noted(read_undo_points(lake, name), name, params["run"])

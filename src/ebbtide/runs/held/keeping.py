@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import find_table, java_table, table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
 from ebbtide.iceberg.history import Committed
-from ebbtide.iceberg.schema import RECORD_NAMES, create_held
+from ebbtide.iceberg.schema import RECORD_NAMES
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.holds import Event, Hold, Kind, newest_events, that_keep
 from ebbtide.log.plans.offsets import Removes
@@ -33,6 +33,13 @@ from ebbtide.runs.held.rows import (
     covered,
     covers,
     within_holds,
+)
+from ebbtide.runs.held.sources import (
+    as_held,
+    create_held_table,
+    live_records,
+    records_as_of,
+    widen_held_table,
 )
 from ebbtide.runs.holds_table import read_holds, standing_holds
 from ebbtide.spark.conditions import any_of
@@ -54,18 +61,20 @@ def keep_leaving(
     removes: Removes,
     more_holds: Sequence[Hold] = (),
     below: Mapping[int, int] | None = None,
+    *,
+    snapshot: int | None = None,
 ) -> KeptRows:
     """Copy the held ones of the records at these offsets; how many, by hold.
 
     Beside them those below the log start offsets, and below those of `below` by partition.
-    `more_holds` are of a replica's primary.
+    `more_holds` are of a replica's primary; `snapshot` is what an adopted topic is read from.
     """
     holds = _holds_on(topic, more_holds)
     leaving = within_holds(removes, holds)
     starts = below_starts(topic, holds) | (dict(below or {}) if holds else {})
     if not (leaving or starts) or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
-    rows = topic.spark.table(topic.name.records_table).select(RECORD_NAMES)
+    rows = live_records(topic, snapshot)
     return _keep(topic, at_offsets(topic.spark, rows, leaving, starts), holds)
 
 
@@ -81,7 +90,7 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     leaving = within_holds(removes, holds)
     if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
-    rows = topic.spark.table(topic.name.records_table).select(_JUDGED)
+    rows = live_records(topic).select(_JUDGED)
     return _counted(covered(at_offsets(topic.spark, rows, leaving, {}), holds), holds)
 
 
@@ -89,7 +98,7 @@ def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
     """Return how many records of the log the hold covers, by partition."""
     if current_snapshot(topic.spark, topic.name.records_table) is None:
         return Counter()
-    rows = topic.spark.table(topic.name.records_table).where(F.expr(covers(hold)))
+    rows = live_records(topic).where(F.expr(covers(hold)))
     counts = rows.groupBy("partition").count().collect()
     return Counter({row["partition"]: row["count"] for row in counts})
 
@@ -112,8 +121,10 @@ def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
         return by_key
     wanted = spark.createDataFrame(pa.table({"key_sha256": list(hashes)}))
     ids: set[str] = set()
-    for table in filter(partial(table_exists, spark), (name.records_table, name.held_table)):
-        rows = spark.table(table).select(_JUDGED).withColumn("key_sha256", F.sha2("key", 256))
+    tables = [] if current_snapshot(spark, name.records_table) is None else [live_records(topic)]
+    tables += [spark.table(name.held_table)] if table_exists(spark, name.held_table) else []
+    for table in tables:
+        rows = table.select(_JUDGED).withColumn("key_sha256", F.sha2("key", 256))
         found = covered(rows.join(F.broadcast(wanted), "key_sha256", "left_semi"), others)
         ids |= {row[HOLD_ID] for row in found.select(HOLD_ID).distinct().collect()}
     return [hold for hold in others if hold.hold_id in ids]
@@ -122,25 +133,31 @@ def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
 def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> KeptRows:
     """Copy held records that the log has lost but a snapshot still has; how many, by hold.
 
-    Of the records table's snapshots these are looked at, all without `snapshots`. What lies in
-    quarantine counts as lost.
+    Of the records table's snapshots these are looked at, all without `snapshots`; of an adopted
+    table those before a removal of ebbtide's. What lies in quarantine counts as lost.
     """
     spark, name = topic.spark, topic.name
     holds = _holds_on(topic, ())
     if not holds:
         return {}
-    versions = _before_removals(spark, name.records_table)
+    if topic.is_adopted:
+        versions = _before_own_removals(topic)
+    else:
+        versions = _before_removals(spark, name.records_table)
     lost = [
-        spark.sql(f"SELECT * FROM {name.records_table} VERSION AS OF {version}")
+        records_as_of(topic, version)
         for version in reversed(versions)
         if snapshots is None or version in snapshots
     ]
     if snapshots is None and table_exists(spark, name.quarantine_table):
-        lost.append(spark.table(name.quarantine_table).where(F.col("table_id") == _id_of(topic)))
-    live = spark.table(name.records_table).select("partition", "offset")
+        quarantined = spark.table(name.quarantine_table)
+        lost.append(quarantined.where(F.col("table_id") == _id_of(topic)).select(RECORD_NAMES))
     kept: KeptRows = {}
+    if not lost:
+        return kept
+    live = live_records(topic).select("partition", "offset")
     for rows in lost:  # one by one: the newest version of a record is kept
-        gone = rows.select(RECORD_NAMES).where(any_covers(holds))
+        gone = rows.where(any_covers(holds))
         add_kept(kept, _keep(topic, gone.join(live, ["partition", "offset"], "left_anti"), holds))
     return kept
 
@@ -185,28 +202,14 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     CommitConflictError where another job copied some meanwhile.
     """
     spark, name = topic.spark, topic.name
-    if not table_exists(spark, name.held_table):
-        commit(Step.HELD_TABLE, partial(create_held, spark, name))
+    create_held_table(topic)
     before = current_snapshot(spark, name.held_table)
-    kept = spark.table(name.held_table)
-    mine = kept.where(F.col("table_id") == _id_of(topic)).select(_PLACE)
-    run = current_commits()
-    columns: dict[str, Any] = {
-        "job": None if run is None else run.job,
-        "run_id": None if run is None else run.run_id,
-        "kept_at": datetime.now(UTC),
-        "table_id": _id_of(topic),
-    }
-    missing = (
-        covered(rows, holds)
-        .join(mine, _PLACE, "left_anti")
-        .withColumns({column: F.lit(value) for column, value in columns.items()})
-    )
     with watched(spark, log, "copies held records of"):
-        counts = _counted(missing, holds)
+        counts = _counted(_missing(topic, rows, holds), holds)
     if not counts:
         return {}
-    writer = missing.select(kept.columns).writeTo(name.held_table)
+    widen_held_table(topic, rows)
+    writer = as_held(topic, _missing(topic, rows, holds)).writeTo(name.held_table)
     writer = writer.option("isolation-level", "serializable")
     if before is not None:
         writer = writer.option("validate-from-snapshot-id", str(before))
@@ -215,6 +218,21 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     for hold, rows_kept in counts.items():
         log.info("%s keeps %s records", hold, number(rows_kept))
     return counts
+
+
+def _missing(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
+    """Return the rows that a hold covers and that are not copied yet, as this job keeps them."""
+    kept = topic.spark.table(topic.name.held_table)
+    mine = kept.where(F.col("table_id") == _id_of(topic)).select(_PLACE)
+    run = current_commits()
+    columns: dict[str, Any] = {
+        "job": None if run is None else run.job,
+        "run_id": None if run is None else run.run_id,
+        "kept_at": datetime.now(UTC),
+        "table_id": _id_of(topic),
+    }
+    missing = covered(rows, holds).join(mine, _PLACE, "left_anti")
+    return missing.withColumns({column: F.lit(value) for column, value in columns.items()})
 
 
 def _counted(rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
@@ -233,6 +251,15 @@ def _before_removals(spark: SparkSession, table: str) -> list[int]:
     current = loaded.currentSnapshot()
     heads -= {None if current is None else int(current.snapshotId())}
     return [made.id for made in commits if made.id in removed_from | heads]
+
+
+def _before_own_removals(topic: Topic) -> list[int]:
+    """Return the snapshots before which ebbtide removed rows of it, if they are there still."""
+    table = java_table(topic.spark, topic.name.records_table)
+    commits = [Committed.of(topic.spark, snapshot) for snapshot in items(table.snapshots())]
+    own = [made for made in commits if made.is_own and made.is_of(str(topic.name))]
+    removed_from = {made.parent for made in own if made.may_remove_rows}
+    return [made.id for made in commits if made.id in removed_from]
 
 
 def _id_of(topic: Topic) -> str:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import NotCoveredError
+from ebbtide.errors import HoldError, NotCoveredError
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import drop_state, topics_of_table
 from ebbtide.iceberg.topics import set_properties
 from ebbtide.log.adopted.shared_table import is_of_topic
+from ebbtide.log.holds import that_keep
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.holds_table import standing_holds
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import as_dict
 
@@ -40,7 +43,10 @@ class Abandonment:
 
 
 def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
-    """Find what adopting the table has left; NotCoveredError for a topic of ebbtide's own."""
+    """Find what adopting the table has left; NotCoveredError for a topic of ebbtide's own.
+
+    Raise HoldError where a hold keeps records: nobody would look after it any more.
+    """
     if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
             f"expected a table that was adopted, found {name}, a topic of ebbtide's own"
@@ -52,7 +58,17 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
     if name.in_table is not None and topics != [name]:
         mine = [of for of in mine if is_of_topic(name, of)]
         topics = [of for of in topics if of == name]
+    for topic in topics:
+        _check_not_held(spark, topic)
     return Abandonment(spark, name, mine, topics)
+
+
+def _check_not_held(spark: SparkSession, name: TopicName) -> None:
+    if holds := that_keep(standing_holds(spark, name, datetime.now(UTC))):
+        raise HoldError(
+            f"expected no hold on {name}, which is to be abandoned, found "
+            f"{', '.join(map(str, holds))}; end the hold with hold_records first"
+        )
 
 
 def execute_abandonment(plan: Abandonment) -> JobOutcome:

@@ -36,14 +36,16 @@ def choose(
     states: Mapping[int, PartitionState],
     now_ms: int,
     bounds: Mapping[int, RoundBounds] | None,
+    pauses: Mapping[int, str],
 ) -> Choice:
     """Pick as Kafka's cleaner picks; beside that, logs in which a tombstone is due.
 
-    Only partitions that have bounds are picked, where a kept plan gives any.
+    Only partitions that have bounds are picked, where a kept plan gives any. `pauses` are why
+    others are left alone.
     """
     choice, idle = Choice(), dict[int, PartitionRound]()
     for partition, state in states.items():
-        if why := _reason_against(topic.config, rows, state, now_ms):
+        if why := pauses.get(partition) or _reason_against(topic.config, rows, state, now_ms):
             choice.reasons[partition] = why
         elif bounds is not None and partition not in bounds:
             choice.reasons[partition] = Reason.NOT_PLANNED

@@ -43,6 +43,8 @@ from ebbtide.log.state.topic_state import (
     PartitionState,
     to_properties,
 )
+from ebbtide.runs.held.keeping import keep_leaving
+from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopted_look import Look, look_at_log
@@ -60,7 +62,7 @@ log = logging.getLogger(__name__)
 class AdoptedPlan:
     """The plan of clean_log for an adopted topic; without a round where there is nothing to do.
 
-    `states` are those of the partitions as this look has found them.
+    `topic` and `states` have the partitions as this look has found them.
     """
 
     topic: Topic
@@ -127,8 +129,10 @@ class AdoptedPlan:
         return dict(self.victims.offsets)
 
     def touches(self) -> Touched:
-        """Return nothing: an adopted table has no undo."""
-        return Touched()
+        """Return the partitions of a new round; one in flight was noted when it began."""
+        if self.look is None or self.round is None:
+            return Touched()
+        return Touched(set(self.round.partitions), records_snapshot=self.look.snapshot)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition."""
@@ -167,9 +171,10 @@ def plan_adopted(
     look = look_at_log(topic, rows, now_ms, ends)
     if look is None:
         return AdoptedPlan(topic, None, {}, None, Victims(), {})
-    choice = choose(topic, rows, look.snapshot, look.states, now_ms, bounds)
+    pauses = pauses_on(look.observed, holds_at(topic, now_ms))
+    choice = choose(topic, rows, look.snapshot, look.states, now_ms, bounds, pauses)
     plan = AdoptedPlan(
-        topic, look, look.states, None, Victims(), choice.reasons, choice.dirty_ratios
+        look.observed, look, look.states, None, Victims(), choice.reasons, choice.dirty_ratios
     )
     if not choice.parts:
         return plan
@@ -250,15 +255,16 @@ def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
     this_round = plan.round
     start_round(topic, this_round)
     if plan.victims.positions:
+        snapshot = this_round.records_snapshot
+        if kept := keep_leaving(topic, plan.victims.offsets, snapshot=snapshot):
+            outcome.topic["kept_by_holds"] = kept
         properties = {
             ROUND: this_round.id,
             ROWS: str(plan.victims.rows),
             TOPIC: str(topic.name),
         }
         table = topic.name.records_table
-        prepared = prepare_removal(
-            topic.spark, table, this_round.records_snapshot, plan.victims.positions, properties
-        )
+        prepared = prepare_removal(topic.spark, table, snapshot, plan.victims.positions, properties)
         outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))
     compare_and_set(topic, Step.ROUND_STATE, partial(_finished, this_round))
     return outcome

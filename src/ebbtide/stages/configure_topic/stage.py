@@ -15,10 +15,12 @@ from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.clean_adopted.stage import AdoptedPlan, plan_adopted
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
+from ebbtide.stages.expire_adopted.stage import plan_expire_adopted
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.mark_tombstones.stage import MarkPlan, plan_mark
@@ -32,13 +34,14 @@ TOMBSTONE = "ebbtide.tombstone."
 class ConfigurePlan:
     """The settings to change, and what the next run would remove with them.
 
-    Cleaning and expiry are planned as if all were marked, as a night marks before them.
+    Cleaning and expiry are planned as if all were marked, as a night marks before them. On an
+    adopted topic nothing is marked: its rows tell tombstones themselves.
     """
 
     topic: Topic
     changes: SettingChanges
-    marking: MarkPlan
-    cleaning: CleanPlan
+    marking: MarkPlan | None
+    cleaning: CleanPlan | AdoptedPlan
     expiry: ExpirePlan
     removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
 
@@ -50,7 +53,7 @@ class ConfigurePlan:
         outcome = JobOutcome(topic={"changes": changes, "next_run": expired.topic})
         if notes := self._notes():
             outcome.topic["note"] = "; ".join(notes)
-        counts = self.marking.counts if self._changes_marks else {}
+        counts = self.marking.counts if self.marking and self._changes_marks else {}
         for partition in self.topic.partitions:
             effect = {"clean_log": cleaned.partitions[partition]}
             if partition in expired.partitions:
@@ -63,7 +66,7 @@ class ConfigurePlan:
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets that the next run would remove with the new settings."""
-        stages = (self.cleaning.removes(), self.expiry.removes(), self.marking.removes())
+        stages = [stage.removes() for stage in self._stages]
         return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
 
     def touches(self) -> Touched:
@@ -78,13 +81,20 @@ class ConfigurePlan:
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the next run would remove, both of its stages together."""
         summaries: dict[int, PartitionSummary] = {}
-        for of_stage in (self.cleaning.summary(), self.expiry.summary(), self.marking.summary()):
+        for of_stage in (stage.summary() for stage in self._stages):
             for p, of in of_stage.items():
                 summaries[p] = together(summaries[p], of) if p in summaries else of
         return summaries
 
     @property
+    def _stages(self) -> Sequence[Proposal]:
+        marking = [] if self.marking is None else [self.marking]
+        return [self.cleaning, self.expiry, *marking]
+
+    @property
     def _changes_marks(self) -> bool:
+        if self.marking is None:
+            return False
         is_told = any(name.startswith(TOMBSTONE) for name in self.changes)
         return is_told or bool(self.marking.changes)
 
@@ -92,6 +102,8 @@ class ConfigurePlan:
         notes = []
         if self.removing_more:
             notes.append(f"a later night may remove more by {', '.join(self.removing_more)}")
+        if self.marking is None:
+            return notes
         if EVENT_TIME in self.changes:
             notes.append(
                 f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
@@ -131,11 +143,15 @@ def plan_configure(
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.spark, topic.name, properties)
+    more = removing_more(topic.properties, changes)
+    if topic.is_adopted:
+        cleaning_adopted = plan_adopted(after, now_ms, _of_round(bounds))
+        expiry_adopted = plan_expire_adopted(after, now_ms, bounds)
+        return ConfigurePlan(topic, changes, None, cleaning_adopted, expiry_adopted, more)
     marking = plan_mark(after, bounds=bounds)
     marked = marking.marked()
     cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
     expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)
-    more = removing_more(topic.properties, changes)
     return ConfigurePlan(topic, changes, marking, cleaning, expiry, more)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from ebbtide.errors import EbbtideError, RequestError, UnavailableError
-from ebbtide.iceberg.adopted.prefixes import find_below
+from ebbtide.iceberg.adopted.leaving_rows import find_below
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
@@ -37,7 +37,7 @@ from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.adopted_look import Look
-from ebbtide.stages.adopted_prefix import remove_below_start
+from ebbtide.stages.adopted_removal import remove_below_start
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
 from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
 from ebbtide.stages.delete_records.truncate import Truncation, truncate_below_start
@@ -89,13 +89,12 @@ class DeletePlan:
 
     def touches(self) -> Touched:
         """Return the partitions whose log start moves here, or may move at a live topic."""
-        if self.look is not None:
-            return Touched()  # an adopted table has no undo
         live, states = self.topic.config.live_replicas, self.topic.partitions
         moves = {
             p for p, of in self.starts.items() if of > (0 if live else states[p].log_start_offset)
         }
-        return Touched(moves, truncated=live)
+        snapshot = None if self.look is None else self.look.snapshot
+        return Touched(moves, records_snapshot=snapshot, truncated=live)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the offset up to which each partition may be truncated, and its log end offset."""
@@ -215,7 +214,7 @@ def _truncated(plan: DeletePlan, after: Topic) -> Truncation:
     if plan.look is None:
         return truncate_below_start(plan.topic, plan.now_ms)
     removed = remove_below_start(after)
-    return Truncation(rows=removed.rows, snapshot_ids=removed.snapshot_ids)
+    return Truncation(rows=removed.rows, snapshot_ids=removed.snapshot_ids, kept=removed.kept)
 
 
 def _requested(plan: DeletePlan, partition: int) -> int:

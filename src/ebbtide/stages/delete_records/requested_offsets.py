@@ -11,12 +11,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.brokers.live_topic import LiveTopic
-from ebbtide.errors import NotCoveredError, RequestError
+from ebbtide.errors import RequestError
+from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.delete_answers import HIGH_WATERMARK
 from ebbtide.log.requests.delete_request import AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.spark.conditions import any_column
+from ebbtide.stages.adopted_look import Look
+from ebbtide.stages.delete_records.adopted_times import find_adopted_times
 
 NOTHING = 0  # as Kafka has it, an offset at or below the log start changes nothing
 
@@ -40,19 +43,13 @@ class RequestedOffsets:
         return RequestedOffsets(offsets, numbers)
 
 
-def check_asks_for_offsets(topic: Topic, asked: TopicRequest) -> None:
-    """Raise NotCoveredError where an adopted topic is asked for a time or a consumer group."""
-    if not all(isinstance(of, AtOffset) for of in asked.of(topic.partitions).values()):
-        raise NotCoveredError(
-            f"expected offsets in a request on {topic.name}, whose table others write, found a "
-            "time or a consumer group; name the offsets"
-        )
-
-
-def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> RequestedOffsets:
+def resolve_offsets(
+    topic: Topic, asked: TopicRequest, now_ms: int, look: Look | None = None
+) -> RequestedOffsets:
     """Return the offsets that a request means at `now_ms`; -1 stands for the high watermark.
 
     A partition that the topic does not have gets some offset: its answer does not depend on it.
+    `look` is of an adopted topic.
     """
     requested = RequestedOffsets()
     times: dict[int, int] = {}
@@ -69,15 +66,20 @@ def resolve_offsets(topic: Topic, asked: TopicRequest, now_ms: int) -> Requested
             time = selector.at(now_ms) if isinstance(selector, OlderThan) else selector
             times[partition] = time.timestamp_ms
     if times:
-        _resolve_times(topic, times, requested)
+        _resolve_times(topic, times, requested, look)
     for committed, partitions in groups.items():
         _resolve_groups(topic, committed, partitions, requested)
     return requested
 
 
-def _resolve_times(topic: Topic, times: Mapping[int, int], requested: RequestedOffsets) -> None:
-    first_offsets = find_first_at_or_after(topic, times)
-    older = count_older(topic, times, first_offsets)
+def _resolve_times(
+    topic: Topic, times: Mapping[int, int], requested: RequestedOffsets, look: Look | None
+) -> None:
+    if look is None:
+        first_offsets = find_first_at_or_after(topic, times)
+        older = count_older(topic, times, first_offsets)
+    else:
+        first_offsets, older = find_adopted_times(look, times)
     for partition, timestamp_ms in times.items():
         # Kafka: offsetsForTimes finds nothing, so everything is older.
         requested.offsets[partition] = first_offsets.get(partition, HIGH_WATERMARK)
@@ -134,7 +136,7 @@ def _resolve_groups(
     topic: Topic, asked: CommittedBy, partitions: list[int], requested: RequestedOffsets
 ) -> None:
     connection = asked.connection or _only_connection(topic)
-    live = LiveTopic.connect(connection, topic.name.topic)
+    live = LiveTopic.connect(connection, _kafka_topic(topic))
     for partition, committed in live.committed(asked.groups, partitions).items():
         end = topic.partitions[partition].log_end_offset
         without = [group for group, offset in committed.items() if offset is None]
@@ -145,6 +147,13 @@ def _resolve_groups(
             requested.more_numbers[partition]["note"] = note
         else:
             requested.offsets[partition] = min(*offsets, end)
+
+
+def _kafka_topic(topic: Topic) -> str:
+    """Return the name that the topic has in Kafka; an adopted table's column of topics tells it."""
+    if not topic.is_adopted:
+        return topic.name.topic
+    return topic.name.in_table or AdoptedRows.of(topic).ids.topic_name or topic.name.topic
 
 
 def _only_connection(topic: Topic) -> str:

@@ -25,11 +25,8 @@ from ebbtide.stages.delete_records.primary import (
     numbers_of,
     plan_delete,
 )
-from ebbtide.stages.delete_records.requested_offsets import (
-    check_asks_for_offsets,
-    resolve_offsets,
-)
-from ebbtide.stages.unfinished import settle
+from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
+from ebbtide.stages.unfinished import settle, settle_adopted
 
 R = TypeVar("R")
 
@@ -53,12 +50,12 @@ def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> Delete
             return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         look = None
         if topic.is_adopted:
-            check_asks_for_offsets(topic, asked)
+            topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
             look = look_at_log(topic, AdoptedRows.of(topic), order.now_ms)
             topic = topic if look is None else look.observed
         else:
             topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
-        requested = resolve_offsets(topic, asked, order.now_ms)
+        requested = resolve_offsets(topic, asked, order.now_ms, look)
         if order.bounds is not None:
             requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
         planned = plan_delete(topic, requested.offsets, order.now_ms, request.timeout_ms)

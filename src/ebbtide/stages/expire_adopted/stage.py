@@ -1,42 +1,52 @@
 """expire_segments on an adopted table: retention by size, wall clock and event time (KIP-870).
 
-Order: log start offsets, then the rows below them. Every run removes whatever still lies below, so
-the next run finishes a killed one. Segments and their sizes are those of the state.
+Order: log start offsets, then the rows below them, and single rows past the event-time limit. Every
+run removes whatever still lies below, so the next run finishes a killed one. Segments and their
+sizes are those of the state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
-from ebbtide.errors import NotCoveredError
+from pyroaring import BitMap64
+
+from ebbtide.iceberg.adopted.leaving_rows import OldRows, PlacedRows, find_old
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.adopted.segments import segments_of, without_expired
 from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, partition_summary
-from ebbtide.log.retention import LogOffsets, expire
-from ebbtide.log.state.topic_state import NEVER, to_properties
+from ebbtide.log.retention import Expiry, LogOffsets, RecordLimit, expire, record_limit
+from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.state.topic_state import NEVER, PartitionState, to_properties
+from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopted_look import Look, look_at_log
-from ebbtide.stages.adopted_prefix import remove_below_start
+from ebbtide.stages.adopted_removal import remove_below_start
+from ebbtide.stages.expire_segments.expired_records import ExpiredRecords
 from ebbtide.stages.expire_segments.plan import ExpirePlan, PartitionBounds
+from ebbtide.stages.planned_rows import PlannedRows
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedExpirePlan(ExpirePlan):
     """The logical segments that go from each partition of an adopted topic, by rule.
 
-    `topic` has the partitions as the look has found them.
+    `topic` has the partitions as the look has found them. Single rows go where they are `old`.
     """
 
     look: Look | None = None
+    old: Mapping[int, OldRows] = field(default_factory=dict)
 
     def touches(self) -> Touched:
-        """Return nothing: an adopted table has no undo."""
-        return Touched()
+        """Return the partitions that lose something."""
+        snapshot = None if self.look is None else self.look.snapshot
+        return Touched(self.changed, records_snapshot=snapshot)
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what goes by which rule, as the segments' sums have it."""
@@ -45,7 +55,7 @@ class AdoptedExpirePlan(ExpirePlan):
             records = sum(segment.record_count for segment, _ in expiry.removed)
             rules = self._by_rule(partition)
             summaries[partition] = partition_summary(
-                LeavingRows(records=records),
+                LeavingRows(records=records + self._records(partition).rows),
                 rules,
                 bytes_removed=sum(rule.get("bytes", 0) for rule in rules.values()),
             )
@@ -56,44 +66,94 @@ def plan_expire_adopted(
     topic: Topic, now_ms: int, bounds: Bounds | None = None
 ) -> AdoptedExpirePlan:
     """Plan what retention removes from the adopted topic; within a kept plan's bounds, if any."""
-    if topic.config.expires_records:
-        raise NotCoveredError(
-            f"expected ebbtide.retention.granularity of {topic.name}, whose table others write, to "
-            "be segment, found record; unset it"
-        )
+    rows = AdoptedRows.of(topic)
     ends = {p: of["log_start_offset"] for p, of in (bounds or {}).items()}
-    look = look_at_log(topic, AdoptedRows.of(topic), now_ms, ends)
-    states = {} if look is None else look.states
-    observed = topic if look is None else look.observed
-    expiries, limits = {}, {}
-    for partition, state in states.items():
+    look = look_at_log(topic, rows, now_ms, ends)
+    if look is None:
+        return AdoptedExpirePlan(topic, now_ms, {}, {}, {}, {}, {}, is_bounded=bounds is not None)
+    observed = look.observed
+    pauses = pauses_on(observed, holds_at(topic, now_ms))
+    expiries: dict[int, Expiry] = {}
+    limits: dict[int, PartitionBounds] = {}
+    old: dict[int, OldRows] = {}
+    for partition, state in look.states.items():
         if bounds is not None and partition not in bounds:
             continue
-        known_ms = NEVER if state.max_event_time_ms is None else state.max_event_time_ms
-        bound = PartitionBounds(state.log_end_offset, state.log_end_offset, known_ms)
-        if bounds is not None:
-            bound = bound.within(bounds[partition])
-        expiries[partition] = expire(
-            segments_of(state),
-            LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
-            topic.config,
-            now_ms=now_ms,
-            max_event_time_ms=bound.max_event_time_ms,
-        )
-        limits[partition] = bound
+        bound = _bound(state, (bounds or {}).get(partition))
+        if partition in pauses:
+            expiry = Expiry([], segments_of(state), state.log_start_offset)
+        else:
+            expiry = _expiry(state, topic.config, bound, now_ms)
+            if (limit := _limit(topic.config, bound, now_ms)) is not None:
+                start = expiry.log_start_offset
+                old[partition] = OldRows(start, bound.log_end_offset, _before_ms(limit))
+        expiries[partition], limits[partition] = expiry, bound
+    found = find_old(rows, look.snapshot, old) if old else PlacedRows()
     return AdoptedExpirePlan(
-        observed, now_ms, expiries, {}, {}, {}, limits, is_bounded=bounds is not None, look=look
+        observed,
+        now_ms,
+        expiries,
+        {},
+        {p: _expired(found, p, look.states[p]) for p in found.offsets},
+        {},
+        limits,
+        is_bounded=bounds is not None,
+        pauses=pauses,
+        look=look,
+        old=old,
     )
 
 
+def _bound(state: PartitionState, kept: Mapping[str, int] | None) -> PartitionBounds:
+    known_ms = NEVER if state.max_event_time_ms is None else state.max_event_time_ms
+    bound = PartitionBounds(state.log_end_offset, state.log_end_offset, known_ms)
+    return bound if kept is None else bound.within(kept)
+
+
+def _expiry(
+    state: PartitionState, config: TopicConfig, bound: PartitionBounds, now_ms: int
+) -> Expiry:
+    return expire(
+        segments_of(state),
+        LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
+        config,
+        now_ms=now_ms,
+        max_event_time_ms=bound.max_event_time_ms,
+    )
+
+
+def _limit(config: TopicConfig, bound: PartitionBounds, now_ms: int) -> RecordLimit | None:
+    return record_limit(config, now_ms=now_ms, max_event_time_ms=bound.max_event_time_ms)
+
+
+def _before_ms(limit: RecordLimit) -> int:
+    """Return before when a row is old; its timestamp stands for the time of its append too."""
+    both = (limit.event_time_ms, limit.append_time_ms)
+    return min(ms for ms in both if ms is not None)
+
+
+def _expired(found: PlacedRows, partition: int, state: PartitionState) -> ExpiredRecords:
+    """Return the old rows of a partition; each is taken to have its segment's mean size."""
+    by_segment = found.by_segment(partition, state.segments)
+    size_bytes = sum(
+        of.size_bytes * by_segment[start.base_offset] // of.record_count
+        for start, of in zip(state.segments, state.sums, strict=True)
+        if of.record_count
+    )
+    offsets = BitMap64(found.offsets[partition])
+    return ExpiredRecords(found.rows[partition], size_bytes, PlannedRows(offsets))
+
+
 def execute_expire_adopted(plan: AdoptedExpirePlan) -> JobOutcome:
-    """Move the log start offsets, and remove what lies below them."""
+    """Move the log start offsets, and remove what lies below them and single old rows."""
     outcome = plan.outcome()
     if plan.look is None:
         return outcome
     after = compare_and_set(plan.look.topic, Step.LOG_START_OFFSET, partial(_moved, plan))
-    removed = remove_below_start(after)
+    removed = remove_below_start(after, plan.old, plan.single_offsets)
     outcome.rows_removed, outcome.snapshot_ids = removed.rows.total(), removed.snapshot_ids
+    if removed.kept:
+        outcome.topic["kept_by_holds"] = removed.kept
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = removed.rows[partition]
     return outcome

@@ -24,6 +24,7 @@ from ebbtide.log.requests.hold_request import EVENTS, Action, hold_asked, narrow
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.runs.held.keeping import add_kept, count_covered, keep_removed, offsets_let_go
+from ebbtide.runs.held.sources import check_has_key_bytes
 from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Touched
 from ebbtide.runs.runs_table import JobOutcome
@@ -55,6 +56,11 @@ class HoldPlan:
                 "covered": self.covered.get(partition, 0),
                 "let_go": len(self.let_go.get(partition, ())),
             }
+        if self.topic.is_adopted:
+            outcome.topic["note"] = (
+                "out of its reach is what others delete from the table: only what ebbtide removes "
+                "is copied before"
+            )
         if live := self.topic.config.live_replicas:
             names = ", ".join(f"kafka:{connection}" for connection in live)
             outcome.topic["note"] = (
@@ -107,6 +113,8 @@ def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan
     if before is not None and (before.run_id, before.event) == (run_id, EVENTS[action]):
         # A killed try of this run has come so far.
         return HoldPlan(topic, action, before, before)
+    if asked.get("key_hashes"):
+        check_has_key_bytes(topic)
     asked = {**asked, "approver": order.approved_by}
     after = hold_asked(asked, str(name), before, at=datetime.now(UTC), run_id=run_id)
     if after.partition is not None and after.partition not in topic.partitions:

@@ -48,10 +48,8 @@ def begin(plan: UndoPlan) -> UndoPlan:
     """Write the undo to its topic's state, from when on nothing is removed; return it as begun."""
     if plan.is_begun or not plan.points:
         return plan
-    started = partial(_started, plan.undo, plan.topic)
-    return replace(
-        plan, topic=compare_and_set(plan.topic, Step.UNDO_STARTED, started), is_begun=True
-    )
+    topic = compare_and_set(plan.topic, Step.UNDO_STARTED, partial(started, plan.undo, plan.topic))
+    return replace(plan, topic=topic, is_begun=True)
 
 
 def execute_points(plan: UndoPlan) -> Undone:
@@ -69,8 +67,8 @@ def execute_points(plan: UndoPlan) -> Undone:
             snapshot = give_back(topic, target, returned, places, undo.id)
         if snapshot is not None:
             undone.snapshots.append(snapshot)
-    _pause(topic, undo)
-    _note(topic, undo)
+    pause_returned(topic, undo)
+    note_undone(topic, undo)
     undone.topic = set_counted(topic, Step.UNDO_STATE, partial(finished, undo, plan.points))
     release_tags(topic.spark, _tables(topic), partial(is_open, undone.topic))
     log.info("gave back %s records", number(plan.records_returned))
@@ -140,7 +138,7 @@ def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
 _DECISIVE = ("log_start_offset", "first_dirty_offset", "cleaned_at_ms", "expired_end_offset")
 
 
-def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
+def started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
     """Write the undo down; CommitConflictError where other work was first."""
     check_no_merge(current)
     other = open_undo(current.properties)
@@ -159,7 +157,7 @@ def _is_same(planned: PartitionState, current: PartitionState) -> bool:
     return all(getattr(planned, name) == getattr(current, name) for name in _DECISIVE)
 
 
-def _note(topic: Topic, undo: Undo) -> None:
+def note_undone(topic: Topic, undo: Undo) -> None:
     """Keep that the points went back."""
     point = UndoPoint(
         point_id=new_point_id(),
@@ -172,7 +170,7 @@ def _note(topic: Topic, undo: Undo) -> None:
     append_point(topic.spark, point, Step.UNDO_NOTED)
 
 
-def _pause(topic: Topic, undo: Undo) -> None:
+def pause_returned(topic: Topic, undo: Undo) -> None:
     """Hold what returned, so that no night removes it before somebody could change a setting."""
     is_whole = undo.points.keys() == topic.partitions.keys()
     for partition in [None] if is_whole else sorted(undo.points):

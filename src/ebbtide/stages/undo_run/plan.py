@@ -84,7 +84,11 @@ class UndoPlan:
     @property
     def records_returned(self) -> int:
         """How many records return in all partitions."""
-        return sum(len(of.offsets) for of in self.records.rows)
+        return sum(map(self.returned, self.points))
+
+    def returned(self, partition: int) -> int:
+        """Return how many records return to a partition."""
+        return len(self.records.of_partition(partition))
 
     def _numbers(self, partition: int) -> dict[str, Any]:
         start = self.starts[partition]
@@ -92,7 +96,7 @@ class UndoPlan:
             "log_start_offset": start,
             "low_watermark": self._low_watermark(partition),
             "log_start_offset_before": self.topic.partitions[partition].log_start_offset,
-            "records_returned": len(self.records.of_partition(partition)),
+            "records_returned": self.returned(partition),
             "runs_undone": len(self.points[partition]),
         }
 

@@ -51,15 +51,13 @@ def _by_points(
 
 def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str]:
     """Return, by partition, which snapshot of its points another tool has expired."""
-    tables = [
-        java_table(topic.spark, table)
-        for table in (topic.name.records_table, topic.name.batches_table)
-    ]
+    names = [topic.name.records_table, topic.name.batches_table]
+    tables = [java_table(topic.spark, table) for table in names[: 1 if topic.is_adopted else 2]]
     missing: dict[int, str] = {}
     for partition, of_partition in points.items():
         for point in reversed(of_partition):
             snapshots = (point.records_snapshot, point.batches_snapshot)
-            for table, snapshot in zip(tables, snapshots, strict=True):
+            for table, snapshot in zip(tables, snapshots, strict=False):
                 if snapshot is not None and table.snapshot(snapshot) is None:
                     missing[partition] = (
                         f"snapshot {snapshot} of {table.name()}, from before run {point.run_id}, "

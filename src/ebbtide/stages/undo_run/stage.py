@@ -13,6 +13,9 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
+from ebbtide.stages.undo_adopted.execution import execute_undo_adopted
+from ebbtide.stages.undo_adopted.plan import AdoptedUndoPlan
+from ebbtide.stages.undo_adopted.stage import propose_undo_adopted
 from ebbtide.stages.undo_run.execution import begin, execute_points, log
 from ebbtide.stages.undo_run.going_back import GoingBack
 from ebbtide.stages.undo_run.plan import UndoPlan
@@ -33,7 +36,10 @@ def propose_undo(spark: SparkSession, name: TopicName, order: Order) -> UndoPlan
     RequestError where no partition can go back.
     """
     run_id = order.parameters["run"]
-    topic = settle(load(spark, name), JOB, is_plan_only=order.is_plan_only)
+    topic = load(spark, name)
+    if topic.is_adopted:
+        return propose_undo_adopted(topic, order)
+    topic = settle(topic, JOB, is_plan_only=order.is_plan_only)
     check_is_no_replica(topic, "undo the run on")
     going = GoingBack.on_primary(topic, run_id, order)
     on_replicas = list(find_on_replicas(going, JOB, order))
@@ -60,13 +66,23 @@ def execute_undo(plan: UndoPlan) -> JobOutcome:
             for p, of in plan.points.items()
         },
     )
+    if isinstance(plan, AdoptedUndoPlan):
+        outcome = plan.outcome()
+        outcome.snapshot_ids = execute_undo_adopted(plan).snapshots
+    else:
+        outcome = _executed(plan)
+    if plan.points:
+        outcome.topic["paused_until_ms"] = plan.undo.paused_until_ms
+    return outcome
+
+
+def _executed(plan: UndoPlan) -> JobOutcome:
+    """Take the run back on the topic and its table replicas."""
     replicas = [take_back_on_replica(of) for of in plan.replicas]
     begun, outcome = begin(plan), plan.outcome()
     for replica in replicas:
         tell_replica(replica, begun)
     outcome.snapshot_ids = execute_points(begun).snapshots
-    if plan.points:
-        outcome.topic["paused_until_ms"] = plan.undo.paused_until_ms
     return outcome
 
 

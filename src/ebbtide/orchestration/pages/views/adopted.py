@@ -10,7 +10,7 @@ from ebbtide.lake.reader import LakeTopic
 from ebbtide.log.adopted.layout import LAYOUT, Layout
 from ebbtide.log.adopted.layouts import explicit
 from ebbtide.log.adopted.recognition import profile_named
-from ebbtide.log.adopted.support import JOBS, Rule, rules_of
+from ebbtide.log.adopted.support import Rule, rules_of, works_on_adopted
 from ebbtide.log.settings.config import SETTINGS
 
 # The DAGs that people start for a topic, of which some work only on tables that ebbtide writes.
@@ -20,13 +20,6 @@ _BY_HAND = (
 )
 
 
-# What a job that knows no such tables would have done.
-_LIMITS = {
-    "expire_snapshots": "No job expires its snapshots.",
-    "undo_run": "A run that removed something cannot be undone.",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
     """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
@@ -34,11 +27,6 @@ class Adopted:
     layout: str  # whose it is, as the end of a sentence
     rules: Sequence[Rule]
     settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
-
-    @property
-    def limits(self) -> list[str]:
-        """What the jobs do not do for it, a sentence each."""
-        return [text for job, text in _LIMITS.items() if job not in JOBS]
 
 
 def is_adopted(topic: LakeTopic) -> bool:
@@ -63,7 +51,9 @@ def adopted(topic: LakeTopic) -> Adopted | None:
 
 def refuses(topic: LakeTopic | None, dag: str) -> bool:
     """Return whether a DAG that people start works only on tables that ebbtide writes."""
-    return topic is not None and is_adopted(topic) and dag in _BY_HAND and dag not in JOBS
+    if topic is None or not is_adopted(topic) or dag not in _BY_HAND:
+        return False
+    return not works_on_adopted(dag)
 
 
 def possible(topic: LakeTopic, dags: Iterable[str]) -> list[str]:

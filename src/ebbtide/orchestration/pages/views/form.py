@@ -101,8 +101,8 @@ class FormPage:
             return f"{self.form.dag} does not work on {name}: others write its table."
         if self.form.dag == DELETE_RECORDS:
             return (
-                f"Others write the table of {name}: the run takes offsets only, up to the end that "
-                "the table has then. Log start and end below are as the last night found them."
+                f"Others write the table of {name}: the run looks up the end that the table has "
+                "then. Log start and end below are as the last night found them."
             )
         return None
 

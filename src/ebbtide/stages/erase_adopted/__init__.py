@@ -1,0 +1,1 @@
+"""The job erase_keys on tables that others write."""

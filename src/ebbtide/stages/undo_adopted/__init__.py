@@ -1,0 +1,1 @@
+"""The job undo_run on tables that others write."""
