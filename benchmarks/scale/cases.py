@@ -13,6 +13,8 @@ from benchmarks.scale.processes import Taken
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 
 WITH_WORK = 5
+# Two of a core each, in processes of their own, with so many MiB.
+EXECUTORS = "local-cluster[2,1,1024]"
 LATER = "2026-12-02T00:00:00+00:00"
 
 
@@ -49,11 +51,13 @@ def _batches(directory: Path, count: int) -> Iterator[Step]:
 
 
 def _executors(directory: Path, count: int) -> Iterator[Step]:
-    """A round of which workers do all work on rows, and what the driver then holds."""
+    """A round of which executors do all work on rows, and what the driver then holds."""
     lake = ScaleLake(directory)
     OneRecordBatches(count).write(lake.log)
     lake.ingest()
-    taken = lake.job("clean_log", names(1), conf=[f"{DRIVER_ROWS_SETTING}=0"])
+    lake.job("mark_tombstones", names(1))
+    conf = [f"spark.master={EXECUTORS}", f"{DRIVER_ROWS_SETTING}=0"]
+    taken = lake.job("clean_log", names(1), conf=conf)
     yield Step("clean_log", taken, {"driver_mib": taken.driver_rss_bytes // (1024 * 1024)})
 
 

@@ -15,6 +15,7 @@ from benchmarks.clean_log.contenders.meter import PROC, TICKS_PER_SECOND, proces
 from benchmarks.scale.opens import Opens
 
 POLL_SECONDS = 0.2
+_WORKERS = (b"pyspark.daemon", b"CoarseGrainedExecutorBackend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Taken:
     peak_rss_bytes: int
     said: str
     opens: int | None = None  # of files of the lake
-    driver_rss_bytes: int = 0  # the same without Spark's Python workers
+    driver_rss_bytes: int = 0  # the same without executors and Spark's Python workers
 
 
 class FailedCommandError(Exception):
@@ -73,8 +74,7 @@ class _Sampler(Thread):
         while not self._ended.wait(POLL_SECONDS):
             tree = process_tree(self._root)
             rss_bytes = sum(process.rss_bytes for process in tree.values())
-            workers = [pid for pid in tree if _is_worker(pid)]
-            of_workers = sum(tree[pid].rss_bytes for pid in workers)
+            of_workers = sum(tree[pid].rss_bytes for pid in tree if _is_worker(pid))
             cpu_s = sum(process.cpu_ticks for process in tree.values()) / TICKS_PER_SECOND
             self.peak_rss_bytes = max(self.peak_rss_bytes, rss_bytes)
             self.driver_rss_bytes = max(self.driver_rss_bytes, rss_bytes - of_workers)
@@ -87,7 +87,8 @@ class _Sampler(Thread):
 
 
 def _is_worker(pid: int) -> bool:
-    """Return whether a process is one of Spark's Python workers, or their daemon."""
+    """Return whether a process is an executor, or one of Spark's Python workers or their daemon."""
     with suppress(OSError):
-        return b"pyspark.daemon" in (PROC / str(pid) / "cmdline").read_bytes()
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+        return any(name in command for name in _WORKERS)
     return False
