@@ -22,29 +22,12 @@ from tests.stages.ingest_table.copying import (
     expire,
     held,
     rewrite,
-    source_of,
 )
 from tests.tables import nights
 from tests.tables.adopted import Record, adopt, append, spark_table
 from tests.tables.contents import contents
 from tests.tables.logs import Message, write_log
 from tests.tables.upserts import delete_equal
-
-
-@pytest.fixture(scope="module")
-def spark(sandbox: LakeSandbox) -> SparkSession:
-    return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName(cluster, "t")
-
-
-@pytest.fixture
-def source(spark: SparkSession, name: TopicName) -> str:
-    spark_table(spark, source_of(name))
-    return source_of(name)
 
 
 def test_what_is_new_is_copied_run_after_run(

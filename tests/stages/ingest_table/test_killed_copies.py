@@ -15,31 +15,14 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import COPIED_SLICE
 from tests.fresh_seed import FRESH_SEED
-from tests.lake_sandbox import LakeSandbox
-from tests.stages.ingest_table.copying import as_held, copied, copy, ends, held, rewrite, source_of
-from tests.tables.adopted import Record, append, spark_table
+from tests.stages.ingest_table.copying import as_held, copied, copy, ends, held, rewrite
+from tests.tables.adopted import Record, append
 from tests.tables.contents import contents
 from tests.tables.fixtures import KilledError, Meanwhile
 
 OF_SLICE = (Step.COPY_SLICE, Step.INGEST_RECORDS, Step.INGEST_BATCHES, Step.INGEST_STATE)
 OF_LATE_ROWS = (Step.QUARANTINE_TABLE, Step.QUARANTINE_RECORDS)
 FIXED_SEED = 7
-
-
-@pytest.fixture(scope="module")
-def spark(sandbox: LakeSandbox) -> SparkSession:
-    return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName(cluster, "t")
-
-
-@pytest.fixture
-def source(spark: SparkSession, name: TopicName) -> str:
-    spark_table(spark, source_of(name))
-    return source_of(name)
 
 
 def test_a_run_that_is_killed_at_each_commit_is_finished_without_a_duplicate_or_a_hole(

@@ -9,20 +9,9 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import NotCoveredError
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
-from tests.lake_sandbox import LakeSandbox
 from tests.stages.ingest_table.copying import copy, held, source_of
 
 KAFKA = "named_struct('topic', 't', 'partition', 0, 'offset', {offset}L, 'timestamp', 1000L)"
-
-
-@pytest.fixture(scope="module")
-def spark(sandbox: LakeSandbox) -> SparkSession:
-    return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName(cluster, "t")
 
 
 def table(spark: SparkSession, name: TopicName, columns: str, *rows: str) -> str:
