@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from ebbtide.errors import UnavailableError
-from ebbtide.spark.shares import Shares, map_shares
+from ebbtide.spark.shares import map_shares
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from tests.lake_sandbox import LakeSandbox
 
-SHARES = Shares(5, 30, "works on")
+SHARES, ROWS = 5, 30
 
 
 @pytest.fixture(params=["on the driver", "in tasks"], autouse=True)
 def somewhere(request: pytest.FixtureRequest, sandbox: LakeSandbox) -> Iterator[None]:
     conf = sandbox.session.conf
-    conf.set(DRIVER_ROWS_SETTING, 0 if request.param == "in tasks" else SHARES.rows + 1)
+    conf.set(DRIVER_ROWS_SETTING, 0 if request.param == "in tasks" else ROWS + 1)
     yield
     conf.unset(DRIVER_ROWS_SETTING)
 
@@ -40,9 +40,9 @@ def _refused_share(pieces: list[int]) -> list[int]:
 
 
 def test_each_share_is_worked_on_with_all_its_pieces(sandbox: LakeSandbox) -> None:
-    done = map_shares(sandbox.session, _by_last_digit, sorted, range(30), SHARES)
+    done = map_shares(sandbox.session, _by_last_digit, sorted, range(ROWS), SHARES, ROWS)
     expected = [
-        sorted(sign * number for number in range(share, 30, 4) for sign in (1, -1))
+        sorted(sign * number for number in range(share, ROWS, 4) for sign in (1, -1))
         for share in range(4)  # the fifth has none
     ]
     assert sorted(done) == sorted(expected)
@@ -50,6 +50,6 @@ def test_each_share_is_worked_on_with_all_its_pieces(sandbox: LakeSandbox) -> No
 
 def test_an_error_of_ours_arrives_as_it_was_raised(sandbox: LakeSandbox) -> None:
     with pytest.raises(UnavailableError, match=r"^expected unit 7, found none$"):
-        map_shares(sandbox.session, _refused, sorted, range(30), SHARES)
+        map_shares(sandbox.session, _refused, sorted, range(ROWS), SHARES, ROWS)
     with pytest.raises(UnavailableError, match=r"^expected a share without 7, found one$"):
-        map_shares(sandbox.session, _by_last_digit, _refused_share, range(30), SHARES)
+        map_shares(sandbox.session, _by_last_digit, _refused_share, range(ROWS), SHARES, ROWS)

@@ -35,19 +35,19 @@ Split = Callable[[T], Iterable[tuple[int, Any]]]
 OfShare = Callable[[list[Any]], R]
 
 
-class Shares(NamedTuple):
-    """How many shares to make of so many rows, and the name of the work in the log."""
-
-    how_many: int
-    rows: int
-    doing: str
-
-
 def map_shares(
-    spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: Shares
+    spark: SparkSession,
+    split: Split[T],
+    work: OfShare[R],
+    units: Sequence[T],
+    shares: int,
+    rows: int,
 ) -> list[R]:
-    """Split each unit, then run `work` on each share that has pieces; results in no order."""
-    how = _through_files if is_on_driver(spark, shares.rows) else _through_shuffle
+    """Split each unit, then run `work` on each share that has pieces; results in no order.
+
+    `rows` is how many rows the units hold in all.
+    """
+    how = _through_files if is_on_driver(spark, rows) else _through_shuffle
     return how(spark, split, work, units, shares)
 
 
@@ -71,14 +71,14 @@ class _ShareFile(NamedTuple):
 
 
 def _through_files(
-    spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: Shares
+    spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: int
 ) -> list[R]:
     of_spark = spark.sparkContext._temp_dir  # gone with the application
     with TemporaryDirectory(prefix="shares-", dir=of_spark) as directory:
-        files = [_ShareFile(Path(directory, str(n)), Lock()) for n in range(shares.how_many)]
-        in_threads(spark, partial(_add, split, files), units, shares.doing)
+        files = [_ShareFile(Path(directory, str(n)), Lock()) for n in range(shares)]
+        in_threads(spark, partial(_add, split, files), units, "splits keys of")
         written = [file for file in files if file.path.exists()]
-        return in_threads(spark, partial(_of_file, work), written, f"{shares.doing} shares of")
+        return in_threads(spark, partial(_of_file, work), written, "maps keys of", things="shares")
 
 
 def _add(split: Split[T], files: Sequence[_ShareFile], unit: T) -> None:
@@ -92,13 +92,13 @@ def _of_file(work: OfShare[R], file: _ShareFile) -> R:
 
 
 def _through_shuffle(
-    spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: Shares
+    spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: int
 ) -> list[R]:
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
-    with watched(spark, log, f"{shares.doing} {len(units)} segments, in {shares.how_many} shares"):
+    with watched(spark, log, f"maps keys of {len(units)} segments in {shares} shares"):
         pieces = context.parallelize(units, slices).mapPartitions(partial(_pieces, split))
-        of_shares = pieces.partitionBy(shares.how_many, int).mapPartitions(partial(_of_share, work))
+        of_shares = pieces.partitionBy(shares, int).mapPartitions(partial(_of_share, work))
         return values(of_shares.collect())
 
 

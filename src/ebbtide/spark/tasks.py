@@ -100,6 +100,7 @@ def in_threads(
     units: Sequence[T],
     doing: str,
     fold: Fold[R] | None = None,
+    things: str = "segments",
 ) -> list[R]:
     """Run `work` on each unit, a thread a core, until an error; return the results in order."""
     pool = _pool(spark.sparkContext.defaultParallelism)
@@ -110,7 +111,7 @@ def in_threads(
         return len(units) - left, len(units)
 
     try:
-        with progress_logged(log, f"{doing} {len(units)} segments", "segments", progress):
+        with progress_logged(log, f"{doing} {len(units)} {things}", things, progress):
             return _folded(_results(futures), fold)
     finally:
         for future in futures:

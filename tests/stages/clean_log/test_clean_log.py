@@ -79,6 +79,20 @@ def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
     assert outcome.partitions[0]["superseded"] == 2
 
 
+def test_a_segment_without_a_key_has_no_share(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    keyed, keyless = [Message("a", "1"), Message("a", "2")], [Message(None, "1")]
+    write_log(tmp_path / "log", "t", [keyed, keyless, [Message("active", "1")]], COMPACT)
+    ingest(spark, name, tmp_path / "log", NIGHT_MS)
+    mark(spark, name)
+    monkeypatch.setattr(offset_map, "MAP_BYTES", offset_map.RECORD_BYTES)
+    outcome = clean(spark, name, NIGHT_MS)
+    assert outcome.partitions[0]["superseded"] == 1
+    assert outcome.partitions[0]["keyless"] == 1
+
+
 def test_long_keys_count_in_the_size_of_the_offset_map(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +105,7 @@ def test_long_keys_count_in_the_size_of_the_offset_map(
     monkeypatch.setattr(
         offset_map,
         "map_shares",
-        lambda *of: shares.append(of[4].how_many) or map_shares(*of),
+        lambda *of: shares.append(of[4]) or map_shares(*of),
     )
     spark.conf.set(offset_map.MAP_BYTES_SETTING, 6 * offset_map.RECORD_BYTES + 30_000)
     try:

@@ -27,7 +27,7 @@ from ebbtide.iceberg.files.data_files import (
     read_segment,
 )
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.shares import Shares, map_shares
+from ebbtide.spark.shares import map_shares
 from ebbtide.spark.tasks import Fold, Shared, in_threads, map_segments, shared
 from ebbtide.text import number
 
@@ -174,12 +174,9 @@ class _TurnWork(NamedTuple):
         dirty = {unit.segment for unit in self.dirty}
         mine = [self.segments[number] for number in self.numbers]
         units = [_ToSplit(n, unit, unit.segment in dirty) for n, unit in enumerate(mine)]
-        split, shares = (
-            partial(_split, self.find_keys, count),
-            Shares(count, self.rows, "maps keys of"),
-        )
+        split = partial(_split, self.find_keys, count)
         superseded = [BitMap64() for _ in mine]
-        for of_share in map_shares(self.spark, split, _find_superseded, units, shares):
+        for of_share in map_shares(self.spark, split, _find_superseded, units, count, self.rows):
             for n, offsets in of_share:
                 superseded[n] |= offsets
         of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
@@ -225,7 +222,7 @@ def _in_shares(rows: pa.Table, shares: int) -> dict[int, pa.Table]:
     # Not slices of one table: each would be sent with all of its buffers.
     return {
         int(share): rows.take(pa.array(places))
-        for share, places in zip(numbers, np.split(order, starts[1:]), strict=True)
+        for share, places in zip(numbers, np.split(order, starts)[1:], strict=True)
     }
 
 
