@@ -95,6 +95,7 @@ def test_without_scripts_topics_are_searched_and_charts_are_there(signed_in: Any
     page.goto("/ebbtide/")
     page.get_by_label("Search topics").fill("AUDIT")
     page.get_by_role("button", name="Search").click()
+    page.wait_for_load_state()  # the address changes before the page is read
     assert page.url.endswith("/ebbtide/?search=AUDIT")
     assert page.locator("table.topics tbody th a").all_inner_texts() == [AUDIT]
     page.goto(f"/ebbtide/topics/{FLIGHTS}")
