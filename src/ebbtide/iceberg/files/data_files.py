@@ -28,6 +28,7 @@ from ebbtide.iceberg.files.field_ids import (
     TableColumn,
     bytes_of_column,
     read_file,
+    read_in_batches,
     together,
 )
 from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
@@ -179,14 +180,17 @@ def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Tabl
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
         for group in range(opened.metadata.num_row_groups):
             end = start + opened.metadata.row_group(group).num_rows
-            within = positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
-            if len(within):
-                wanted = np.zeros(end - start, np.bool_)
-                wanted[within - start] = True
-                rows = read_file(opened.subset(row_group_ids=[group]), unit.columns)
-                tables.append(rows.filter(pa.array(wanted)))
-            start = end
+            if not len(_within(positions, start, end)):
+                start = end
+                continue
+            for rows in read_in_batches(opened, unit.columns, group):
+                tables.append(rows.take(_within(positions, start, start + rows.num_rows) - start))
+                start += rows.num_rows
     return together(tables, unit.columns)
+
+
+def _within(positions: Offsets, start: int, end: int) -> Offsets:
+    return positions[np.searchsorted(positions, start) : np.searchsorted(positions, end)]
 
 
 def column_bytes(unit: SegmentFiles, name: str) -> int:

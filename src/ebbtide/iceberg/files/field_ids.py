@@ -8,7 +8,7 @@ table.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from ebbtide.spark.jvm import iceberg_class
 
 _FIELD_ID = b"PARQUET:field_id"
 WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
+_BATCH_ROWS = 64 * 1024  # where a row group in memory would be too much
 # A store sends so many bytes in the time that one more request takes.
 _HOLE_BYTES = 4 * 1024 * 1024
 READING = ParquetFragmentScanOptions(
@@ -49,20 +50,40 @@ def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.T
 
     Columns may be null whatever the writer knew, so that files of all writers go together.
     """
-    names = {_id_of(field): field.name for field in file.physical_schema}
-    present = [column for column in columns if column.field_id in names]
-    in_file = [names[column.field_id] for column in present]
+    present = _present(file, columns)
     table = file.to_table(
-        columns=in_file, use_threads=False, batch_size=WHOLE, fragment_scan_options=READING
+        columns=list(present), use_threads=False, batch_size=WHOLE, fragment_scan_options=READING
     )
+    return _renamed(table, present)
+
+
+def read_in_batches(
+    file: ParquetFileFragment, columns: Iterable[TableColumn], group: int
+) -> Iterator[pa.Table]:
+    """Yield a row group as `read_file` reads it, decoding only so much of it at a time."""
+    present = _present(file, columns)
+    with pq.ParquetFile(file.open(), metadata=file.metadata) as opened:
+        batches = opened.iter_batches(
+            _BATCH_ROWS, row_groups=[group], columns=list(present), use_threads=False
+        )
+        for batch in batches:
+            yield _renamed(pa.table(batch), present)
+
+
+def _present(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> dict[str, TableColumn]:
+    """Return the columns that the file has, by its name for each."""
+    names = {_id_of(field): field.name for field in file.physical_schema}
+    return {names[column.field_id]: column for column in columns if column.field_id in names}
+
+
+def _renamed(table: pa.Table, present: Mapping[str, TableColumn]) -> pa.Table:
     if not present:  # a table without columns would have no rows
         return table
-    arrays = [table[name] for name in in_file]
     fields = [
         table.schema.field(inner).with_name(column.name).with_nullable(True)
-        for inner, column in zip(in_file, present, strict=True)
+        for inner, column in present.items()
     ]
-    return pa.table(arrays, schema=pa.schema(fields))
+    return pa.table([table[name] for name in present], schema=pa.schema(fields))
 
 
 def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
