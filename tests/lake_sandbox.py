@@ -30,6 +30,7 @@ from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.plans_table import append_plan
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.spark.jvm import find_once_for_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -246,7 +247,9 @@ def any_session(home: Path) -> SparkSession:
     builder = builder.config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     # PySpark starts its JVM by spark-submit, which looks there.
     with patch.dict(os.environ, SPARK_CONF_DIR=str(home / "conf")):
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+    find_once_for_errors(spark)
+    return spark
 
 
 def state_of(**changes: Any) -> PartitionState:

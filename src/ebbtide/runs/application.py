@@ -40,6 +40,7 @@ from ebbtide.runs.result_checks import problems
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
+from ebbtide.spark.jvm import find_once_for_errors
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +161,7 @@ def run_unchecked(
     """Do the work on each topic without looking for foreign changes; return the exit code."""
     work = partial(_unless_refused, args.job, work)
     job_log.start(args.job)
+    find_once_for_errors(spark)
     catalog_store(spark)  # refuses a setting of it by name, before anything is done
     if not args.plan_only:
         create_runs(spark)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from py4j.java_gateway import JavaClass
@@ -21,6 +22,16 @@ def java_class(spark: SparkSession, name: str) -> Any:
 def iceberg_class(spark: SparkSession, name: str) -> Any:
     """Return a class of Iceberg by its name below `org.apache.iceberg`."""
     return java_class(spark, ICEBERG + name)
+
+
+def find_once_for_errors(spark: SparkSession) -> None:
+    """Let PySpark find at once the class that it asks a dozen questions for each Java exception.
+
+    Otherwise it goes by `_jvm.py4j.reflection.TypeUtil` each time: 60 ms for an exception, not 5.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    asked = java_class(spark, "py4j.reflection.TypeUtil")
+    jvm.py4j = SimpleNamespace(reflection=SimpleNamespace(TypeUtil=asked))
 
 
 def items(java_list: Any) -> list[Any]:

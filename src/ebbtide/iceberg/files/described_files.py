@@ -51,8 +51,8 @@ class DescribedFiles(NamedTuple):
         """Read the current metadata of Iceberg's table object."""
         schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
         parser = iceberg_class(spark, "PartitionSpecParser")
-        java_specs = java_class(spark, "java.util.ArrayList")(table.specs().values())
-        listed = [json.loads(parser.toJson(spec)) for spec in items(java_specs)]
+        java_specs = items(table.operations().current().specs())
+        listed = [json.loads(parser.toJson(spec)) for spec in java_specs]
         specs = {spec["spec-id"]: spec for spec in listed}
         sources = {field["source-id"] for spec in listed for field in spec["fields"]}
         schema["fields"] = [field for field in schema["fields"] if field["id"] in sources]

@@ -33,5 +33,5 @@ def store_of(spark: SparkSession, table: Any) -> Store:
 def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
     """Return a store with the settings of one of Spark's catalogs, for files outside its tables."""
     prefix = f"spark.sql.catalog.{catalog}."
-    settings = spark.conf.getAll
+    settings = as_dict(spark, spark.conf._jconf.getAllAsJava())
     return Store.of({n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)})

@@ -1,0 +1,49 @@
+"""Asking the driver's JVM: what a Java exception costs, and where none comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from py4j.java_gateway import JavaPackage, JVMView
+from pyspark.errors.exceptions import captured
+
+from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.files.described_files import DescribedFiles
+from ebbtide.iceberg.files.table_store import catalog_store
+from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from tests.lake_sandbox import LakeSandbox
+
+
+def test_no_exception_searches_the_jars_for_the_class_that_tells(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, searches = sandbox.session, Counter[str]()
+    for kind in (JVMView, JavaPackage):
+        monkeypatch.setattr(kind, "__getattr__", _counting(kind.__getattr__, searches))
+    assert not table_exists(spark, "`lake`.`no_such`.`table`")
+    assert searches["TypeUtil"] == searches["py4j"] == 0
+
+
+def test_settings_and_specs_are_read_without_an_exception(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = sandbox.session
+    create_runs(spark)
+    table = java_table(spark, RUNS_TABLE)
+
+    def never(error: object) -> None:
+        pytest.fail(f"an exception comes here: {error}")
+
+    monkeypatch.setattr(captured, "convert_exception", never)
+    assert catalog_store(spark)
+    assert DescribedFiles.of(spark, table).specs
+
+
+def _counting(search: Any, searches: Counter[str]) -> Any:
+    def counted(found_in: object, name: str) -> object:
+        searches[name] += 1
+        return search(found_in, name)
+
+    return counted
