@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.row_changes import changes_of, in_segment
+from ebbtide.columns.row_changes import RowChanges, changes_of
 from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step, commit
@@ -48,13 +48,13 @@ def change(
 
 def changes(
     spark: SparkSession, table: str, removed: Sequence[int], grown: Sequence[int]
-) -> object:
+) -> RowChanges:
     of = [
         (batch, None if batch.base_offset in removed else batch._replace(size_bytes=7), -1)
         for batch in headers(spark, table).batches()
         if batch.base_offset in (*removed, *grown)
     ]
-    return in_segment(0, 0, changes_of(of))
+    return RowChanges.of(0, 0, changes_of(of))
 
 
 def files(spark: SparkSession, table: str) -> tuple[int, int]:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.row_changes import changes_of, in_segment
+from ebbtide.columns.row_changes import RowChanges, changes_of
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.topics import load
 from ebbtide.log.batch_header import Batch
@@ -240,9 +239,9 @@ def _set_sizes(
             known = _known(batch, theirs, states[partition])
             if known != batch:
                 rows = [(batch, known, int(event_ms))]
-                changes.append(in_segment(partition, int(segment), changes_of(rows)))
+                changes.append(RowChanges.of(partition, int(segment), changes_of(rows)))
     if changes:
-        prepare_changes(spark, name.batches_table, pa.concat_tables(changes), {})()
+        prepare_changes(spark, name.batches_table, RowChanges.together(changes), {})()
 
 
 def _known(batch: Batch, theirs: Sequence[Batch], state: PartitionState) -> Batch:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from ebbtide.log.batch_header import Batch
 from ebbtide.records.arrays import Bools
@@ -30,7 +32,9 @@ CHANGES = pa.schema(
 )
 # The columns of a batch that a round may change, beside its event time; its CRC goes.
 CHANGED = tuple(CHANGES.names[3:])
-_SEGMENT = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
+_PLACE = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
+
+Place = tuple[int, int]  # partition and segment
 
 
 def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
@@ -47,16 +51,68 @@ def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
     )
 
 
-def in_segment(partition: int, segment: int, changes: pa.Table) -> pa.Table:
-    """Return the changes with the `partition` and `segment` of their rows."""
-    places = [partition] * changes.num_rows, [segment] * changes.num_rows
-    columns = [pa.array(of, field.type) for of, field in zip(places, _SEGMENT, strict=True)]
-    return pa.table([*columns, *changes.columns], names=[*_SEGMENT.names, *CHANGES.names])
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes to rows of a batches table, in any of its segments.
+
+    A round may remove millions of rows and has the driver hold all of it, so that of these only the
+    base offsets are kept.
+    """
+
+    removed: Mapping[Place, BitMap64]
+    changed: pa.Table  # CHANGES, behind the `partition` and `segment` of their rows
+
+    @classmethod
+    def of(cls, partition: int, segment: int, changes: pa.Table) -> RowChanges:
+        """Return the changes of a segment's rows, given as CHANGES."""
+        is_removed = changes["is_removed"]
+        removed = BitMap64(changes.filter(is_removed)["base_offset"].to_numpy())
+        changed = changes.filter(pc.invert(is_removed))
+        places = [partition] * changed.num_rows, [segment] * changed.num_rows
+        columns = [pa.array(of, field.type) for of, field in zip(places, _PLACE, strict=True)]
+        return cls(
+            {(partition, segment): removed} if removed else {},
+            pa.table([*columns, *changed.columns], names=[*_PLACE.names, *CHANGES.names]),
+        )
+
+    @classmethod
+    def together(cls, parts: Iterable[RowChanges]) -> RowChanges:
+        """Return all of the changes; no two are of the same row."""
+        removed, changed = dict[Place, BitMap64](), [_NOTHING.changed]
+        for part in parts:
+            for place, bases in part.removed.items():
+                removed[place] = removed[place] | bases if place in removed else bases
+            changed.append(part.changed)
+        return cls(removed, pa.concat_tables(changed).combine_chunks())
+
+    @property
+    def count(self) -> int:
+        """How many rows change or go."""
+        return int(self.changed.num_rows) + sum(map(len, self.removed.values()))
+
+    def without(self, base_offsets: BitMap64) -> RowChanges:
+        """Return the changes of other rows than these; all are of one partition."""
+        removed = {place: bases - base_offsets for place, bases in self.removed.items()}
+        changed_bases = self.changed["base_offset"].to_numpy()
+        stays = ~np.isin(changed_bases, np.array(list(base_offsets), np.int64))
+        return RowChanges(
+            {place: bases for place, bases in removed.items() if bases},
+            self.changed.filter(pa.array(stays)),
+        )
+
+    def base_offsets(self) -> BitMap64:
+        """Return the rows that change or go; all are of one partition."""
+        return BitMap64.union(
+            BitMap64(self.changed["base_offset"].to_numpy()), *self.removed.values()
+        )
 
 
-def no_changes() -> pa.Table:
-    """Return an empty table of changes."""
-    return in_segment(0, 0, CHANGES.empty_table())
+_NOTHING = RowChanges.of(0, 0, CHANGES.empty_table())
+
+
+def no_changes() -> RowChanges:
+    """Return changes of no row."""
+    return _NOTHING
 
 
 def with_changes(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:

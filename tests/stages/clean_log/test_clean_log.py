@@ -126,7 +126,7 @@ def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
     in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
     assert at_once is not None
     assert in_parts is not None
-    assert in_parts.changes.equals(at_once.changes)
+    assert in_parts.changes == at_once.changes
     assert in_parts.deletions == at_once.deletions
     assert in_parts.numbers == at_once.numbers
 

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.header_columns import COLUMNS, BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline
-from ebbtide.columns.row_changes import with_changes
+from ebbtide.columns.row_changes import RowChanges, no_changes, with_changes
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
     MAX_OFFSET,
@@ -24,6 +25,7 @@ from ebbtide.iceberg.files.data_files import (
     count_rows,
     deletion_of,
     in_segments,
+    numbers_in,
     read_segment,
     write_rows,
 )
@@ -87,7 +89,7 @@ def _in_partitions(found: list[dict[int, LogHeaders]]) -> list[dict[int, LogHead
 def prepare_changes(
     spark: SparkSession,
     batches_table: str,
-    changes: pa.Table,
+    changes: RowChanges,
     properties: Mapping[str, str],
     tag: WorkTag | None = None,
 ) -> Commit:
@@ -98,19 +100,22 @@ def prepare_changes(
     """
     snapshot = current_snapshot(spark, batches_table)
     assert snapshot is not None
-    by_segment = in_segments(changes, "base_offset")
-    ends = {partition: segment + 1 for partition, segment in by_segment}  # by its last segment
-    units = [
-        unit
+    changed = in_segments(changes.changed, "base_offset")
+    places = changed.keys() | changes.removed.keys()
+    ends = {partition: segment + 1 for partition, segment in sorted(places)}  # by its last segment
+    units = {
+        (unit.partition, unit.segment): unit
         for unit in plan_segments(spark, batches_table, snapshot, ends)
-        if (unit.partition, unit.segment) in by_segment
-    ]
-    _check_found(batches_table, by_segment.keys() - {(u.partition, u.segment) for u in units})
+        if (unit.partition, unit.segment) in places
+    }
+    _check_found(batches_table, places - units.keys())
+    paths = new_paths(spark, batches_table, list(units.values()))
     work = [
-        _ChangedSegment(unit, by_segment[unit.partition, unit.segment], path)
-        for unit, path in zip(units, new_paths(spark, batches_table, units), strict=True)
+        _ChangedSegment(unit, changes.removed.get(place, BitMap64()), changed.get(place), path)
+        for (place, unit), path in zip(units.items(), paths, strict=True)
     ]
-    written = map_segments(spark, _write_changed, work, count_rows(units), "writes headers of")
+    rows = count_rows(units.values())
+    written = map_segments(spark, _write_changed, work, rows, "writes headers of")
     delta = RowDelta.of_all(written)
     return prepare_row_delta(spark, batches_table, ends, delta, properties, tag, snapshot)
 
@@ -125,16 +130,29 @@ def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None
 
 
 class _ChangedSegment(NamedTuple):
-    """The changes of one segment, in offset order, and where the changed rows go."""
+    """The changes of one segment, and where the changed rows go."""
 
     unit: SegmentFiles
-    cut_out: CutOut
+    removed: BitMap64  # base offsets
+    cut_out: CutOut | None  # in offset order
     path: str
 
     @property
-    def changes(self) -> pa.Table:
-        """The changes, as columns."""
-        return self.cut_out.rows
+    def changed(self) -> pa.Table:
+        """The changes of rows that stay, as columns."""
+        return no_changes().changed if self.cut_out is None else self.cut_out.rows
+
+
+class _Places(NamedTuple):
+    """The positions of the rows that go and of those that change, among those of the segment."""
+
+    removed: Offsets
+    changed: Offsets
+
+    @property
+    def last(self) -> int:
+        """The last of them."""
+        return int(max(*self.removed[-1:], *self.changed[-1:], -1))
 
 
 def _write_changed(work: _ChangedSegment) -> RowDelta:
@@ -142,60 +160,62 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
 
     A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
     """
-    dead = work.unit.deleted_count + work.changes.num_rows
+    dead = work.unit.deleted_count + len(work.removed) + work.changed.num_rows
     is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
     is_rewritten |= len(work.unit.files) >= MAX_FILES
     # Each file is read once, for only the columns needed: just offsets where all rows go.
-    only_offsets = not is_rewritten and pc.all(work.changes["is_removed"]).as_py()
+    only_offsets = not is_rewritten and not work.changed.num_rows
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
-    at = _find(work, rows.table["base_offset"].to_numpy())
-    if not is_rewritten and at[-1] < rows.table.num_rows - 1:
+    bases = rows.table["base_offset"].to_numpy()
+    at = _Places(
+        _find(work.unit, bases, numbers_in(work.removed)),
+        _find(work.unit, bases, work.changed["base_offset"].to_numpy()),
+    )
+    if not is_rewritten and at.last < rows.table.num_rows - 1:
         return _delete_in_place(work, rows, at)
     if only_offsets:
         rows = read_segment(work.unit, None, "base_offset")
     return _rewrite(work, rows.table, at)
 
 
-def _find(work: _ChangedSegment, bases: Offsets) -> Offsets:
-    """Return the positions of the changed rows among those of the segment."""
-    wanted = work.changes["base_offset"].to_numpy()
+def _find(unit: SegmentFiles, bases: Offsets, wanted: Offsets) -> Offsets:
+    """Return the positions of the wanted rows among those of the segment."""
     if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
         raise SafetyError(
             f"expected the batch at offset {int(missing[0])} of partition "
-            f"{work.unit.partition} among the rows of segment {work.unit.segment}, found none: "
+            f"{unit.partition} among the rows of segment {unit.segment}, found none: "
             "another tool removed it; roll the batches table back to a snapshot before that"
         )
     return np.asarray(np.searchsorted(bases, wanted), np.int64)
 
 
-def _rewrite(work: _ChangedSegment, rows: pa.Table, at: Offsets) -> RowDelta:
+def _rewrite(work: _ChangedSegment, rows: pa.Table, at: _Places) -> RowDelta:
     """Write all rows of the segment with their changes."""
     rows = rows.combine_chunks()
-    is_removed = work.changes["is_removed"].to_numpy()
     is_changed = np.zeros(rows.num_rows, np.bool_)
-    is_changed[at[~is_removed]] = True
-    rows = _changed(rows, is_changed, work.changes.filter(pa.array(~is_removed)))
+    is_changed[at.changed] = True
+    rows = _changed(rows, is_changed, work.changed)
     keeps = np.ones(rows.num_rows, np.bool_)
-    keeps[at[is_removed]] = False
+    keeps[at.removed] = False
     if not keeps.any():
         return RowDelta(replaced=[Replacement(work.unit, None)])
     write_rows(work.unit.store, work.path, rows.filter(pa.array(keeps)))
     return RowDelta(replaced=[Replacement(work.unit, work.path)])
 
 
-def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: Offsets) -> RowDelta:
+def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: _Places) -> RowDelta:
     """Delete the changed rows, and write those that stay to a file beside the others."""
-    files, positions = rows.files[at], rows.positions[at]
+    dead = np.sort(np.concatenate(at))
+    files, positions = rows.files[dead], rows.positions[dead]
     deletions = [
         deletion_of(work.unit.store, file, positions[files == number])
         for number, file in enumerate(work.unit.files)
         if np.any(files == number)
     ]
-    stays = ~work.changes["is_removed"].to_numpy()
-    if not stays.any():
+    if not len(at.changed):
         return RowDelta(deletions)
-    left = rows.table.take(at[stays]).combine_chunks()
-    left = _changed(left, np.ones(left.num_rows, np.bool_), work.changes.filter(pa.array(stays)))
+    left = rows.table.take(at.changed).combine_chunks()
+    left = _changed(left, np.ones(left.num_rows, np.bool_), work.changed)
     write_rows(work.unit.store, work.path, left)
     return RowDelta(deletions, [Replacement(work.unit, work.path)])
 

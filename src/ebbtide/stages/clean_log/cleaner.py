@@ -13,12 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role
-from ebbtide.columns.row_changes import changes_of, in_segment, no_changes
+from ebbtide.columns.row_changes import RowChanges, changes_of
 from ebbtide.iceberg.files.batch_rows import HEADERS_A_RECORD, look_at_headers
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows
 from ebbtide.iceberg.files.segment_planning import plan_segments
@@ -79,15 +77,15 @@ def effect_of(
     }
     units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
-    tables = []
+    changes = list[RowChanges]()
     of_partitions = {unit.partition: [unit] for unit in units}
     for partition, of_partition in rules.items():
         mine = of_partitions.get(partition, [])
         carried_over = _carried(partition, headers[partition], of_partition, mine)
-        tables += _replaced([unit.changes for unit in mine], carried_over)
+        changes += _replaced([unit.changes for unit in mine], carried_over)
         add_numbers(effect, partition, PartitionEffect(of_partition.this_round, mine))
     log_partitions(log, {p: described(numbers) for p, numbers in effect.numbers.items()})
-    effect.changes = pa.concat_tables(tables) if tables else no_changes()
+    effect.changes = RowChanges.together(changes)
     effect.planned = by_partition(
         (unit.partition, unit.planned) for unit in units if unit.planned is not None
     )
@@ -206,7 +204,7 @@ def _dirty(records: Sequence[SegmentFiles], cleaning: CleaningRound) -> list[Seg
 
 def _carried(
     partition: int, headers: LogHeaders, rules: PartitionRules, units: Sequence[UnitEffect]
-) -> list[pa.Table]:
+) -> list[RowChanges]:
     """Return changes of rows that take over producers' facts from rows that the round removes."""
     producers = headers.producers
     is_elsewhere = ~np.isin(
@@ -231,8 +229,8 @@ def _carried(
 
 def _by_segment(
     partition: int, headers: BatchHeaders, moved: Iterable[tuple[Batch, Batch]]
-) -> list[pa.Table]:
-    """Return the changes of rows among the headers, a table a segment."""
+) -> list[RowChanges]:
+    """Return the changes of rows among the headers, by segment."""
     rows = {base: row for row, base in enumerate(headers.column("base_offset").tolist())}
     segments = headers.column("segment").tolist()
     newest_ms = headers.column("max_event_time_ms").tolist()
@@ -240,13 +238,12 @@ def _by_segment(
     for before, after in moved:
         row = rows[before.base_offset]
         by_segment.setdefault(segments[row], []).append((before, after, newest_ms[row]))
-    return [in_segment(partition, segment, changes_of(of)) for segment, of in by_segment.items()]
+    return [RowChanges.of(partition, segment, changes_of(of)) for segment, of in by_segment.items()]
 
 
-def _replaced(changes: Sequence[pa.Table], later: Sequence[pa.Table]) -> list[pa.Table]:
+def _replaced(changes: Sequence[RowChanges], later: Sequence[RowChanges]) -> list[RowChanges]:
     """Return the changes, without those of rows that `later` changes, and the later ones."""
-    bases = pa.concat_tables([no_changes(), *later])["base_offset"]
-    if not len(bases):
+    if not later:
         return list(changes)
-    kept = [of.filter(pc.invert(pc.is_in(of["base_offset"], bases))) for of in changes]
-    return [*kept, *later]
+    bases = RowChanges.together(later).base_offsets()
+    return [*(of.without(bases) for of in changes), *later]

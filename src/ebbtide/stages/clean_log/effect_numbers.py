@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from ebbtide.columns.header_columns import BatchHeaders, headers_of, together
-from ebbtide.columns.row_changes import no_changes
+from ebbtide.columns.row_changes import RowChanges, no_changes
 from ebbtide.iceberg.files.data_files import DeletionVector
 from ebbtide.log.compaction import MAX_OFFSET, Round, judge
 from ebbtide.log.logical_segments import Segment
@@ -33,7 +31,7 @@ class RoundEffect:
     """A round's removals and changes, before anything of it is committed."""
 
     deletions: list[DeletionVector] = field(default_factory=list)
-    changes: pa.Table = field(default_factory=no_changes)
+    changes: RowChanges = field(default_factory=no_changes)
     victims: int = 0
     bytes_removed: int = 0
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -96,7 +94,7 @@ class UnitEffect(NamedTuple):
     partition: int
     segments: Sequence[int]
     deletions: Sequence[DeletionVector]
-    changes: pa.Table
+    changes: RowChanges
     numbers: UnitNumbers
     left: RowsLeft
     planned: PlannedRows | None = None
@@ -116,7 +114,7 @@ class UnitEffect(NamedTuple):
             partition,
             [segment for part in parts for segment in part.segments],
             [deletion for part in parts for deletion in part.deletions],
-            pa.concat_tables([part.changes for part in parts]).combine_chunks(),
+            RowChanges.together(part.changes for part in parts),
             UnitNumbers.together([part.numbers for part in parts]),
             RowsLeft.together([part.left for part in parts]),
             PlannedRows.together(planned) if planned else None,

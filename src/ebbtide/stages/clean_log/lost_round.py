@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.row_changes import changes_of, in_segment, no_changes
+from ebbtide.columns.row_changes import RowChanges, changes_of, no_changes
 from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
@@ -60,24 +60,24 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     return compare_and_set(topic, Step.LOST_ROUND_STATE, forgotten)
 
 
-def rebuild_headers(topic: Topic, changes: pa.Table) -> int:
+def rebuild_headers(topic: Topic, changes: RowChanges) -> int:
     """Commit the changes of headers; return how many there are."""
     prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
     commit(Step.HEADERS_REBUILT, prepared)
-    return int(changes.num_rows)
+    return changes.count
 
 
-def lost_headers(topic: Topic, lost: CleaningRound) -> Iterator[pa.Table]:
-    """Yield changes for the round's headers that count more records than are left, by segment.
+def lost_headers(topic: Topic, lost: CleaningRound) -> Iterator[RowChanges]:
+    """Yield changes for the round's headers that count more records than are left.
 
-    Each table is of a few segments, to be committed before the next.
+    They are of a few segments, to be committed before the next.
     """
     look = partial(_fewer, topic.config.message_timestamp_after_max_ms)
     for some in _some_segments(_segments_of(topic, lost)):
         headers = count_rows(segment.headers for segment in some)
         parts = map_segments(topic.spark, look, some, headers, "compares headers of")
-        changes = pa.concat_tables([no_changes(), *parts])
-        if changes.num_rows:
+        changes = RowChanges.together(parts)
+        if changes.count:
             yield changes
 
 
@@ -138,7 +138,7 @@ def _some_segments(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
         yield some
 
 
-def _fewer(future_limit_ms: int, segment: _Segment) -> pa.Table:
+def _fewer(future_limit_ms: int, segment: _Segment) -> RowChanges:
     """Return changes for the headers that count more records than are left, in a task."""
     unit = segment.headers
     headers = BatchHeaders(read_segment(unit, HEADER_COLUMNS, "base_offset").table)
@@ -154,4 +154,4 @@ def _fewer(future_limit_ms: int, segment: _Segment) -> pa.Table:
         rows = rows.filter(pa.array(held))
     fewer = fewer_than_told(rows, headers, segment.cleaned, future_limit_ms)
     changed = [(before, after, newest) for before, after, newest in fewer if after != before]
-    return in_segment(unit.partition, unit.segment, changes_of(changed))
+    return RowChanges.of(unit.partition, unit.segment, changes_of(changed))

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import ORDINARY
-from ebbtide.columns.row_changes import after_changes, changes_of, in_segment
+from ebbtide.columns.row_changes import RowChanges, after_changes, changes_of
 from ebbtide.columns.segment_cleaning import (
     IsSuperseded,
     SegmentEffect,
@@ -180,7 +180,7 @@ def clean_unit(
         files.partition,
         [files.segment],
         [] if cleaned is None else cleaned.deletions,
-        in_segment(*place, changes),
+        RowChanges.of(*place, changes),
         _numbers(judged, after, cleaned, rules),
         _rows_left(headers, changes, rules),
         _planned(after, cleaned) if known.value.keeps_offsets else None,

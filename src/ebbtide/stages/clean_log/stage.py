@@ -292,9 +292,9 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
     """Prepare to change the round's batches; None where none change or the commit is made."""
     table = topic.name.batches_table
-    if not effect.changes.num_rows or _is_done(topic, table, this_round):
+    if not effect.changes.count or _is_done(topic, table, this_round):
         return None
-    summary = _summary(this_round, len(effect.changes))
+    summary = _summary(this_round, effect.changes.count)
     return prepare_changes(topic.spark, table, effect.changes, summary, _tag(this_round))
 
 
