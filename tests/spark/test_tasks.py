@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import OversizedBatchError, UnavailableError
+from ebbtide.spark import tasks
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, FOLDED, LITTLE_ROWS, map_segments, shared
 from tests.lake_sandbox import LakeSandbox
 
@@ -63,6 +64,22 @@ def test_where_spark_is_local_the_driver_does_all_of_it(sandbox: LakeSandbox) ->
     assert done == [(number, os.getpid()) for number in range(30)]
     threads = set(map_segments(sandbox.session, _thread, range(30), MUCH, "works on"))
     assert len(threads) == sandbox.session.sparkContext.defaultParallelism
+
+
+def test_units_do_not_begin_far_ahead_of_the_first_result(
+    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "AHEAD", 3)
+    begun: list[int] = []
+
+    def work(number: int) -> list[int]:
+        begun.append(number)
+        time.sleep(0.3 if number == 0 else 0)
+        return sorted(begun)
+
+    done = map_segments(sandbox.session, work, range(30), 1, "works on")
+    assert done[0] == [0, 1, 2]
+    assert done[-1] == list(range(30))
 
 
 def test_tasks_do_what_is_more_than_the_drivers_and_in_order(

@@ -41,6 +41,8 @@ TASKS_PER_CORE = 8
 LITTLE_ROWS = 1_000_000
 # So many results are folded at a time.
 FOLDED = 256
+# So many units are handed to threads before the first one's result is taken; each takes 2.5 kB.
+AHEAD = 256
 DRIVER_ROWS_SETTING = "spark.ebbtide.driver.rows"
 _TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILINE)
 
@@ -103,26 +105,32 @@ def in_threads(
     things: str = "segments",
 ) -> list[R]:
     """Run `work` on each unit, a thread a core, until an error; return the results in order."""
-    pool = _pool(spark.sparkContext.defaultParallelism)
-    futures = deque(pool.submit(copy_context().run, work, unit) for unit in units)
+    pool, left = _pool(spark.sparkContext.defaultParallelism), iter(units)
+    ahead = deque[Future[R]]()
+    taken = 0
+
+    def submit(count: int) -> None:
+        ahead.extend(pool.submit(copy_context().run, work, unit) for unit in islice(left, count))
+
+    def results() -> Iterator[R]:
+        nonlocal taken
+        submit(AHEAD)
+        while ahead:
+            result = ahead.popleft().result()
+            taken += 1
+            submit(1)
+            yield result
 
     def progress() -> tuple[int, int]:
-        left = sum(not future.done() for future in futures.copy())
-        return len(units) - left, len(units)
+        return taken + sum(future.done() for future in ahead.copy()), len(units)
 
     try:
         with progress_logged(log, f"{doing} {len(units)} {things}", things, progress):
-            return _folded(_results(futures), fold)
+            return _folded(results(), fold)
     finally:
-        for future in futures:
+        for future in ahead:
             future.cancel()
-        wait(futures)
-
-
-def _results(futures: deque[Future[R]]) -> Iterator[R]:
-    """Yield the results in order, and keep none."""
-    while futures:
-        yield futures.popleft().result()
+        wait(ahead)
 
 
 def _folded(results: Iterable[R], fold: Fold[R] | None) -> list[R]:

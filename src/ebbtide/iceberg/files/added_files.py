@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from ebbtide.stores.store import Store
 
 # Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
 GROUP_BYTES = 64 * 1024 * 1024
+_FAST = 1  # of zlib's levels
 _FIELD_ID = "PARQUET:field_id"
 _CODEC = "write.parquet.compression-codec"
 _LEVEL = "write.parquet.compression-level"
@@ -43,6 +45,8 @@ _TYPES = {
 
 # A written data file.
 NewFile = Description
+# Some of them; as Python's objects each takes 9 kB.
+PackedFiles = bytes
 
 
 class Target(NamedTuple):
@@ -87,7 +91,7 @@ class Appending(NamedTuple):
             for segment, path in zip(segments, paths, strict=True)
         ]
 
-    def append(self, files: Iterable[NewFile]) -> int:
+    def append(self, files: Iterable[PackedFiles]) -> int:
         """Commit the written files; return the snapshot's id."""
         update = self.table.newAppend()
         for name, value in own_summary({}).items():
@@ -95,7 +99,7 @@ class Appending(NamedTuple):
         append = JavaMethod.of(
             self.spark, ICEBERG + "AppendFiles", "appendFile", ICEBERG + "DataFile"
         )
-        append.on(update).for_each(DescribedFiles.of(self.spark, self.table).data(files))
+        append.on(update).for_each(DescribedFiles.of(self.spark, self.table).data(_unpacked(files)))
         update.commit()
         return int(self.table.currentSnapshot().snapshotId())
 
@@ -120,6 +124,17 @@ def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
                 _write_group(writer, group)
         size_bytes = stream.tell()
     return describe(target.place, target.schema, footers[0], size_bytes)
+
+
+def pack(files: list[Any]) -> list[Any]:
+    """Return PackedFiles of what `write_new_file` has returned, as `map_segments` folds results."""
+    written = [file for file in files if file is not None]
+    return [zlib.compress(json.dumps(written).encode(), _FAST)]
+
+
+def _unpacked(packed: Iterable[PackedFiles]) -> Iterator[NewFile]:
+    for some in packed:
+        yield from json.loads(zlib.decompress(some))
 
 
 def _write_group(writer: pq.ParquetWriter, group: pa.Table) -> None:

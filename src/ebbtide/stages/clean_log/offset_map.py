@@ -145,6 +145,21 @@ class _Piece(NamedTuple):
     dirty: pa.Table | None
 
 
+class _DirtyKeys(NamedTuple):
+    """The keys of one dirty segment, or of neighbouring ones of a partition."""
+
+    partition: int
+    rows: pa.Table  # hash, key, offset
+
+    @classmethod
+    def by_partition(cls, found: list[_DirtyKeys]) -> list[_DirtyKeys]:
+        """Put those of each partition together: a table of few rows takes 2 kB."""
+        parts: dict[int, list[pa.Table]] = {}
+        for of_segment in found:
+            parts.setdefault(of_segment.partition, []).append(of_segment.rows)
+        return [cls(p, pa.concat_tables(tables).combine_chunks()) for p, tables in parts.items()]
+
+
 class _TurnWork(NamedTuple):
     """The segments of one turn, by their numbers, and the dirty ones among them."""
 
@@ -156,15 +171,18 @@ class _TurnWork(NamedTuple):
 
     def at_once(self, clean: Clean[R], fold: Fold[R]) -> list[R]:
         """Clean each segment by the whole map."""
-        offset_maps = map_segments(
-            self.spark, self.find_keys, self.dirty, count_rows(self.dirty), "maps keys of"
+        found = map_segments(
+            self.spark,
+            partial(_keys_of, self.find_keys),
+            self.dirty,
+            count_rows(self.dirty),
+            "maps keys of",
+            _DirtyKeys.by_partition,
         )
-        by_partition: dict[int, list[pa.Table]] = {
-            self.segments[n].partition: [] for n in self.numbers
-        }
-        for unit, of_segment in zip(self.dirty, offset_maps, strict=True):
-            by_partition[unit.partition].append(of_segment)
-        maps = {partition: OffsetMap.of(tables) for partition, tables in by_partition.items()}
+        keys: dict[int, list[pa.Table]] = {self.segments[n].partition: [] for n in self.numbers}
+        for of_some in found:
+            keys[of_some.partition].append(of_some.rows)
+        maps = {partition: OffsetMap.of(tables) for partition, tables in keys.items()}
         log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
         with shared(self.spark, (maps, self.segments), self.rows) as known:
             return self._in_tasks(partial(_clean_by_map, known, clean), self.numbers, fold)
@@ -191,6 +209,11 @@ class _TurnWork(NamedTuple):
     def rows(self) -> int:
         """How many rows the segments hold in all."""
         return count_rows([self.segments[number] for number in self.numbers])
+
+
+def _keys_of(find_keys: FindKeys, unit: SegmentFiles) -> _DirtyKeys:
+    """Find the keys of a dirty segment, in a task."""
+    return _DirtyKeys(unit.partition, find_keys(unit))
 
 
 def _clean_by_map(

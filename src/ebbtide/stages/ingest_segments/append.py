@@ -26,7 +26,13 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.files.added_files import Appending, NewFile, Target, write_new_file
+from ebbtide.iceberg.files.added_files import (
+    Appending,
+    NewFile,
+    Target,
+    pack,
+    write_new_file,
+)
 from ebbtide.iceberg.files.data_files import CutOut, in_segments
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
@@ -175,8 +181,8 @@ def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
     appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
     targets = appending.targets(by_segment)
     work = [_BatchesOfFile(*of) for of in zip(targets, by_segment.values(), strict=True)]
-    files = in_threads(spark, _write_batches, work, "writes headers of")
-    return [commit(Step.INGEST_BATCHES, partial(appending.append, filter(None, files)))]
+    files = in_threads(spark, _write_batches, work, "writes headers of", pack)
+    return [commit(Step.INGEST_BATCHES, partial(appending.append, files))]
 
 
 class _BatchesOfFile(NamedTuple):
@@ -201,8 +207,8 @@ def append_read(
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_RecordsOfFile(*of) for of in zip(targets, ranges, strict=True)]
     write = partial(_write_records, read)
-    files = map_segments(topic.spark, write, work, rows, "reads and writes records of")
-    return commit(Step.INGEST_RECORDS, partial(appending.append, filter(None, files)))
+    files = map_segments(topic.spark, write, work, rows, "reads and writes records of", pack)
+    return commit(Step.INGEST_RECORDS, partial(appending.append, files))
 
 
 class _RecordsOfFile(NamedTuple):
