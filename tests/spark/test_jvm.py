@@ -12,7 +12,7 @@ from pyspark.errors.exceptions import captured
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.files.described_files import DescribedFiles
 from ebbtide.iceberg.files.table_store import catalog_store
-from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 
 
@@ -27,11 +27,11 @@ def test_no_exception_searches_the_jars_for_the_class_that_tells(
 
 
 def test_settings_and_specs_are_read_without_an_exception(
-    sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark = sandbox.session
-    create_runs(spark)
-    table = java_table(spark, RUNS_TABLE)
+    sandbox.topic(f"{cluster}.t")
+    table = java_table(spark, TopicName.parse(f"{cluster}.t").records_table)
 
     def never(error: object) -> None:
         pytest.fail(f"an exception comes here: {error}")

@@ -196,7 +196,7 @@ class _TurnWork(NamedTuple):
         superseded = [BitMap64() for _ in mine]
         for of_share in map_shares(self.spark, split, _find_superseded, units, count, self.rows):
             for n, offsets in of_share:
-                superseded[n] |= offsets
+                superseded[n] |= BitMap64.deserialize(offsets)
         of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
         return self._in_tasks(partial(_clean_by_offsets, clean), of_segments, fold)
 
@@ -249,15 +249,19 @@ def _in_shares(rows: pa.Table, shares: int) -> dict[int, pa.Table]:
     }
 
 
-def _find_superseded(pieces: list[_Piece]) -> list[tuple[int, BitMap64]]:
-    """Return the offsets that a share of the map supersedes, by segment, in a task."""
+def _find_superseded(pieces: list[_Piece]) -> list[tuple[int, bytes]]:
+    """Return the offsets that a share of the map supersedes, by segment, in a task.
+
+    They are serialized: the bitmaps of all shares at once would take 70 bytes an offset.
+    """
     in_order = sorted(pieces, key=lambda piece: piece.number)
     offset_map = OffsetMap.of([piece.dirty for piece in in_order if piece.dirty is not None])
     found = []
     for piece in pieces:
         offsets = piece.rows["offset"].to_numpy()
         latest = offset_map.latest(piece.rows["key"], piece.rows["hash"].to_numpy())
-        found.append((piece.number, BitMap64(offsets[offsets < latest].astype(np.uint64))))
+        superseded = BitMap64(offsets[offsets < latest].astype(np.uint64))
+        found.append((piece.number, superseded.serialize()))
     return found
 
 
