@@ -219,6 +219,22 @@ class TestSlices:
         assert str(outcome.error).count("expected CRC-32C") == 1
 
 
+def test_a_slice_ends_after_so_many_files(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk_slice, "MAX_FILES", 2)
+    grow(source)
+    outcome = ingest(spark, str(name), source, NOW_MS)
+    assert contents(spark, name) == unbroken
+    # Two files; the third, and the second to compare with what the table holds; the other
+    # partition's.
+    assert len(outcome.snapshot_ids) == 2 * 3
+
+
 class TestAFileThatVanishes:
     def test_before_it_is_walked_is_listed_again(
         self, spark: SparkSession, name: TopicName, source: Path

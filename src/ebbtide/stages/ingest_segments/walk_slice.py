@@ -1,6 +1,7 @@
 """Walk as many of a log's files as one slice takes, and of a file with very many batches a part.
 
-The rows of a slice's batches pass through the driver, so their number is bounded.
+The rows of a slice's batches pass through the driver, and so do the descriptions of the files that
+are written for its segments, so that the number of either is bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ebbtide.stages.ingest_segments.source_log import HeldLog
 # how many batches: the first ones walked tell how many a byte holds.
 MAX_BATCHES = 500_000
 FIRST_WALK_BYTES = 32 * 1024 * 1024  # has no more batches than that, as a header has 61 bytes
-MAX_FILES = 4096  # walked at once
+MAX_FILES = 16 * 1024  # of a slice, some 20 kB each on the driver until all are committed
+FILES_AT_ONCE = 4096
 
 
 class WalkedSlice(NamedTuple):
@@ -74,12 +76,16 @@ def walk_slice(
 ) -> WalkedSlice:
     """Walk files, which come by partition and offset, until one has new batches and no more fit.
 
-    Beside MAX_BATCHES new ones, the batches that a killed ingest has appended come as a whole.
+    Beside MAX_BATCHES new ones, the batches that a killed ingest has appended come as a whole. After
+    MAX_FILES the slice ends as soon as it has a new batch.
     """
     tables, cut, waiting = [WALK_SCHEMA.empty_table()], list[FileToWalk](), list(files)
-    counted, walked_bytes, budget_bytes = 0, 0, FIRST_WALK_BYTES
-    while waiting and not cut and (not counted or waiting[0].unread_bytes <= budget_bytes):
-        some, waiting = _split(waiting, budget_bytes)
+    counted, walked_files, walked_bytes, budget_bytes = 0, 0, 0, FIRST_WALK_BYTES
+    while waiting and not cut:
+        room = MAX_FILES - walked_files
+        if counted and (room <= 0 or waiting[0].unread_bytes > budget_bytes):
+            break
+        some, waiting = _split(waiting, budget_bytes, min(room, FILES_AT_ONCE))
         behind_cut, rows = [], []
         for file, walked in zip(some, walk(_with_shares(some, MAX_BATCHES - counted)), strict=True):
             if file.partition in {other.partition for other in cut}:
@@ -92,6 +98,7 @@ def walk_slice(
         # In one piece: a table of few rows takes kilobytes.
         tables.append(pa.concat_tables([WALK_SCHEMA.empty_table(), *rows]).combine_chunks())
         waiting = [*behind_cut, *waiting]
+        walked_files += len(some)
         walked_bytes += sum(file.unread_bytes for file in some)
         # Three quarters of what seems to fit, as the next files may hold more batches a byte.
         budget_bytes = max(0, MAX_BATCHES - counted) * walked_bytes * 3 // (4 * max(counted, 1))
@@ -99,14 +106,14 @@ def walk_slice(
 
 
 def _split(
-    files: Sequence[FileToWalk], budget_bytes: int
+    files: Sequence[FileToWalk], budget_bytes: int, most: int
 ) -> tuple[list[FileToWalk], list[FileToWalk]]:
-    """Return the files to walk next, at least one and at most MAX_FILES, and the others.
+    """Return the files to walk next, at least one and at most `most`, and the others.
 
     The files of a partition that begin below the tables' end are compared with it together.
     """
     ends = accumulate(file.unread_bytes for file in files)
-    count = max(1, sum(end <= budget_bytes for end in islice(ends, MAX_FILES)))
+    count = max(1, sum(end <= budget_bytes for end in islice(ends, max(most, 0))))
     while count < len(files) and _is_held(files[count], files[count - 1].partition):
         count += 1
     return list(files[:count]), list(files[count:])
