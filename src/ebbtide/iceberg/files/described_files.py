@@ -1,18 +1,18 @@
 """Hand files to Iceberg as JSON, all of them by a few calls to the JVM.
 
-The JSON is that of Iceberg's ScanTaskParser: its parser of single files is not public. A new file
-is described from its footer: Iceberg's own reader of footers, ParquetUtil, loads Hadoop's
-configuration anew for each file, which takes 20 ms of CPU time. Format: Iceberg table spec,
-data_file and single-value serialization.
+The JSON is that of Iceberg's ContentFileParser. A new file is described from its footer: Iceberg's
+own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file, which takes
+20 ms of CPU time. Format: Iceberg table spec, data_file and single-value serialization.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.files.manifests import ListedFile
 from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.topics import own_spec
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, java_list
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, java_class
 from ebbtide.stores.store import Store
 
 if TYPE_CHECKING:
@@ -34,48 +34,46 @@ Description = Mapping[str, Any]
 
 # How many bytes a bound of a Parquet type takes; other types get none.
 _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
-_TASKS_AT_ONCE = 1000
+_FILES_AT_ONCE = 1000
+_BUILDER = ICEBERG + "DataFiles$Builder"
+_JSON_NODE = ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
 
 
 class DescribedFiles(NamedTuple):
-    """A table, and the parts of its metadata that files are described with."""
+    """What files of a table are handed over with."""
 
     spark: SparkSession
     store: Store
-    schema: Mapping[str, Any]  # of the columns that the table is partitioned by
-    specs: Mapping[int, Any]
+    specs: Any  # Java's map of the table's partition specs by their ids
     own_spec_id: int  # of new files
 
     @classmethod
     def of(cls, spark: SparkSession, table: Any) -> DescribedFiles:
         """Read the current metadata of Iceberg's table object."""
-        schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
-        parser = iceberg_class(spark, "PartitionSpecParser")
-        java_specs = items(table.operations().current().specs())
-        listed = [json.loads(parser.toJson(spec)) for spec in java_specs]
-        specs = {spec["spec-id"]: spec for spec in listed}
-        sources = {field["source-id"] for spec in listed for field in spec["fields"]}
-        schema["fields"] = [field for field in schema["fields"] if field["id"] in sources]
-        schema.pop("identifier-field-ids", None)
         own_spec_id = int(own_spec(table).specId())
-        return cls(spark, store_of(spark, table), schema, specs, own_spec_id)
+        return cls(spark, store_of(spark, table), table.specs(), own_spec_id)
 
     def data(self, files: Iterable[Description]) -> Any:
-        """Return a Java list of the described data files."""
-        file_of = JavaMethod.of(self.spark, ICEBERG + "ContentScanTask", "file")
-        return self._parsed((self._task(file, ()) for file in files), file_of.map)
+        """Return a Java list of the described data files.
+
+        The parser makes an Avro schema for each file, of 3 kB; a copy by the builder has the
+        builder's.
+        """
+        copied = self._list()
+        for spec_id, of_spec in groupby(files, itemgetter("spec-id")):
+            builder = iceberg_class(self.spark, "DataFiles").builder(self.specs.get(spec_id))
+            copy = JavaMethod.of(self.spark, _BUILDER, "copy", ICEBERG + "DataFile").on(builder)
+            copy = copy.then(JavaMethod.of(self.spark, _BUILDER, "build"))
+            for parsed in self._parsed(of_spec):
+                copied.addAll(copy.map(parsed))
+        return copied
 
     def deletes(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described deletion vectors."""
-        deletes_of = JavaMethod.of(self.spark, ICEBERG + "FileScanTask", "deletes")
-        iterables = iceberg_class(self.spark, "relocated.com.google.common.collect.Iterables")
-
-        def all_deletes(tasks: Any) -> Any:
-            deletes = java_class(self.spark, "java.util.ArrayList")()
-            iterables.addAll(deletes, iterables.concat(deletes_of.map(tasks)))
-            return deletes
-
-        return self._parsed((self._task(_as_data(file), (file,)) for file in files), all_deletes)
+        deletes = self._list()
+        for parsed in self._parsed(files):
+            deletes.addAll(parsed)
+        return deletes
 
     def read_new(self, replacements: Sequence[Replacement]) -> Iterator[Description]:
         """Yield the files that were written for segments, by their footers."""
@@ -84,34 +82,19 @@ class DescribedFiles(NamedTuple):
                 place = Place(self.own_spec_id, unit.partition, unit.segment, path)
                 yield read_description(self.store, place)
 
-    def _parsed(self, tasks: Iterable[Mapping[str, Any]], files_of: Callable[[Any], Any]) -> Any:
-        """Return a Java list of the files of scan tasks, each of which takes kilobytes."""
-        parser = (ICEBERG + "ScanTaskParser", "fromJson", "java.lang.String", "boolean")
-        parse = JavaMethod.of(self.spark, *parser).with_last(1, True)
-        files, left = java_class(self.spark, "java.util.ArrayList")(), map(json.dumps, tasks)
-        while some := list(islice(left, _TASKS_AT_ONCE)):
-            files.addAll(files_of(parse.map(java_list(self.spark, some))))
-        return files
+    def _parsed(self, files: Iterable[Description]) -> Iterator[Any]:
+        """Yield Java lists of the files, some at once: as JSON each takes kilobytes."""
+        mapper = iceberg_class(self.spark, "util.JsonUtil").mapper()
+        nodes_of = iceberg_class(self.spark, "relocated.com.google.common.collect.Iterables")
+        parser = (ICEBERG + "ContentFileParser", "fromJson", _JSON_NODE, "java.util.Map")
+        parse, left = JavaMethod.of(self.spark, *parser).with_last(1, self.specs), iter(files)
+        while some := list(islice(left, _FILES_AT_ONCE)):
+            nodes = self._list()
+            nodes_of.addAll(nodes, mapper.readTree(json.dumps(some)))
+            yield parse.map(nodes)
 
-    def _task(self, file: Description, deletes: Sequence[Description]) -> Mapping[str, Any]:
-        return {
-            "task-type": "file-scan-task",
-            "schema": self.schema,
-            "spec": self.specs[file["spec-id"]],
-            "data-file": file,
-            "start": 0,
-            "length": file["file-size-in-bytes"],
-            "delete-files": deletes,
-            "residual-filter": True,
-        }
-
-
-def _as_data(deletes: Description) -> Description:
-    """Return a data file beside which a scan task may list a delete file."""
-    kept = ("spec-id", "partition", "file-size-in-bytes", "record-count")
-    path = deletes["referenced-data-file"]
-    of_data = {"content": "data", "file-path": path, "file-format": "parquet"}
-    return {**{name: deletes[name] for name in kept}, **of_data}
+    def _list(self) -> Any:
+        return java_class(self.spark, "java.util.ArrayList")()
 
 
 def describe_listed(file: ListedFile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Iceberg: RowDelta for deletion vectors and for files, RewriteFiles.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -233,14 +233,14 @@ def _write_vectors(
     table: Any,
     deletions: Sequence[DeletionVector],
     files: Sequence[PlannedFile],
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Write the deletion vectors of files to one Puffin file; return them for Iceberg."""
     if not deletions:
-        return []
+        return iter(())
     name = f"{uuid.uuid4().hex}-deletes.puffin"
     path = str(table.locationProvider().newDataLocation(name))
     written = write_vectors(store_of(spark, table), path, deletions)
-    return [
+    return (
         {
             **describe_listed(of.listed),
             "content": "position-deletes",
@@ -253,4 +253,4 @@ def _write_vectors(
             "content-size-in-bytes": len(deletion.blob),
         }
         for deletion, of, position in zip(deletions, files, written.positions, strict=True)
-    ]
+    )

@@ -76,8 +76,8 @@ def walk_slice(
 ) -> WalkedSlice:
     """Walk files, which come by partition and offset, until one has new batches and no more fit.
 
-    Beside MAX_BATCHES new ones, the batches that a killed ingest has appended come as a whole. After
-    MAX_FILES the slice ends as soon as it has a new batch.
+    Beside MAX_BATCHES new ones, the batches that a killed ingest has appended come as a whole.
+    After MAX_FILES the slice ends as soon as it has a new batch.
     """
     tables, cut, waiting = [WALK_SCHEMA.empty_table()], list[FileToWalk](), list(files)
     counted, walked_files, walked_bytes, budget_bytes = 0, 0, 0, FIRST_WALK_BYTES
