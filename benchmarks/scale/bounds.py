@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TWICE_AS_MANY = 2.2  # times the CPU seconds at most
 MEMORY = 1.2  # times the driver's memory at most, from the fewest batches to the most
+IN_ALL_MIB = 2048  # suffice for Python and the JVM together
 OTHERS_IDLE = 2.0  # times those of a night without the idle topics at most
 
 
@@ -23,6 +24,8 @@ def scale_bounds(kept: Mapping[str, Sequence[Kept]], shown: Mapping[str, Sequenc
         rows += _twice_as_many(shown.get(case, ()))
     rows += _flat_memory(kept.get("executors", ()))
     rows += _idle_topics(shown.get("topics", ()))
+    for case in ("topics", "both"):
+        rows += _memory_in_all(shown.get(case, ()))
     return markdown(rows)
 
 
@@ -45,6 +48,16 @@ def _flat_memory(of_case: Sequence[Kept]) -> Iterator[list[str]]:
     before, after = (kept.steps[0].facts["driver_mib"] for kept in of_case)
     says = f"{few.count:,} to {many.count:,}: at most {MEMORY} times the driver's memory"
     yield _row(many.case, says, f"{after:,} MiB", f"{before:,} MiB", after / before, MEMORY)
+
+
+def _memory_in_all(of_case: Sequence[Kept]) -> Iterator[list[str]]:
+    """The step that holds most."""
+    for kept in of_case:
+        worst = max(kept.steps, key=lambda step: step.peak_rss_bytes)
+        peak_mib = worst.peak_rss_bytes / (1024 * 1024)
+        says = f"{kept.count:,}: at most {IN_ALL_MIB:,} MiB; {worst.name}"
+        over, times = f"{IN_ALL_MIB:,} MiB", peak_mib / IN_ALL_MIB
+        yield _row(kept.case, says, f"{peak_mib:,.0f} MiB", over, times, 1.0)
 
 
 def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
