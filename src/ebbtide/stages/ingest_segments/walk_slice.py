@@ -27,7 +27,7 @@ from ebbtide.stages.ingest_segments.source_log import HeldLog
 # how many batches: the first ones walked tell how many a byte holds.
 MAX_BATCHES = 500_000
 FIRST_WALK_BYTES = 32 * 1024 * 1024  # has no more batches than that, as a header has 61 bytes
-MAX_FILES = 16 * 1024  # of a slice, some 20 kB each on the driver until all are committed
+MAX_FILES = 16 * 1024  # of a slice, some 18 kB each on the driver until all are committed
 FILES_AT_ONCE = 4096
 
 
@@ -82,8 +82,8 @@ def walk_slice(
     tables, cut, waiting = [WALK_SCHEMA.empty_table()], list[FileToWalk](), list(files)
     counted, walked_files, walked_bytes, budget_bytes = 0, 0, 0, FIRST_WALK_BYTES
     while waiting and not cut:
-        room = MAX_FILES - walked_files
-        if counted and (room <= 0 or waiting[0].unread_bytes > budget_bytes):
+        room = MAX_FILES - walked_files if counted else MAX_FILES
+        if room <= 0 or (counted and waiting[0].unread_bytes > budget_bytes):
             break
         some, waiting = _split(waiting, budget_bytes, min(room, FILES_AT_ONCE))
         behind_cut, rows = [], []
@@ -113,7 +113,7 @@ def _split(
     The files of a partition that begin below the tables' end are compared with it together.
     """
     ends = accumulate(file.unread_bytes for file in files)
-    count = max(1, sum(end <= budget_bytes for end in islice(ends, max(most, 0))))
+    count = max(1, sum(end <= budget_bytes for end in islice(ends, most)))
     while count < len(files) and _is_held(files[count], files[count - 1].partition):
         count += 1
     return list(files[:count]), list(files[count:])
