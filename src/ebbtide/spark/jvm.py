@@ -11,7 +11,7 @@ from py4j.java_gateway import JavaClass
 from pyspark.sql import SparkSession
 
 ICEBERG = "org.apache.iceberg."
-_PRIMITIVES = {"boolean": "java.lang.Boolean", "long": "java.lang.Long"}
+_PRIMITIVES = {"long": "java.lang.Long"}
 
 
 def java_class(spark: SparkSession, name: str) -> Any:

@@ -40,7 +40,7 @@ _JSON_NODE = ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
 
 
 class DescribedFiles(NamedTuple):
-    """What files of a table are handed over with."""
+    """A table, and what its files are handed over with."""
 
     spark: SparkSession
     store: Store
@@ -56,8 +56,8 @@ class DescribedFiles(NamedTuple):
     def data(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described data files.
 
-        The parser makes an Avro schema for each file, of 3 kB; a copy by the builder has the
-        builder's.
+        The parser makes an Avro schema for each file, of 2 kB and more; a copy by the builder has
+        the builder's.
         """
         copied = self._list()
         for spec_id, of_spec in groupby(files, itemgetter("spec-id")):
