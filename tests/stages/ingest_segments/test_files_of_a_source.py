@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from ebbtide.stages.ingest_segments import stage, walk_slice
+from ebbtide.stages.ingest_segments.segment_source import WALK_SCHEMA, FileToWalk, WalkedFile
 from ebbtide.stages.ingest_segments.stage import LISTINGS, Source, ingest_segments
 from tests.stages.ingest_segments.small_sources import (
     NOW_MS,
@@ -233,6 +234,22 @@ def test_a_slice_ends_after_so_many_files(
     # Two files; the third, and the second to compare with what the table holds; the other
     # partition's.
     assert len(outcome.snapshot_ids) == 2 * 3
+
+
+def test_a_slice_without_a_new_batch_goes_on_with_many_files_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk_slice, "MAX_FILES", 3)
+    monkeypatch.setattr(walk_slice, "FILES_AT_ONCE", 2)
+    files = [FileToWalk(partition, f"{partition}", 0, 0, True) for partition in range(8)]
+    walked: list[int] = []
+
+    def walk(some: Sequence[FileToWalk]) -> list[WalkedFile]:
+        walked.append(len(some))
+        return [WalkedFile(WALK_SCHEMA.empty_table(), 0, False) for _ in some]
+
+    assert walk_slice.walk_slice(files, walk).waiting == []
+    assert walked == [2, 2, 2, 2]
 
 
 class TestAFileThatVanishes:
