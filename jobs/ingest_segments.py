@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
-from ebbtide.iceberg.files.table_store import catalog_store
+from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.log.settings.changes import parse_setting
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName

@@ -29,7 +29,7 @@ from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.plans_table import append_plan
-from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append_runs
 from ebbtide.spark.jvm import find_once_for_errors
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class LakeSandbox:
             now=now,
         )
         create_runs(self.session)
-        append_run(self.session, attempt, JobOutcome(**given), error)
+        append_runs(self.session, [EndedAttempt(attempt, JobOutcome(**given), error)])
 
     def plan(self, topic: str, job: str, *, records: int = 3, **given: Any) -> Plan:
         """Keep a plan that removes the first `records` offsets of partition 0; else as given."""

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import SparkSession
 
 from benchmarks.scale.lake import NIGHT, names
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
 from ebbtide.lake.reader import open_lake
@@ -61,11 +61,10 @@ def _fill(years: int) -> dict[str, object]:
         """
     )
     spark.sql(f"ALTER TABLE {RUNS_TABLE} UNSET TBLPROPERTIES ('{FANOUT}')")
-    table = java_table(spark, RUNS_TABLE)
-    location = table.operations().current().metadataFileLocation()
+    table = open_table(spark, RUNS_TABLE)
     return {
-        "data_files": len(current_files(spark, table)),
-        "metadata_bytes": int(table.io().newInputFile(location).getLength()),
+        "data_files": len(current_files(table)),
+        "metadata_bytes": int(table.java.io().newInputFile(table.metadata.file).getLength()),
     }
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import RowChanges, changes_of
 from ebbtide.errors import CommitConflictError, SafetyError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import MAX_FILES, prepare_changes
 from ebbtide.iceberg.files.data_files import in_segments
@@ -42,8 +42,7 @@ def change(
     """Remove batches, and give others a size of 7 bytes."""
     prepared = prepare_changes(spark, table, changes(spark, table, removed, grown), {})
     snapshot = prepared()
-    loaded = java_table(spark, table)
-    assert rows_changed(spark, loaded, [snapshot]).get((0, 0), 0) == -len(removed)
+    assert rows_changed(open_table(spark, table), [snapshot]).get((0, 0), 0) == -len(removed)
 
 
 def changes(
@@ -81,6 +80,7 @@ def test_a_few_batches_go_where_they_lie(sandbox: LakeSandbox, table: str) -> No
     assert left(spark, table) == {o: 100 for o in range(ROWS) if o not in (3, 4, 8)}
 
 
+@pytest.mark.long
 def test_a_few_changed_batches_lie_beside_the_others(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
     spark.sql(f"UPDATE {table} SET crc = 5")
@@ -97,6 +97,7 @@ def test_a_few_changed_batches_lie_beside_the_others(sandbox: LakeSandbox, table
     assert 8 not in left(spark, table)
 
 
+@pytest.mark.long(but="many removed")
 @pytest.mark.parametrize(
     ("removed", "grown"),
     [
@@ -119,6 +120,7 @@ def test_a_segment_is_written_anew(
     }
 
 
+@pytest.mark.long
 def test_what_goes_bit_by_bit_is_written_anew_at_last(sandbox: LakeSandbox, table: str) -> None:
     """Rows that are deleted already count too, and so do the files of a segment."""
     spark = sandbox.session

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.log.settings.names import TopicName
@@ -24,11 +24,10 @@ def test_files_of_all_specs_are_as_described_and_share_the_schema_of_their_parti
     spark, name = sandbox.session, TopicName(cluster, "t")
     write_log(tmp_path, "t", SEGMENTS, {"cleanup.policy": "compact"})
     ingest(spark, str(name), tmp_path, FIRST_MS)
-    table = java_table(spark, name.records_table)
     spark.sql(f"ALTER TABLE {name.records_table} ADD PARTITION FIELD days(timestamp)")
-    table.refresh()
-    described = DescribedFiles.of(spark, table)
-    first, second = (describe_listed(file) for file in current_files(spark, table))
+    table = open_table(spark, name.records_table)
+    described = DescribedFiles.of(table)
+    first, second = (describe_listed(file) for file in current_files(table))
     new_spec = {**first, "spec-id": 1, "partition": [*first["partition"], "2026-01-01"]}
     wanted = [first, new_spec, second]
 

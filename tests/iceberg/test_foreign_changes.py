@@ -53,6 +53,7 @@ def notice(spark: SparkSession, name: TopicName) -> str:
     return str(stopped.value)
 
 
+@pytest.mark.long
 def test_each_job_leaves_the_rows_counted(sandbox: LakeSandbox, topic: TopicName) -> None:
     spark = sandbox.session
     clean(spark, str(topic), NIGHT_MS)
@@ -73,6 +74,7 @@ def test_looking_again_changes_nothing(sandbox: LakeSandbox, topic: TopicName) -
     assert count_own(load(sandbox.session, topic)).properties == before
 
 
+@pytest.mark.long(but="records appended")
 @pytest.mark.parametrize(
     ("number", "is_cut", "change"),
     [
@@ -111,6 +113,7 @@ def test_rows_that_others_change_stop_the_topic(
         assert f"{operations.get(change, '')} by spark" in message.replace("delete by", " by")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "is_cut"), [(0, False), (1, True)], ids=["records", "batches, the oldest expired"]
 )
@@ -137,6 +140,7 @@ def roll_back(spark: SparkSession, table: str, snapshot: int) -> None:
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{table}', {snapshot})")
 
 
+@pytest.mark.long
 def test_who_takes_his_change_back_lets_the_topic_go_on(
     sandbox: LakeSandbox, topic: TopicName
 ) -> None:
@@ -149,6 +153,7 @@ def test_who_takes_his_change_back_lets_the_topic_go_on(
     assert_counted(spark, topic)
 
 
+@pytest.mark.long
 def test_what_only_moves_rows_is_not_minded(sandbox: LakeSandbox, topic: TopicName) -> None:
     clean(sandbox.session, str(topic), NIGHT_MS)
     for tool in (rewrite_files, rewrite_manifests, expire_all):
@@ -157,6 +162,7 @@ def test_what_only_moves_rows_is_not_minded(sandbox: LakeSandbox, topic: TopicNa
     assert_counted(sandbox.session, topic)
 
 
+@pytest.mark.long
 def test_a_count_that_was_killed_is_done_by_the_next(
     sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
 ) -> None:
@@ -167,6 +173,7 @@ def test_a_count_that_was_killed_is_done_by_the_next(
     assert_counted(sandbox.session, topic)
 
 
+@pytest.mark.long(but="DROP COLUMN key")
 @pytest.mark.parametrize("change", ["RENAME COLUMN key TO name", "DROP COLUMN key"])
 def test_a_column_that_somebody_renamed_or_dropped_is_named(
     sandbox: LakeSandbox, topic: TopicName, change: str
@@ -194,6 +201,7 @@ KILLED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", KILLED)
 def test_a_killed_job_is_no_stranger_whatever_tools_did_since(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, kill_at: list[Step], step: Step

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import java_table, open_table
 from ebbtide.iceberg.files.data_files import MAX_OFFSET
 from ebbtide.iceberg.files.described_files import describe_listed
 from ebbtide.iceberg.files.segment_planning import (
@@ -108,7 +108,7 @@ def table(sandbox: LakeSandbox, cluster: str) -> str:
 
 def test_files_are_planned_as_iceberg_plans_them(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
-    loaded, snapshot = java_table(spark, table), current_snapshot(spark, table)
+    loaded, snapshot = open_table(spark, table), current_snapshot(spark, table)
     assert snapshot is not None
     parser = iceberg_class(spark, "ScanTaskParser")
     everything = iceberg_class(spark, "expressions.Expressions").alwaysTrue()
@@ -118,7 +118,7 @@ def test_files_are_planned_as_iceberg_plans_them(sandbox: LakeSandbox, table: st
         file, sequence_number = described["data-file"], int(task.file().dataSequenceNumber())
         assert file.pop("spec-id") in (0, 1)
         expected[file["file-path"]] = (file, described["delete-files"], sequence_number)
-    planned = planned_files(spark, loaded, snapshot, below(dict.fromkeys(range(2), MAX_OFFSET)))
+    planned = planned_files(loaded, snapshot, below(dict.fromkeys(range(2), MAX_OFFSET)))
     assert {of.file.path for of in planned} == expected.keys()
     assert any(of.vector for of in planned)
     for of in planned:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.files.manifests import all_sizes, current_files
 from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.log.settings.names import quoted
@@ -43,8 +43,8 @@ def rows(*ids: int) -> pa.Table:
 
 def test_what_is_appended_is_what_spark_reads_and_prunes(sandbox: LakeSandbox, table: str) -> None:
     spark = sandbox.session
-    prepare_append(spark, table, rows(1, 2), "at_day=2026-03-01")()
-    prepare_append(spark, table, rows(3), "at_day=2026-03-01")()
+    prepare_append(spark, table, rows(1, 2), "at")()
+    prepare_append(spark, table, rows(3), "at")()
     appended = spark.sql(
         f"SELECT * FROM {table} WHERE at >= DATE '2026-03-01' ORDER BY id"
     ).collect()
@@ -58,7 +58,7 @@ def test_what_is_appended_is_what_spark_reads_and_prunes(sandbox: LakeSandbox, t
 
 
 def test_nothing_is_appended_before_it_is_committed(sandbox: LakeSandbox, table: str) -> None:
-    prepare_append(sandbox.session, table, rows(1), "at_day=2026-03-01")
+    prepare_append(sandbox.session, table, rows(1), "at")
     assert sandbox.session.table(table).count() == 0
 
 
@@ -66,22 +66,22 @@ def test_files_are_listed_as_the_metadata_tables_list_them(
     sandbox: LakeSandbox, table: str
 ) -> None:
     spark = sandbox.session
-    assert current_files(spark, java_table(spark, table)) == []
-    prepare_append(spark, table, rows(1, 2), "at_day=2026-03-01")()
-    prepare_append(spark, table, rows(3), "at_day=2026-03-01")()
+    assert current_files(open_table(spark, table)) == []
+    prepare_append(spark, table, rows(1, 2), "at")()
+    prepare_append(spark, table, rows(3), "at")()
     spark.sql(f"DELETE FROM {table} WHERE id = 1")
     spark.sql(f"DELETE FROM {table} WHERE id = 3")
-    loaded = java_table(spark, table)
+    loaded = open_table(spark, table)
     expected = spark.sql(
         f"SELECT file_path, file_size_in_bytes, record_count, content = 0, referenced_data_file, "
         f"partition.at_day FROM {table}.files"
     ).collect()
-    listed = [(*file[:5], file.partition["at_day"]) for file in current_files(spark, loaded)]
+    listed = [(*file[:5], file.partition["at_day"]) for file in current_files(loaded)]
     assert sorted(map(str, listed)) == sorted(str(tuple(row)) for row in expected)
-    assert {file.is_data for file in current_files(spark, loaded)} == {True, False}
+    assert {file.is_data for file in current_files(loaded)} == {True, False}
     every = spark.sql(f"SELECT file_path, file_size_in_bytes FROM {table}.all_files").collect()
-    assert all_sizes(spark, loaded) == {row[0]: row[1] for row in every}
-    assert len(all_sizes(spark, loaded)) > len(listed)
+    assert all_sizes(loaded) == {row[0]: row[1] for row in every}
+    assert len(all_sizes(loaded)) > len(listed)
 
 
 def test_a_table_is_there_or_not_whatever_its_name_holds(sandbox: LakeSandbox, table: str) -> None:

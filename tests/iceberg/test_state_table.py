@@ -1,8 +1,8 @@
 """A topic's state as a table: refused where commits are not exclusive, small where it is long."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import pytest
@@ -33,10 +33,10 @@ def test_a_catalog_that_takes_a_commit_from_an_older_base_is_refused(
     name = TopicName(cluster, "t", catalog)
     commit = HeldState._commit
 
-    def commit_anyway(held: HeldState, properties: dict[str, str]) -> None:
-        if (held.base.currentSnapshot() is not None) == has_parent:
-            held = replace(held, base=held.table.operations().refresh())
-        commit(held, properties)
+    def commit_anyway(held: HeldState, operations: Any, base: Any, to: dict[str, str]) -> None:
+        if (base.currentSnapshot() is not None) == has_parent:
+            base = operations.refresh()
+        commit(held, operations, base, to)
 
     with monkeypatch.context() as patched:
         patched.setattr(HeldState, "_commit", commit_anyway)
@@ -54,6 +54,7 @@ def segments_of(rng: random.Random) -> tuple[tuple[int, int], ...]:
     return tuple((base, T0 + rng.randrange(365 * DAY_MS)) for base in bases)
 
 
+@pytest.mark.long
 def test_a_long_state_is_little_metadata_and_one_snapshot(
     sandbox: LakeSandbox, cluster: str
 ) -> None:

@@ -26,7 +26,7 @@ from ebbtide.records.attributes import TRANSACTIONAL
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.iceberg.other_engines import DuckDB, PyIceberg, statements
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker
@@ -207,7 +207,8 @@ def grow(
     return grown
 
 
-@pytest.mark.parametrize("grow", [1, FRESH_SEED], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("grow", seeds(__file__, 1), indirect=True)
 def test_the_table_is_the_fold_of_the_log_whatever_was_cleaned(
     spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -226,6 +227,7 @@ def test_the_table_is_the_fold_of_the_log_whatever_was_cleaned(
     assert expected
 
 
+@pytest.mark.long
 def test_the_current_record_of_a_key_is_the_tables(
     sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -251,6 +253,7 @@ def test_the_current_record_of_a_key_is_the_tables(
     }
 
 
+@pytest.mark.long
 def test_v1_is_the_committed_view_with_null_for_each_tombstone(
     spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -289,6 +292,7 @@ def test_a_mark_is_enough_to_be_a_tombstone(
     assert table_of(spark, name) == {(0, b"b"): (2, b"\3"), (1, b"a"): (3, b"\4")}
 
 
+@pytest.mark.long
 def test_the_documented_sql_gives_what_the_views_do(
     spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -304,6 +308,7 @@ def test_the_documented_sql_gives_what_the_views_do(
         assert 0 < selected.count() < spark.table(name.records_table).count()
 
 
+@pytest.mark.long
 def test_other_engines_read_what_spark_reads(
     sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:
@@ -325,6 +330,7 @@ def test_other_engines_read_what_spark_reads(
                 assert read_by(engine, view) == by_spark(spark.table(view).select(columns))
 
 
+@pytest.mark.long
 def test_other_engines_know_no_view(
     sandbox: LakeSandbox, spark: SparkSession, name: TopicName, grow: Grow
 ) -> None:

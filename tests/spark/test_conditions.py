@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.segment_planning import among, plan_segments, planned_files
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.logical_segments import SegmentStart
@@ -50,9 +50,10 @@ def test_iceberg_plans_the_files_of_thousands_of_partitions(
     assert len(plan_segments(spark, table, snapshot, dict.fromkeys(range(PARTITIONS), 9))) == 1
     assert plan_segments(spark, table, snapshot, {}) == []
     segments = {(p, 0) for p in range(PARTITIONS)}
-    assert len(planned_files(spark, java_table(spark, table), snapshot, among(segments))) == 1
+    assert len(planned_files(open_table(spark, table), snapshot, among(segments))) == 1
 
 
+@pytest.mark.long
 def test_spark_takes_a_condition_of_thousands_of_partitions(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -68,6 +69,7 @@ def test_spark_takes_a_condition_of_thousands_of_partitions(
     assert rows.where(any_of([])).count() == 0
 
 
+@pytest.mark.long
 def test_spark_takes_the_segments_of_thousands_of_partitions(sandbox: LakeSandbox) -> None:
     """The replica's active segment of each partition is its number; it ends at offset 9."""
     lacking = {p: (ending_at(9, segment=p), ending_at(20, segment=0)) for p in range(PARTITIONS)}

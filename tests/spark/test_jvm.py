@@ -9,9 +9,9 @@ import pytest
 from py4j.java_gateway import JavaPackage, JVMView
 from pyspark.errors.exceptions import captured
 
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.files.described_files import DescribedFiles
-from ebbtide.iceberg.files.table_store import catalog_store
+from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 
@@ -31,14 +31,14 @@ def test_settings_and_specs_are_read_without_an_exception(
 ) -> None:
     spark = sandbox.session
     sandbox.topic(f"{cluster}.t")
-    table = java_table(spark, TopicName.parse(f"{cluster}.t").records_table)
+    table = open_table(spark, TopicName.parse(f"{cluster}.t").records_table)
 
     def never(error: object) -> None:
         pytest.fail(f"an exception comes here: {error}")
 
     monkeypatch.setattr(captured, "convert_exception", never)
     assert catalog_store(spark)
-    assert DescribedFiles.of(spark, table).specs
+    assert DescribedFiles.of(table).specs
 
 
 def _counting(search: Any, searches: Counter[str]) -> Any:

@@ -39,6 +39,7 @@ def _refused_share(pieces: list[int]) -> list[int]:
     return pieces
 
 
+@pytest.mark.long(but="in tasks")
 def test_each_share_is_worked_on_with_all_its_pieces(sandbox: LakeSandbox) -> None:
     done = map_shares(sandbox.session, _by_last_digit, sorted, range(ROWS), SHARES, ROWS)
     expected = [
@@ -48,6 +49,7 @@ def test_each_share_is_worked_on_with_all_its_pieces(sandbox: LakeSandbox) -> No
     assert sorted(done) == sorted(expected)
 
 
+@pytest.mark.long
 def test_an_error_of_ours_arrives_as_it_was_raised(sandbox: LakeSandbox) -> None:
     with pytest.raises(UnavailableError, match=r"^expected unit 7, found none$"):
         map_shares(sandbox.session, _refused, sorted, range(ROWS), SHARES, ROWS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,17 +17,13 @@ from ebbtide.errors import OversizedBatchError, UnavailableError
 from ebbtide.spark import tasks
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, FOLDED, LITTLE_ROWS, map_segments, shared
 from tests.lake_sandbox import LakeSandbox
+from tests.waiting import PATIENCE_S, wait_until
 
 MUCH = 10 * LITTLE_ROWS
 
 
 def _process(number: int) -> tuple[int, int]:
     return number, os.getpid()
-
-
-def _thread(number: int) -> str:
-    time.sleep(0.01)
-    return threading.current_thread().name
 
 
 def _fail(number: int) -> None:
@@ -62,8 +57,15 @@ def tasks_at(sandbox: LakeSandbox) -> Iterator[Callable[[int], None]]:
 def test_where_spark_is_local_the_driver_does_all_of_it(sandbox: LakeSandbox) -> None:
     done = map_segments(sandbox.session, _process, range(30), MUCH, "works on")
     assert done == [(number, os.getpid()) for number in range(30)]
-    threads = set(map_segments(sandbox.session, _thread, range(30), MUCH, "works on"))
-    assert len(threads) == sandbox.session.sparkContext.defaultParallelism
+    cores = sandbox.session.sparkContext.defaultParallelism
+    all_at_work = threading.Barrier(cores, timeout=PATIENCE_S)
+
+    def thread_of(_: int) -> str:
+        all_at_work.wait()
+        return threading.current_thread().name
+
+    units = range(15 * cores)
+    assert len(set(map_segments(sandbox.session, thread_of, units, MUCH, "works on"))) == cores
 
 
 def test_units_do_not_begin_far_ahead_of_the_first_result(
@@ -74,7 +76,8 @@ def test_units_do_not_begin_far_ahead_of_the_first_result(
 
     def work(number: int) -> list[int]:
         begun.append(number)
-        time.sleep(0.3 if number == 0 else 0)
+        if number == 0:
+            wait_until(lambda: len(begun) == 3, "the units that begin ahead")
         return sorted(begun)
 
     done = map_segments(sandbox.session, work, range(30), 1, "works on")
@@ -150,13 +153,13 @@ def test_after_an_error_no_thread_works_on(sandbox: LakeSandbox) -> None:
 
     def work(number: int) -> None:
         begun.append(number)
-        time.sleep(0.01)
         _fail(number)
 
     with pytest.raises(UnavailableError):
         map_segments(sandbox.session, work, range(500), MUCH, "works on")
     count = len(begun)
-    time.sleep(0.1)
+    # Later work of the same threads: whatever waited for them would have begun before.
+    map_segments(sandbox.session, _list_of, range(20), MUCH, "works on")
     assert len(begun) == count < 500
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from ebbtide.log.settings.names import TopicName
+from tests.waiting import wait_for_clock
 
 REWRITE_ALL = "map('rewrite-all', 'true')"
 
@@ -32,7 +33,7 @@ def expire_all(spark: SparkSession, tables: Sequence[str]) -> None:
     """Expire every snapshot but the newest, and every tag without an age of its own."""
     for table in tables:
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '1')")
-        time.sleep(0.01)
+        wait_for_clock(time.time_ns() // 1_000_000 + 1)
         now = datetime.now(UTC)
         _call(
             spark,

@@ -1,47 +1,236 @@
-"""Get a catalog's tables from Iceberg directly: Spark would analyse a statement for them."""
+"""Open tables of a catalog through Iceberg itself: Spark would analyse a statement for them.
+
+A session opens each catalog once and each table once, and asks the catalog at each look whether the
+table has a new version. That is one message to the JVM; to load a table anew takes dozens, and the
+JVM parses its metadata each time.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.spark.jvm import iceberg_class, java_array, java_class
+from ebbtide.iceberg.metadata import Snapshot, TableMetadata
+from ebbtide.iceberg.table_store import store_of
+from ebbtide.log.settings.names import OWN_NAMESPACE
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, java_array, java_class
+from ebbtide.stores.store import Store
 
 _MISSING = (
     "org.apache.iceberg.exceptions.NoSuchTableException",
     "org.apache.iceberg.exceptions.NoSuchNamespaceException",
 )
-_PART = re.compile(r"`((?:[^`]|``)*)`")
+# Of a refresh, if the table was dropped and created again: its id is another one.
+_OTHER_TABLE = "java.lang.IllegalStateException"
+_PART = re.compile(r"`((?:[^`]|``)*)`|([^.`]+)")
+# A REST catalog may vend credentials with a table, and they expire.
+_OPEN_FOR_S = 60.0
+_KNOWN = "_ebbtide_known"  # an attribute of Spark's session
 
 
-def java_table(spark: SparkSession, table: str) -> Any:
-    """Load Iceberg's own table object, freshly."""
-    return _util(spark).loadIcebergTable(spark._jsparkSession, table)
+class _Opened:
+    """Iceberg's object of a table, which moves on to new versions, and the last one seen.
+
+    Threads may share it.
+    """
+
+    def __init__(self, spark: SparkSession, java: Any) -> None:
+        self.spark, self.java = spark, java
+        self.opened_at = time.monotonic()
+        self.kept: dict[object, Any] = {}
+        self._lock = Lock()
+        self._metadata: TableMetadata | None = None
+        operations = java.operations()
+        refresh = JavaMethod.of(spark, ICEBERG + "TableOperations", "refresh")
+        current = JavaMethod.of(spark, ICEBERG + "TableOperations", "current")
+        metadata = ICEBERG + "TableMetadata"
+        file = JavaMethod.of(spark, metadata, "metadataFileLocation")
+        to_json = JavaMethod.of(spark, ICEBERG + "TableMetadataParser", "toJson", metadata)
+        self._file_now = refresh.then(file).on(operations)
+        self._json = current.then(to_json).on(operations)
+        self._file = str(current.then(file).on(operations).call())
+
+    @cached_property
+    def store(self) -> Store:
+        """The store that opens the table's files outside Iceberg."""
+        return store_of(self.spark, self.java)
+
+    @property
+    def is_young(self) -> bool:
+        """True if the table was opened so lately that its vended credentials are valid."""
+        return time.monotonic() - self.opened_at < _OPEN_FOR_S
+
+    def refresh(self) -> None:
+        """Ask the catalog for the newest version."""
+        with self._lock:
+            file = str(self._file_now.call())
+            if file != self._file:
+                self._file, self._metadata = file, None
+
+    def metadata(self) -> TableMetadata:
+        """Return the metadata of the version that was the newest when it was asked for."""
+        with self._lock:
+            if self._metadata is None:
+                self._metadata = TableMetadata.parse(self._file, str(self._json.call()))
+            return self._metadata
 
 
-def table_exists(spark: SparkSession, table: str) -> bool:
-    """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
-    return find_table(spark, table) is not None
+class Table:
+    """A table as it was when it was asked for: its newest version then.
+
+    Iceberg's object `java` moves on: its commits build on the version that is newest by then.
+    """
+
+    __slots__ = ("_opened", "metadata", "name", "spark")
+
+    def __init__(self, name: str, opened: _Opened, metadata: TableMetadata) -> None:
+        self.spark, self.name = opened.spark, name  # as a quoted SQL identifier
+        self._opened, self.metadata = opened, metadata
+
+    def __str__(self) -> str:
+        return ".".join(parts_of(self.name))
+
+    @property
+    def java(self) -> Any:
+        """Iceberg's own object of the table."""
+        return self._opened.java
+
+    @property
+    def store(self) -> Store:
+        """The store that opens the table's files, by the settings of its FileIO."""
+        return self._opened.store
+
+    @property
+    def kept(self) -> dict[object, Any]:
+        """Contents of the table's files, which never change. Only for small tables."""
+        return self._opened.kept
+
+    @property
+    def current(self) -> Snapshot | None:
+        """The newest snapshot, or None for a table that nothing was put in."""
+        return self.metadata.current
 
 
-def find_table(spark: SparkSession, table: str) -> Any | None:
-    """Load Iceberg's own table object, freshly; None where there is no such table."""
-    catalog, *names = (part.replace("``", "`") for part in _PART.findall(table))
+class _Known:
+    """The catalogs and tables that a session has opened.
+
+    Sessions for topics share the catalogs, and the tables that are not a topic's.
+    """
+
+    def __init__(self) -> None:
+        self.catalogs: dict[str, Any] = {}
+        self.tables: dict[str, _Opened] = {}
+        self.of_no_topic = self.tables
+
+    def tables_with(self, name: str) -> dict[str, _Opened]:
+        """Return those among which a table belongs."""
+        _, namespace, *_ = parts_of(name)
+        return self.of_no_topic if namespace == OWN_NAMESPACE else self.tables
+
+
+def _known_of(spark: SparkSession) -> _Known:
+    """Return what the session has opened; it is kept there, so that both end together."""
+    known: _Known | None = getattr(spark, _KNOWN, None)
+    if known is None:
+        known = _Known()
+        setattr(spark, _KNOWN, known)
+    return known
+
+
+@contextmanager
+def session_for_topic(spark: SparkSession) -> Iterator[SparkSession]:
+    """Yield a new session with the same catalogs, which are opened once for all."""
+    session = spark.newSession()
+    set_active(session)
+    known = _known_of(session)
+    shared = _known_of(spark)
+    known.catalogs, known.of_no_topic = shared.catalogs, shared.of_no_topic
     try:
-        return iceberg_catalog(spark, catalog).loadTable(identifier(spark, names))
+        yield session
+    finally:
+        if known is not shared:
+            known.tables.clear()
+
+
+def open_table(spark: SparkSession, name: str) -> Table:
+    """Open the newest version of a table, given as a quoted SQL identifier."""
+    opened = _newest(spark, name)
+    return Table(name, opened, opened.metadata())
+
+
+def _newest(spark: SparkSession, name: str) -> _Opened:
+    tables = _known_of(spark).tables_with(name)
+    opened = tables.get(name)
+    if opened is not None and opened.is_young:
+        try:
+            opened.refresh()
+            return opened
+        except Py4JJavaError as error:
+            if cause_of(error) not in (*_MISSING, _OTHER_TABLE):
+                raise
+    tables.pop(name, None)
+    opened = tables[name] = _opened(spark, name)
+    return opened
+
+
+def open_apart(spark: SparkSession, name: str) -> Table:
+    """Open a table with an object of Iceberg's that nothing else in the process has."""
+    opened = _opened(spark, name)
+    return Table(name, opened, opened.metadata())
+
+
+def _opened(spark: SparkSession, name: str) -> _Opened:
+    catalog, *names = parts_of(name)
+    return _Opened(spark, iceberg_catalog(spark, catalog).loadTable(identifier(spark, names)))
+
+
+def find_table(spark: SparkSession, name: str) -> Table | None:
+    """Open the newest version of a table, or return None if there is no such table."""
+    # A question costs less than the error of a table that is missing.
+    is_known = name in _known_of(spark).tables_with(name)
+    if not (is_known or table_exists(spark, name)):
+        return None
+    try:
+        return open_table(spark, name)
     except Py4JJavaError as error:
-        if error.java_exception.getClass().getName() in _MISSING:
+        if cause_of(error) in _MISSING:
             return None
         raise
 
 
+def table_exists(spark: SparkSession, name: str) -> bool:
+    """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    catalog, *names = parts_of(name)
+    return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
+
+
+def java_table(spark: SparkSession, name: str) -> Any:
+    """Return Iceberg's own object of the newest version of a table."""
+    return _newest(spark, name).java
+
+
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:
     """Return Iceberg's catalog behind one of Spark's."""
-    return _util(spark).loadIcebergCatalog(spark._jsparkSession, name)
+    catalogs = _known_of(spark).catalogs
+    if name not in catalogs:
+        set_active(spark)  # the helper ignores the session that it is given
+        helper = iceberg_class(spark, "spark.Spark3Util")
+        catalogs[name] = helper.loadIcebergCatalog(spark._jsparkSession, name)
+    return catalogs[name]
+
+
+def set_active(spark: SparkSession) -> None:
+    """Make this the thread's active session: some classes of Iceberg's take no other."""
+    sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(spark._jsparkSession)
 
 
 def identifier(spark: SparkSession, names: Sequence[str]) -> Any:
@@ -49,11 +238,11 @@ def identifier(spark: SparkSession, names: Sequence[str]) -> Any:
     return iceberg_class(spark, "catalog.TableIdentifier").of(java_array(spark, names))
 
 
-def _util(spark: SparkSession) -> Any:
-    """Return Iceberg's helper for Spark's catalogs, with the active session set to this one.
+def parts_of(name: str) -> list[str]:
+    """Return the parts of a SQL identifier, quoted or not."""
+    return [plain or quoted.replace("``", "`") for quoted, plain in _PART.findall(name)]
 
-    The helper uses the thread's active session, whichever session it is given.
-    """
-    sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
-    sessions.setActiveSession(spark._jsparkSession)
-    return iceberg_class(spark, "spark.Spark3Util")
+
+def cause_of(error: Py4JJavaError) -> str:
+    """Return the name of the Java class of an error."""
+    return str(error.java_exception.getClass().getName())

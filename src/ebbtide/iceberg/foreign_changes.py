@@ -9,18 +9,17 @@ counted instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ForeignChangeError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
-from ebbtide.iceberg.files.field_ids import columns_of
 from ebbtide.iceberg.files.segment_planning import plan_segments
-from ebbtide.iceberg.history import Committed, Since, history_since, live_rows, rows_changed
+from ebbtide.iceberg.history import Since, history_since, live_rows, rows_changed
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.settings.names import TopicName, quoted_list
@@ -37,7 +36,6 @@ from ebbtide.log.state.row_counts import (
     told_rows,
 )
 from ebbtide.log.state.topic_state import REMOVING
-from ebbtide.spark.jvm import items
 
 SHOWN = 5
 
@@ -145,16 +143,15 @@ def counted_anew(topic: Topic) -> dict[str, str]:
     """Return the properties that record the current row counts, whoever changed the rows."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
-        loaded = java_table(topic.spark, table.table)
-        counted |= _told(table, loaded, _all_rows(topic.spark, table, loaded), {})
+        opened = open_table(topic.spark, table.table)
+        counted |= _told(table, opened, _all_rows(opened), {})
     return {name: text for name, text in counted.items() if text is not None}
 
 
-def _all_rows(spark: SparkSession, table: Counted, loaded: Any) -> RowsBySegment:
-    current = loaded.currentSnapshot()
-    if current is None:
+def _all_rows(opened: Table) -> RowsBySegment:
+    if opened.current is None:
         return {}
-    rows = live_rows(spark, table.table, int(current.snapshotId())).collect()
+    rows = live_rows(opened.spark, opened.name, opened.current.id).collect()
     return {(row["partition"], row["segment"]): row["rows"] for row in rows if row["rows"]}
 
 
@@ -171,46 +168,44 @@ def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError
 
 
 def _look_at(topic: Topic, table: Counted) -> Look:
-    spark = topic.spark
-    loaded = java_table(spark, table.table)
-    _check_columns(spark, loaded, table)
+    opened = open_table(topic.spark, table.table)
+    _check_columns(opened, table)
     seen = seen_of(topic.properties, table.what)
     if seen is None:
-        return Look(table, None, _told(table, loaded, _all_rows(spark, table, loaded), {}), [])
-    since = history_since(spark, loaded, seen.snapshot)
+        return Look(table, None, _told(table, opened, _all_rows(opened), {}), [])
+    since = history_since(opened, seen.snapshot)
     foreign = [str(commit) for commit in reversed(since.commits) if commit.is_foreign]
-    if lines := _rolled_back(spark, loaded, seen, since):
+    if lines := _rolled_back(opened, seen, since):
         return Look(table, seen, {}, [*lines, *foreign], is_rolled_back=True)
     if since.is_reached:
         if not since.commits:
             return Look(table, seen, {}, [])
         own_commits = [commit.id for commit in since.commits if commit.is_own]
-        changed = rows_changed(spark, loaded, own_commits)
+        changed = rows_changed(opened, own_commits)
         before = told_rows(topic.properties, table.what, partitions_of(changed))
-        return Look(table, seen, _told(table, loaded, added(before, changed), changed), foreign)
-    held_rows, told = _all_rows(spark, table, loaded), told_rows(topic.properties, table.what)
+        return Look(table, seen, _told(table, opened, added(before, changed), changed), foreign)
+    held_rows, told = _all_rows(opened), told_rows(topic.properties, table.what)
     if not foreign:
-        own_commits = [commit.id for commit in _own_after(spark, loaded, seen)]
-        expected = added(told, rows_changed(spark, loaded, own_commits))
+        own_commits = [commit.id for commit in _own_after(opened, seen)]
+        expected = added(told, rows_changed(opened, own_commits))
         foreign = _unexplained(topic, table, expected, held_rows)
-    return Look(table, seen, _told(table, loaded, held_rows, told), foreign)
+    return Look(table, seen, _told(table, opened, held_rows, told), foreign)
 
 
 def _told(
-    table: Counted, loaded: Any, rows: RowsBySegment, before: RowsBySegment
+    table: Counted, opened: Table, rows: RowsBySegment, before: RowsBySegment
 ) -> dict[str, str | None]:
     """Return the properties that tell these rows, also of partitions that had some before."""
-    current = loaded.currentSnapshot()
     seen = NOTHING_SEEN
-    if current is not None:
-        seen = Seen(int(current.snapshotId()), _last_sequence_number(loaded))
+    if opened.current is not None:
+        seen = Seen(opened.current.id, opened.metadata.last_sequence_number)
     partitions = partitions_of(rows, before)
     return {**seen_property(table.what, seen), **rows_properties(table.what, rows, partitions)}
 
 
-def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
+def _check_columns(opened: Table, table: Counted) -> None:
     """Raise ConfigurationError where somebody renamed or dropped one; others may be added."""
-    columns = [column.name for column in columns_of(spark, loaded)]
+    columns = [column.name for column in opened.metadata.columns]
     missing = [name for name in table.columns if name not in columns]
     if missing:
         others = [name for name in columns if name not in table.columns]
@@ -221,7 +216,7 @@ def _check_columns(spark: SparkSession, loaded: Any, table: Counted) -> None:
         )
 
 
-def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> list[str]:
+def _rolled_back(opened: Table, seen: Seen, since: Since) -> list[str]:
     """Describe how the table was rolled back since it was seen; empty if it was not."""
     # Each commit's sequence number is larger than all earlier ones, so a lower one is a rollback.
     is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
@@ -231,29 +226,24 @@ def _rolled_back(spark: SparkSession, loaded: Any, seen: Seen, since: Since) -> 
             f"rolled back from snapshot {seen.snapshot} to another history, whose newest is "
             f"{newest}"
         ]
-    if since.is_cut or _last_sequence_number(loaded) == seen.sequence_number + len(since.commits):
+    last = opened.metadata.last_sequence_number
+    if since.is_cut or last == seen.sequence_number + len(since.commits):
         return []  # by their numbers, no commit since then is missing from the main branch
     kept = {commit.id for commit in since.commits}
     return [
         f"rolled back to before {commit}, which ebbtide has made"
-        for commit in _own_after(spark, loaded, seen)
+        for commit in _own_after(opened, seen)
         if commit.id not in kept
     ]
 
 
-def _last_sequence_number(loaded: Any) -> int:
-    """Return the sequence number of the newest commit on any branch."""
-    return int(loaded.operations().current().lastSequenceNumber())
-
-
-def _own_after(spark: SparkSession, loaded: Any, seen: Seen) -> list[Committed]:
+def _own_after(opened: Table, seen: Seen) -> list[Snapshot]:
     """Return ebbtide's own commits that are not counted yet and that others have not expired."""
-    later = (
-        Committed.of(spark, snapshot)
-        for snapshot in items(loaded.snapshots())
-        if int(snapshot.sequenceNumber()) > seen.sequence_number
-    )
-    return [commit for commit in later if commit.is_own]
+    return [
+        commit
+        for commit in opened.metadata.snapshots.values()
+        if commit.sequence_number > seen.sequence_number and commit.is_own
+    ]
 
 
 def _unexplained(
@@ -276,9 +266,10 @@ def _unexplained(
 
 def _appended(topic: Topic, table: Counted, places: RowsBySegment) -> dict[tuple[int, int], int]:
     """Count the rows of these places at or beyond their partition's log end offset."""
-    loaded = java_table(topic.spark, table.table)
+    current = open_table(topic.spark, table.table).current
+    assert current is not None
     ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)
-    units = plan_segments(topic.spark, table.table, loaded.currentSnapshot().snapshotId(), ends)
+    units = plan_segments(topic.spark, table.table, current.id, ends)
     states, beyond = topic.partitions, {}
     for unit in units:
         if (place := (unit.partition, unit.segment)) in places:

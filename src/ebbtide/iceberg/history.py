@@ -1,95 +1,17 @@
-"""Read a data table's snapshots since one of them: who made each, and the rows it changed.
-
-Every commit of ebbtide on a data table says so in its summary. A commit that only moves rows to
-other files has the operation `replace` (Iceberg table spec, snapshots).
-"""
+"""Read a data table's snapshots since one of them: who made each, and the rows it changed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.commits import JOB, OWN, TOPIC
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.files.manifests import changed_files
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.log.state.row_counts import RowsBySegment
-from ebbtide.spark.jvm import as_dict, items
-
-_ADDED = ("added-records",)
-_REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
-_FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "removed-delete-files")
-
-
-class Committed(NamedTuple):
-    """A snapshot, and what its summary says."""
-
-    id: int
-    sequence_number: int
-    at_ms: int
-    parent: int | None
-    operation: str
-    summary: dict[str, str]
-
-    @classmethod
-    def of(cls, spark: SparkSession, snapshot: Any) -> Committed:
-        """Read one of Iceberg's snapshots."""
-        parent = snapshot.parentId()
-        return cls(
-            int(snapshot.snapshotId()),
-            int(snapshot.sequenceNumber()),
-            int(snapshot.timestampMillis()),
-            None if parent is None else int(parent),
-            str(snapshot.operation()),
-            as_dict(spark, snapshot.summary()),
-        )
-
-    @property
-    def is_own(self) -> bool:
-        """Whether a job of ebbtide made it."""
-        return OWN in self.summary
-
-    @property
-    def job(self) -> str | None:
-        """The job that made the commit; None for a foreign commit or one of an older version."""
-        return self.summary.get(JOB)
-
-    def is_of(self, topic: str) -> bool:
-        """Return whether it is of this topic, or of a table with one topic alone."""
-        return self.summary.get(TOPIC, topic) == topic
-
-    @property
-    def may_remove_rows(self) -> bool:
-        """Whether rows may have left by it: files did, or rows of files."""
-        return self.operation != "replace" and any(
-            self.summary.get(name, "0") != "0" for name in _REMOVED
-        )
-
-    @property
-    def adds_rows(self) -> bool:
-        """Whether it may have brought new rows: it added some and did not only move them."""
-        return self.operation != "replace" and self.summary.get("added-records", "0") != "0"
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether somebody else made it and changed rows by it."""
-        return not (self.is_own or self.operation == "replace") and any(
-            self.summary.get(name, "0") != "0" for name in _FILES
-        )
-
-    def __str__(self) -> str:
-        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
-        engine = self.summary.get("engine-name")
-        by = f" by {engine} {self.summary.get('engine-version', '')}".rstrip() if engine else ""
-        added, removed = (
-            sum(int(self.summary.get(name, 0)) for name in names) for names in (_ADDED, _REMOVED)
-        )
-        return (
-            f"{self.operation}{by} at {at} (snapshot {self.id}): {added} rows added, {removed} "
-            "removed"
-        )
 
 
 class Since(NamedTuple):
@@ -99,46 +21,44 @@ class Since(NamedTuple):
     expired.
     """
 
-    commits: list[Committed]
+    commits: list[Snapshot]
     is_reached: bool
     is_cut: bool
 
 
-def history_since(spark: SparkSession, table: Any, snapshot: int | None) -> Since:
+def history_since(table: Table, snapshot: int | None) -> Since:
     """Return the table's history from now back to `snapshot`; back to its first for None."""
-    commits: list[Committed] = []
-    at = table.currentSnapshot()
+    commits: list[Snapshot] = []
+    at = table.current
     while at is not None:
-        if int(at.snapshotId()) == snapshot:
+        if at.id == snapshot:
             return Since(commits, True, False)
-        commits.append(Committed.of(spark, at))
-        parent = commits[-1].parent
-        if parent is None:
+        commits.append(at)
+        if at.parent is None:
             break
-        at = table.snapshot(parent)
+        at = table.metadata.snapshots.get(at.parent)
         if at is None:
             return Since(commits, False, True)
     return Since(commits, snapshot is None, False)
 
 
-def newest_untouched(spark: SparkSession, table: Any, told: int) -> int | str:
+def newest_untouched(table: Table, told: int) -> int | str:
     """Return the newest snapshot since `told` without a foreign change before it, or why none is.
 
-    None is either where ebbtide itself has committed to the table since that change.
+    None is either if ebbtide itself has committed to the table since that change.
     """
-    made = [Committed.of(spark, snapshot) for snapshot in items(table.snapshots())]
-    by_id = {commit.id: commit for commit in made}
+    by_id = table.metadata.snapshots
     if told not in by_id:
         return f"snapshot {told}, from before the change, has been expired"
-    newest_first = sorted(made, key=lambda commit: -commit.sequence_number)
+    newest_first = sorted(by_id.values(), key=lambda commit: -commit.sequence_number)
     target = next(c for c in newest_first if _leads_to(c, told, by_id))
-    later = [c for c in made if c.is_own and c.sequence_number > target.sequence_number]
+    later = [c for c in by_id.values() if c.is_own and c.sequence_number > target.sequence_number]
     if later:
         return f"a job of ebbtide has worked on it since, in snapshot {later[-1].id}"
     return target.id
 
 
-def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed]) -> bool:
+def _leads_to(commit: Snapshot | None, told: int, by_id: Mapping[int, Snapshot]) -> bool:
     """Return whether nothing but ebbtide's commits and moved files lies between."""
     while commit is not None and commit.id != told:
         if commit.is_foreign or commit.parent is None:
@@ -147,11 +67,11 @@ def _leads_to(commit: Committed | None, told: int, by_id: Mapping[int, Committed
     return commit is not None
 
 
-def rows_changed(spark: SparkSession, table: Any, snapshots: Iterable[int]) -> RowsBySegment:
+def rows_changed(table: Table, snapshots: Iterable[int]) -> RowsBySegment:
     """Count the live rows that these snapshots added, by place; negative for removed rows."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
-        for sign, file in changed_files(spark, table, table.snapshot(snapshot)):
+        for sign, file in changed_files(table, table.metadata.snapshot(snapshot)):
             assert file.place is not None, file.path
             changed[file.place] += file.rows * (sign if file.is_data else -sign)
     return dict(changed)

@@ -7,8 +7,8 @@ import re
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import java_table, table_exists
-from ebbtide.iceberg.namespaces import create_namespace
+from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.creation import Partitioning, create_namespace, create_table
 from ebbtide.iceberg.state_table import create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.settings.names import (
@@ -229,7 +229,14 @@ _BATCHES = _COMMON | {
 }
 
 
+_BY_SEGMENT = [("identity", "partition"), ("identity", "segment")]
+_BY_PARTITION = [("identity", "partition")]
+_BY_HOLD = [("identity", "hold_id")]
 _NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOTHING_SEEN)
+
+
+def _by_day(time: str) -> Partitioning:
+    return [("day", time)]
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
@@ -242,11 +249,11 @@ def create_tables(spark: SparkSession, name: TopicName, properties: dict[str, st
     """Create a topic's tables alone."""
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         create_namespace(spark, quoted(name.catalog, namespace))
-    _create(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, "`partition`, segment")
+    create_table(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, _BY_SEGMENT)
     _forget_dropped(spark, name)
     create_state(spark, name, _NO_ROWS | state_of(properties))
     settings = _RECORDS | settings_of(properties)
-    _create(spark, name.records_table, RECORD_COLUMNS, settings, "`partition`, segment")
+    create_table(spark, name.records_table, RECORD_COLUMNS, settings, _BY_SEGMENT)
 
 
 def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
@@ -261,19 +268,19 @@ def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
 def create_quarantine(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's quarantined records where it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
-    _create(spark, name.quarantine_table, QUARANTINE_COLUMNS, _COPIED, "`partition`")
+    create_table(spark, name.quarantine_table, QUARANTINE_COLUMNS, _COPIED, _BY_PARTITION)
 
 
 def create_held(spark: SparkSession, name: TopicName) -> None:
     """Create the table of a topic's records that holds have kept where it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
-    _create(spark, name.held_table, HELD_COLUMNS, _COPIED, "hold_id")
+    create_table(spark, name.held_table, HELD_COLUMNS, _COPIED, _BY_HOLD)
 
 
 def create_held_of_others(spark: SparkSession, name: TopicName) -> None:
     """Create the same for rows of an adopted table, without its columns."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
-    _create(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, "hold_id")
+    create_table(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, _BY_HOLD)
 
 
 def create_runs(spark: SparkSession) -> None:
@@ -283,7 +290,7 @@ def create_runs(spark: SparkSession) -> None:
         return
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
-    _create(spark, RUNS_TABLE, RUN_COLUMNS, properties, "days(started)")
+    create_table(spark, RUNS_TABLE, RUN_COLUMNS, properties, _by_day("started"))
 
 
 def _add_summary(spark: SparkSession) -> None:
@@ -291,7 +298,7 @@ def _add_summary(spark: SparkSession) -> None:
     if _has_summary(spark):
         return
     text = iceberg_class(spark, "types.Types$StringType").get()
-    update = java_table(spark, RUNS_TABLE).updateSchema().addColumn("summary", text)
+    update = open_table(spark, RUNS_TABLE).java.updateSchema().addColumn("summary", text)
     try:
         update.commit()
     except Py4JJavaError:
@@ -300,20 +307,21 @@ def _add_summary(spark: SparkSession) -> None:
 
 
 def _has_summary(spark: SparkSession) -> bool:
-    return java_table(spark, RUNS_TABLE).schema().findField("summary") is not None
+    columns = open_table(spark, RUNS_TABLE).metadata.columns
+    return any(column.name == "summary" for column in columns)
 
 
 def create_erasures(spark: SparkSession) -> None:
     """Create `lake.ebbtide.erasures` where it does not exist."""
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
-    _create(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, "days(requested_at)")
+    create_table(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, _by_day("requested_at"))
 
 
 def create_plans(spark: SparkSession) -> None:
     """Create `lake.ebbtide.plans` and `plan_events` where they do not exist."""
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
-    _create(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, "days(made_at)")
-    _create(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, "days(`at`)")
+    create_table(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, _by_day("made_at"))
+    create_table(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, _by_day("at"))
 
 
 def create_undo_points(spark: SparkSession) -> None:
@@ -321,24 +329,10 @@ def create_undo_points(spark: SparkSession) -> None:
     create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
     # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
     properties = _COMMON | {"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)}
-    _create(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, "days(`at`)")
+    create_table(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, _by_day("at"))
 
 
 def create_holds(spark: SparkSession, catalog: str = CATALOG) -> None:
     """Create the catalog's table of holds where it does not exist."""
     create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
-    _create(spark, holds_table(catalog), HOLD_COLUMNS, _COMMON, "days(`at`)")
-
-
-def _create(
-    spark: SparkSession, table: str, columns: str, properties: dict[str, str], partitioning: str
-) -> None:
-    listed = ", ".join(f"'{_escaped(k)}' = '{_escaped(v)}'" for k, v in properties.items())
-    spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING iceberg "
-        f"PARTITIONED BY ({partitioning}) TBLPROPERTIES ({listed})"
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+    create_table(spark, holds_table(catalog), HOLD_COLUMNS, _COMMON, _by_day("at"))

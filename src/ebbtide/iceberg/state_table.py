@@ -19,12 +19,19 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.iceberg.catalog import find_table, iceberg_catalog, identifier
+from ebbtide.iceberg.catalog import (
+    Table,
+    find_table,
+    iceberg_catalog,
+    identifier,
+    open_apart,
+    open_table,
+)
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.namespaces import create_namespace
+from ebbtide.iceberg.creation import create_namespace
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
-from ebbtide.spark.jvm import as_dict, iceberg_class, items, java_array, java_class, java_map
+from ebbtide.spark.jvm import iceberg_class, items, java_array, java_class, java_map
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
 _SETTINGS = {
@@ -42,46 +49,50 @@ _ANY_STATE = f"{PREFIX}0.probe"
 class HeldState:
     """A topic's state as it was read, to be changed only while it is still the same."""
 
-    spark: SparkSession
-    table: Any
-    base: Any  # Iceberg's TableMetadata
+    table: Table
     properties: Mapping[str, str]
 
     def change_to(self, properties: Mapping[str, str]) -> None:
         """Make these the state; CommitConflictError where it has moved since it was read."""
+        operations = self.table.java.operations()
+        base = operations.current()
+        if str(base.metadataFileLocation()) != self.table.metadata.file:
+            raise self._conflict()
         try:
-            self._commit(properties)
+            self._commit(operations, base, properties)
         except Py4JJavaError as error:
             # The faster writer has also removed the manifest list that this change builds on.
-            metadata_file = self.table.operations().refresh().metadataFileLocation()
-            if metadata_file == self.base.metadataFileLocation():
+            if str(operations.refresh().metadataFileLocation()) == self.table.metadata.file:
                 raise
-            raise CommitConflictError(
-                f"expected the state of {self.table.name()} as it was read, found that another "
-                "job changed it meanwhile; run the job again"
-            ) from error
+            raise self._conflict() from error
         self._remove_list_of_manifests()
 
-    def _commit(self, properties: Mapping[str, str]) -> None:
+    def _conflict(self) -> CommitConflictError:
+        return CommitConflictError(
+            f"expected the state of {self.table} as it was read, found that another job changed it "
+            "meanwhile; run the job again"
+        )
+
+    def _commit(self, operations: Any, base: Any, properties: Mapping[str, str]) -> None:
+        spark, before = self.table.spark, base.currentSnapshot()
         state = sealed(properties)
         changed = {n: v for n, v in state.items() if self.properties.get(n) != v}
         removed = [name for name in self.properties if name not in state]
-        before = self.base.currentSnapshot()
-        builder = iceberg_class(self.spark, "TableMetadata").buildFrom(self.base)
-        builder.setBranchSnapshot(self.table.newAppend().apply(), "main")
+        builder = iceberg_class(spark, "TableMetadata").buildFrom(base)
+        builder.setBranchSnapshot(self.table.java.newAppend().apply(), "main")
         if before is not None:
-            builder.removeSnapshots(_list_of(self.spark, before))
-        builder.setProperties(java_map(self.spark, changed))
+            builder.removeSnapshots(_list_of(spark, before))
+        builder.setProperties(java_map(spark, changed))
         if removed:
-            builder.removeProperties(java_map(self.spark, dict.fromkeys(removed, "")).keySet())
-        self.table.operations().commit(self.base, builder.build())
+            builder.removeProperties(java_map(spark, dict.fromkeys(removed, "")).keySet())
+        operations.commit(base, builder.build())
 
     def _remove_list_of_manifests(self) -> None:
         """Remove that of the snapshot before; one that stays is a file too many, and no more."""
-        before = self.base.currentSnapshot()
-        if before is not None and before.manifestListLocation() is not None:
+        before = self.table.current
+        if before is not None:
             with suppress(Py4JJavaError):
-                self.table.io().deleteFile(before.manifestListLocation())
+                self.table.java.io().deleteFile(before.manifest_list)
 
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
@@ -89,18 +100,17 @@ def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
 
     Raise StateError where somebody edited the state.
     """
-    held = _held_unchecked(spark, name)
-    if held is None:
-        return None
+    table = find_table(spark, name.state_table)
+    return None if table is None else _checked(name, table)
+
+
+def _checked(name: TopicName, table: Table) -> HeldState:
+    held = _unchecked(table)
     return replace(held, properties=unsealed(str(name), held.properties))
 
 
-def _held_unchecked(spark: SparkSession, name: TopicName) -> HeldState | None:
-    table = find_table(spark, name.state_table)
-    if table is None:
-        return None
-    base = table.operations().current()
-    return HeldState(spark, table, base, state_of(as_dict(spark, base.properties())))
+def _unchecked(table: Table) -> HeldState:
+    return HeldState(table, state_of(table.metadata.properties))
 
 
 def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
@@ -116,9 +126,7 @@ def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, 
 def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
     """Make these the state, whatever it was, and also where there is none any more."""
     create_state(spark, name, properties)
-    held = _held_unchecked(spark, name)
-    assert held is not None
-    held.change_to(properties)
+    _unchecked(open_table(spark, name.state_table)).change_to(properties)
 
 
 def topics_of_table(spark: SparkSession, name: TopicName) -> list[TopicName]:
@@ -170,20 +178,15 @@ def check_commits(spark: SparkSession, catalog: str) -> None:
 
 def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
     for number in range(2):  # a table's first snapshot, and one that has a parent
-        late = _held(spark, scratch)
-        _held(spark, scratch).change_to({_ANY_STATE: str(number)})
+        # Iceberg itself would refuse a second change by one object.
+        late, early = (_checked(scratch, open_apart(spark, scratch.state_table)) for _ in "12")
+        early.change_to({_ANY_STATE: str(number)})
         if not _is_refused(partial(late.change_to, {_ANY_STATE: "late"})):
             raise ConfigurationError(
                 f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an "
                 "older state of a table, found that it took one: two jobs at a time would undo "
                 "each other's work there; keep the topics in another catalog"
             )
-
-
-def _held(spark: SparkSession, name: TopicName) -> HeldState:
-    state = read_state(spark, name)
-    assert state is not None
-    return state
 
 
 def _is_refused(action: Callable[[], None]) -> bool:

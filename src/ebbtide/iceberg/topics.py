@@ -17,7 +17,7 @@ from ebbtide.errors import (
     StateError,
     UnknownTopicError,
 )
-from ebbtide.iceberg.catalog import find_table, java_table
+from ebbtide.iceberg.catalog import Table, find_table, open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
 from ebbtide.log.adopted.layout import LAYOUT
@@ -34,7 +34,6 @@ from ebbtide.log.state.topic_state import (
     settings_of,
     state_of,
 )
-from ebbtide.spark.jvm import as_dict, items
 
 # A property set to None is removed.
 PropertyChanges = Mapping[str, str | None]
@@ -89,7 +88,7 @@ def exists(spark: SparkSession, name: TopicName) -> bool:
 def was_adopted(spark: SparkSession, name: TopicName) -> bool:
     """Return whether there is such a table and others write it, whatever its state."""
     table = find_table(spark, name.records_table)
-    return table is not None and bool(table.properties().containsKey(LAYOUT))
+    return table is not None and LAYOUT in table.metadata.properties
 
 
 def find(spark: SparkSession, name: TopicName) -> Topic | None:
@@ -101,7 +100,7 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
     if tables is None:
         return None
     held = read_state(spark, name)
-    properties = topic_properties(name, as_dict(spark, tables.records.properties()))
+    properties = topic_properties(name, tables.records.metadata.properties)
     if held is not None and TABLES in held.properties:
         _check_tables(name, held.properties[TABLES], tables.ids)
     if held is None:
@@ -126,33 +125,33 @@ def load(spark: SparkSession, name: TopicName) -> Topic:
 
 
 class _DataTables(NamedTuple):
-    """Iceberg's objects of a topic's two data tables; an adopted one has no batches."""
+    """A topic's two data tables; an adopted one has no batches."""
 
-    records: Any
-    batches: Any | None
+    records: Table
+    batches: Table | None
 
     @property
     def ids(self) -> str:
         """The ids of both, as the state keeps them."""
         tables = {"records": self.records, "batches": self.batches}
-        return json.dumps({what: str(of.uuid()) for what, of in tables.items() if of is not None})
+        return json.dumps({what: of.metadata.uuid for what, of in tables.items() if of is not None})
 
     @property
     def has_been_filled(self) -> bool:
         """Whether a job has put something into them, so that there is a state too."""
-        return self.batches is None or self.batches.currentSnapshot() is not None
+        return self.batches is None or self.batches.current is not None
 
 
 def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
     """Load both data tables; None where there is neither, or only one that nobody had dropped."""
     records = find_table(spark, name.records_table)
-    if records is not None and records.properties().containsKey(LAYOUT):
+    if records is not None and LAYOUT in records.metadata.properties:
         return _DataTables(records, None)
     batches = find_table(spark, name.batches_table)
+    if records is not None and batches is not None:
+        return _DataTables(records, batches)
     tables = {name.records_table: records, name.batches_table: batches}
     missing = [table for table, loaded in tables.items() if loaded is None]
-    if not missing:
-        return _DataTables(records, batches)
     held = read_state(spark, name) if len(missing) < len(tables) else None
     if held is not None and parse_states(held.properties):
         raise ForeignChangeError(
@@ -184,8 +183,8 @@ def table_ids(spark: SparkSession, name: TopicName) -> str:
     return tables.ids
 
 
-def adopted_ids(table: Any) -> str:
-    """Return the id of Iceberg's object of an adopted table, as the state keeps it."""
+def adopted_ids(table: Table) -> str:
+    """Return the id of an adopted table, as the state keeps it."""
     return _DataTables(table, None).ids
 
 
@@ -207,30 +206,22 @@ def _with_state(
 
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
-    return topic_properties(
-        name, as_dict(spark, java_table(spark, name.records_table).properties())
-    )
+    return topic_properties(name, open_table(spark, name.records_table).metadata.properties)
 
 
-def own_spec(table: Any) -> Any:
-    """Return the partition spec by partition and segment alone, which the table was created with.
+def own_spec_id(table: Table) -> int:
+    """Return the id of the partition spec that the table was created with.
 
-    Files may go on being written by it, whatever somebody partitions the table by later.
+    It is by partition and segment alone. Files may go on being written by it, whatever another
+    tool partitions the table by later. Raise ConfigurationError if it is gone.
     """
-    specs = table.specs()
-    for spec in (specs.get(number) for number in range(specs.size())):
-        fields = [(str(f.name()), f.transform().toString()) for f in items(spec.fields())]
-        if fields == [("partition", "identity"), ("segment", "identity")]:
-            return spec
+    for spec_id, fields in table.metadata.specs.items():
+        if fields == (("partition", "identity"), ("segment", "identity")):
+            return spec_id
     raise ConfigurationError(
-        f"expected {table.name()} to be partitioned by `partition` and segment, found "
-        f"{table.spec()}; restore its partition fields"
+        f"expected {table} to be partitioned by `partition` and segment, found "
+        f"{table.java.spec()}; restore its partition fields"
     )
-
-
-def own_spec_id(spark: SparkSession, table: str) -> str:
-    """Return the id of ebbtide's partition spec, as Spark's writer option `output-spec-id`."""
-    return str(own_spec(java_table(spark, table)).specId())
 
 
 def compare_and_set(
@@ -287,7 +278,7 @@ def _state_to_change(topic: Topic) -> HeldState:
 
 def set_properties(spark: SparkSession, table: str, changes: PropertyChanges) -> None:
     """Set and remove properties of a table."""
-    update = java_table(spark, table).updateProperties()
+    update = open_table(spark, table).java.updateProperties()
     for name, value in changes.items():
         update = update.remove(name) if value is None else update.set(name, value)
     update.commit()
@@ -299,8 +290,8 @@ def _merged(properties: Mapping[str, str], changes: PropertyChanges) -> dict[str
 
 def current_snapshot(spark: SparkSession, table: str) -> int | None:
     """Return the id of the table's current snapshot; None for a table without data."""
-    snapshot = java_table(spark, table).currentSnapshot()
-    return None if snapshot is None else int(snapshot.snapshotId())
+    snapshot = open_table(spark, table).current
+    return None if snapshot is None else snapshot.id
 
 
 def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object]) -> int | None:
@@ -311,11 +302,4 @@ def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object])
 
 def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
     """Return the newest snapshot in the table's history whose summary holds `name` = `value`."""
-    loaded = java_table(spark, table)
-    snapshot = loaded.currentSnapshot()
-    while snapshot is not None:
-        if snapshot.summary().get(name) == value:
-            return int(snapshot.snapshotId())
-        parent = snapshot.parentId()
-        snapshot = None if parent is None else loaded.snapshot(parent)
-    return None
+    return open_table(spark, table).metadata.find_after(name, value)

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import COMMITTED_SUFFIX, TABLE_SUFFIX, V1_SUFFIX, TopicName
-from ebbtide.spark.jvm import java_class
+from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.creation import create_view
+from ebbtide.log.settings.names import TopicName
 
 # Bit 5 of a record's own attributes marks it even before mark_tombstones runs (KIP-87).
 _IS_TOMBSTONE = "(is_tombstone OR (attributes & 32) != 0)"
+_PLACE = ("partition", "offset", "segment", "batch", "timestamp", "event_time", "append_time")
+_COLUMNS = (*_PLACE, "key", "value", "headers", "attributes")
+_V1_COLUMNS = (*_COLUMNS, "is_tombstone", "tombstone_by", "size_bytes")
+_TABLE_COLUMNS = (*_COLUMNS, "size_bytes")
 
 
 def create_views(spark: SparkSession, name: TopicName) -> None:
-    """Create the topic's views where they do not exist."""
-    views = {
-        COMMITTED_SUFFIX: committed_view_sql,
-        V1_SUFFIX: v1_view_sql,
-        TABLE_SUFFIX: table_view_sql,
-    }
-    for suffix, view_sql in views.items():
-        # Spark would plan the whole view before it notices that it exists: 0.1 s against 4 ms.
-        if not _exists(spark, name, suffix):
-            spark.sql(view_sql(name))
+    """Create the topic's views if they do not exist."""
+    table = name.records_table
+    every = [column.name for column in open_table(spark, table).metadata.columns]
+    create_view(spark, name.committed_view, committed_query(name), table, every)
+    create_view(spark, name.v1_view, v1_query(name), table, _V1_COLUMNS)
+    create_view(spark, name.table_view, table_query(name), table, _TABLE_COLUMNS)
 
 
-def _exists(spark: SparkSession, name: TopicName, suffix: str) -> bool:
-    catalog = spark._jsparkSession.sessionState().catalogManager().catalog(name.catalog)
-    gateway = spark.sparkContext._gateway
-    namespace = gateway.new_array(gateway.jvm.String, 1)  # type: ignore[union-attr]
-    namespace[0] = name.cluster
-    identifier = java_class(spark, "org.apache.spark.sql.connector.catalog.Identifier")
-    return bool(catalog.viewExists(identifier.of(namespace, name.topic + suffix)))
-
-
-def committed_view_sql(name: TopicName) -> str:
-    """Return the view that shows what a read_committed consumer gets.
+def committed_query(name: TopicName) -> str:
+    """Return the query of the view that shows what a read_committed consumer gets.
 
     Below the first undecided transaction, and not in an aborted one; both from batch rows.
     """
     return f"""
-        CREATE VIEW IF NOT EXISTS {name.committed_view} AS
         WITH data AS (
             SELECT `partition`, base_offset, producer_id FROM {name.batches_table}
             WHERE (attributes & 16) != 0 AND (attributes & 32) = 0
@@ -68,34 +61,32 @@ def committed_view_sql(name: TopicName) -> str:
     """
 
 
-def v1_view_sql(name: TopicName) -> str:
-    """Return the view for readers that recognise only null values as tombstones.
+def v1_query(name: TopicName) -> str:
+    """Return the query of the view for readers that recognise only null values as tombstones.
 
     Each tombstone has a null value there. It is KIP-87's conversion for a consumer of an older
     format, of the committed records.
     """
-    return f"""
-        CREATE VIEW IF NOT EXISTS {name.v1_view} AS
-        SELECT `partition`, offset, segment, batch, timestamp, event_time, append_time, key,
-            CASE WHEN {_IS_TOMBSTONE} THEN NULL ELSE value END AS value,
-            headers, attributes, is_tombstone, tombstone_by, size_bytes
-        FROM {name.committed_view}
-    """
+    value = f"CASE WHEN {_IS_TOMBSTONE} THEN NULL ELSE value END AS value"
+    columns = [value if of == "value" else of for of in _V1_COLUMNS]
+    return f"SELECT {_selected(columns)} FROM {name.committed_view}"
 
 
-def table_view_sql(name: TopicName) -> str:
-    """Return the view that shows the topic as a table: the latest committed value of each key.
+def table_query(name: TopicName) -> str:
+    """Return the query of the view that shows the topic as a table: each key's latest value.
 
-    A key whose latest record is a tombstone is out, and so are records without key.
+    A key whose latest committed record is a tombstone is out, and so are records without key.
     """
     return f"""
-        CREATE VIEW IF NOT EXISTS {name.table_view} AS
         WITH ranked AS (
             SELECT *, row_number() OVER (PARTITION BY `partition`, key ORDER BY offset DESC)
                 AS newest FROM {name.committed_view} WHERE key IS NOT NULL
         )
-        SELECT `partition`, offset, segment, batch, timestamp, event_time, append_time, key,
-            value, headers, attributes, size_bytes
+        SELECT {_selected(_TABLE_COLUMNS)}
         FROM ranked
         WHERE newest = 1 AND value IS NOT NULL AND NOT coalesce({_IS_TOMBSTONE}, false)
     """
+
+
+def _selected(columns: Sequence[str]) -> str:
+    return ", ".join("`partition`" if of == "partition" else of for of in columns)

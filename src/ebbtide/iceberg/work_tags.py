@@ -17,9 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.spark.jvm import items, java_class
 
 _PREFIX = "ebbtide-"
 _BEFORE = "-before"
@@ -52,15 +51,14 @@ class TaggedSnapshots(NamedTuple):
 
 def tagged_by(spark: SparkSession, table: str, tag: WorkTag) -> TaggedSnapshots:
     """Return the snapshots of the table that the work has tagged."""
-    refs = java_table(spark, table).refs()
-    references = (refs.get(name) for name in (tag.own, tag.before))
-    return TaggedSnapshots(*(None if ref is None else int(ref.snapshotId()) for ref in references))
+    metadata = open_table(spark, table).metadata
+    return TaggedSnapshots(metadata.tagged(tag.own), metadata.tagged(tag.before))
 
 
-def tagging(table: Any, tag: WorkTag, before: int) -> tuple[Any, Callable[[Any], None]]:
+def tagging(table: Table, tag: WorkTag, before: int) -> tuple[Any, Callable[[Any], None]]:
     """Return a transaction to begin an update in, and what commits both the update and the tags."""
-    transaction = table.newTransaction()
-    return transaction, partial(_commit_tagged, table, transaction, tag, before)
+    transaction = table.java.newTransaction()
+    return transaction, partial(_commit_tagged, table.java, transaction, tag, before)
 
 
 def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, update: Any) -> None:
@@ -85,15 +83,15 @@ def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, upda
 
 def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collection[int]) -> None:
     """Tag the snapshots that the work is going to read, by one commit; those tagged stay so."""
-    loaded = java_table(spark, table)
+    opened = open_table(spark, table)
     names = {
         WorkTag(f"{tag.kind}.{number}", tag.id).before: snapshot
         for number, snapshot in enumerate(sorted(snapshots))
     }
-    missing = {name: of for name, of in names.items() if loaded.refs().get(name) is None}
+    missing = {name: of for name, of in names.items() if name not in opened.metadata.refs}
     if not missing:
         return
-    tags = loaded.manageSnapshots()
+    tags = opened.java.manageSnapshots()
     for name, snapshot in missing.items():
         tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
     commit(Step.UNDO_TAGGED, tags.commit)
@@ -104,25 +102,22 @@ def release_tags(
 ) -> None:
     """Remove the tags of work that is no longer open by `is_open`, killed jobs' included."""
     for table in tables:
-        names = _unneeded(spark, java_table(spark, table), is_open)
+        opened = open_table(spark, table)
+        names = [name for name in _own_tags(opened) if not is_open(_id_of(name))]
         while names:
-            names = _remove_tags(spark, java_table(spark, table), names)
+            names = _remove_tags(opened, names)
+            opened = open_table(spark, table)
 
 
-def _unneeded(spark: SparkSession, table: Any, is_open: Callable[[str], bool]) -> list[str]:
-    return [name for name in _own_tags(spark, table) if not is_open(_id_of(name))]
-
-
-def _remove_tags(spark: SparkSession, table: Any, names: Sequence[str]) -> list[str]:
+def _remove_tags(table: Table, names: Sequence[str]) -> list[str]:
     """Remove the tags; return those that are left where another job removed one meanwhile."""
     try:
-        tags = table.manageSnapshots()
+        tags = table.java.manageSnapshots()
         for name in names:
             tags = tags.removeTag(name)
         commit(Step.TAGS_RELEASED, tags.commit)
     except (Py4JJavaError, PySparkException, CommitConflictError):
-        table.refresh()
-        there = _own_tags(spark, table)
+        there = _own_tags(open_table(table.spark, table.name))
         left = [name for name in names if name in there]
         if len(left) == len(names):
             raise
@@ -130,9 +125,8 @@ def _remove_tags(spark: SparkSession, table: Any, names: Sequence[str]) -> list[
     return []
 
 
-def _own_tags(spark: SparkSession, table: Any) -> list[str]:
-    names = items(java_class(spark, "java.util.ArrayList")(table.refs().keySet()))
-    return [name for name in names if name.startswith(_PREFIX)]
+def _own_tags(table: Table) -> list[str]:
+    return [name for name in table.metadata.refs if name.startswith(_PREFIX)]
 
 
 def _id_of(name: str) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -23,11 +23,13 @@ from ebbtide.errors import (
     ForeignChangeError,
     NotCoveredError,
     exit_code,
+    is_transient,
 )
+from ebbtide.iceberg.catalog import session_for_topic
 from ebbtide.iceberg.commits import Commits, commits_of
-from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
+from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.iceberg.topics import Topic, find, was_adopted
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.adopted.support import OnAdopted
@@ -37,7 +39,7 @@ from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.result_checks import problems
-from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append_runs
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
 from ebbtide.spark.jvm import find_once_for_errors
@@ -45,6 +47,8 @@ from ebbtide.spark.jvm import find_once_for_errors
 log = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE = 4
+# For so long an attempt's row waits for those of other topics, to be written by one commit.
+ROWS_WAIT_S = 5.0
 # Two erasures of a topic can meet in its marking, append, round and row: once more than that.
 ATTEMPTS_ON_CONFLICT = 5
 # Set in tests: a result that is not of its job's types fails the job.
@@ -166,13 +170,46 @@ def run_unchecked(
     if not args.plan_only:
         create_runs(spark)
 
-    def run(topic: TopicName) -> BaseException | None:
+    def run(topic: TopicName) -> EndedAttempt:
         of_topic = args if clocks is None else _with_now(args, clocks[topic])
-        with job_log.about(args.job, topic):
-            return _run_topic(spark, of_topic, topic, work, on_end)
+        with job_log.about(args.job, topic), session_for_topic(spark) as session:
+            return _run_topic(session, of_topic, topic, work, on_end)
 
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
-        return exit_code(list(pool.map(run, topics)))
+        attempts = [pool.submit(run, topic) for topic in topics]
+        running = set(attempts)
+        while running:
+            done, running = wait(running, timeout=ROWS_WAIT_S)
+            if done and not args.plan_only:
+                _write_rows(spark, [attempt.result() for attempt in done])
+    return exit_code([attempt.result().error for attempt in attempts])
+
+
+def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
+    """Write the attempts' rows by one commit; an attempt whose row cannot be written has failed.
+
+    One row may be the reason that none was written, so each is tried alone, unless a retry of the
+    job can help: the state of a commit may be unknown then.
+    """
+    failure = _lost(spark, ended)
+    if failure is None:
+        return
+    is_passing = is_transient(failure)
+    for attempt in ended:
+        if (lost := failure if is_passing else _lost(spark, [attempt])) is not None:
+            what = "failed" if attempt.error is None else "no row in runs"
+            with job_log.about(attempt.attempt.job, attempt.attempt.topic):
+                _log_failure(what, lost)
+            attempt.error = attempt.error or lost
+
+
+def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException | None:
+    """Write the rows by one commit; return why that failed, or None."""
+    try:
+        append_runs(spark, ended)
+    except Exception as failure:
+        return explained(failure)
+    return None
 
 
 def _with_now(args: argparse.Namespace, now: datetime) -> argparse.Namespace:
@@ -241,13 +278,13 @@ def refuse(job: str, error: EbbtideError) -> ExitCode:
 
 
 def _run_topic(
-    spark: SparkSession,
+    session: SparkSession,
     args: argparse.Namespace,
     topic: TopicName,
     work: TopicWork,
     on_end: OnEnd | None,
-) -> BaseException | None:
-    session = spark.newSession()
+) -> EndedAttempt:
+    """Do the work on a topic; return the attempt, whose row is still to be written."""
     started = datetime.now(UTC)
     with commits_of(args.job, args.run_id) as commits, job_log.gathering_notes() as notes:
         outcome, error = _attempt(session, topic, work)
@@ -274,13 +311,13 @@ def _run_topic(
     _add_notes(outcome, notes)
     if args.plan_only:
         _show_plan(args, topic, outcome, error)
-    else:
-        error = _written(session, attempt, outcome, error)
+    elif STRICT in os.environ:
+        error = _checked_result(attempt.job, outcome, error)
     if error is None:
         log.info("done in %s s", seconds)
     else:
         _log_failure("failed", error)
-    return error
+    return EndedAttempt(attempt, outcome, error)
 
 
 def _count(
@@ -310,30 +347,15 @@ def _ended(
     return error
 
 
-def _written(
-    session: SparkSession, attempt: JobAttempt, outcome: JobOutcome, error: BaseException | None
+def _checked_result(
+    job: str, outcome: JobOutcome, error: BaseException | None
 ) -> BaseException | None:
-    """Write the attempt's row; `error`, or else why the row could not be written."""
-    try:
-        if STRICT in os.environ:
-            _check_result(attempt.job, outcome)
-        append_run(session, attempt, outcome, error)
-    except Exception as failure:  # the other topics' rows are still to be written
-        lost = explained(failure)
-        if error is None:
-            return lost
-        _log_failure("no row in runs", lost)
+    """Return the error, or else one that says how the result is not of its job's types."""
+    result = json.loads(outcome.to_json())
+    wrong = list(problems(job, result)) if outcome.partitions else []
+    if error is None and wrong:
+        return AssertionError(f"the result of {job} is not of its types: {'; '.join(wrong)}")
     return error
-
-
-def _check_result(job: str, outcome: JobOutcome) -> None:
-    problems_of_result = (
-        list(problems(job, json.loads(outcome.to_json()))) if outcome.partitions else []
-    )
-    if problems_of_result:
-        raise AssertionError(
-            f"the result of {job} is not of its types: {'; '.join(problems_of_result)}"
-        )
 
 
 def _log_failure(what: str, error: BaseException) -> None:

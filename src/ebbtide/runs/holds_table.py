@@ -12,20 +12,18 @@ from threading import Lock
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, HoldError, is_transient
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.matching_rows import matching_files
+from ebbtide.iceberg.files.matching_rows import Asked, matching_files
 from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
-from ebbtide.spark.jvm import iceberg_class
 
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -53,8 +51,7 @@ def append_hold(spark: SparkSession, name: TopicName, hold: Hold) -> None:
         if not table_exists(spark, table):
             create_holds(spark, name.catalog)
     rows = pa.Table.from_pylist([hold.to_row() | {"topic": _within(name)}], schema=_SCHEMA)
-    day = f"at_day={hold.at:%Y-%m-%d}"
-    commit(Step.HOLD_EVENT, prepare_append(spark, table, rows, day))
+    commit(Step.HOLD_EVENT, prepare_append(spark, table, rows, "at"))
 
 
 def standing_holds(spark: SparkSession, name: TopicName, now: datetime) -> list[Hold]:
@@ -117,18 +114,13 @@ def _within(name: TopicName) -> str:
 def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
     """Return the rows of the topic, and those of no topic, which may be meant for any."""
     table = holds_table(name.catalog)
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    # `or` is a word of Python, so this Java method is asked for by name.
-    matches = getattr(expressions, "or")(
-        expressions.equal("topic", _within(name)), expressions.isNull("topic")
-    )
+    asked = Asked("topic", frozenset({_within(name), None}))
     rows: list[dict[str, Any]] = []
-    for found, has_deletes in matching_files(spark, table, matches):
+    for found, has_deletes in matching_files(spark, table, asked):
         if has_deletes:
             raise HoldError(
                 f"expected no delete files in {table}, found some, which another tool has written; "
                 "rewrite its data files with that tool"
             )
-        is_meant = pc.or_(pc.equal(found["topic"], _within(name)), pc.is_null(found["topic"]))
-        rows += found.filter(pc.fill_null(is_meant, True)).to_pylist()
+        rows += found.to_pylist()
     return rows

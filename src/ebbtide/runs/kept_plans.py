@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import ConfigurationError, PlanError
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.plans.events import (
@@ -188,10 +188,9 @@ def snapshots_of(topic: Topic) -> dict[str, dict[str, Any]]:
 
 
 def _table_and_snapshot(spark: SparkSession, name: str) -> dict[str, Any]:
-    table = java_table(spark, name)
-    current = table.currentSnapshot()
-    snapshot = None if current is None else int(current.snapshotId())
-    return {"table": str(table.uuid()), "snapshot": snapshot}
+    table = open_table(spark, name)
+    snapshot = None if table.current is None else table.current.id
+    return {"table": table.metadata.uuid, "snapshot": snapshot}
 
 
 def check_same_tables(plan: Plan, topic: Topic) -> None:

@@ -74,7 +74,7 @@ def _append(
         if not table_exists(spark, table):
             create_plans(spark)
     rows = pa.Table.from_pylist([row], schema=schema)
-    commit(step, prepare_append(spark, table, rows, f"{day}_day={row[day]:%Y-%m-%d}"))
+    commit(step, prepare_append(spark, table, rows, day))
 
 
 def _rows(

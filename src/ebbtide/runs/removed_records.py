@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import Table, find_table
 from ebbtide.iceberg.commits import ROWS, Commits
-from ebbtide.iceberg.files.matching_rows import matching_files
-from ebbtide.iceberg.history import Committed, rows_changed
+from ebbtide.iceberg.files.matching_rows import Asked, matching_files
+from ebbtide.iceberg.history import rows_changed
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import iceberg_class, items, java_class
 from ebbtide.text import moment, number
 
 # How far back a killed run of the job is looked for.
@@ -35,7 +35,7 @@ LONGEST_RUN = timedelta(days=1)
 class RemovingCommit(NamedTuple):
     """A snapshot of the records table, and the live rows and whole files that left by it."""
 
-    commit: Committed
+    commit: Snapshot
     rows: int
     files: int
 
@@ -55,7 +55,7 @@ def count_removed(
     others = [snapshot for snapshot in commits.snapshots if snapshot not in numbered]
     outcome.snapshot_ids += _of_topic(spark, name, others)
     since = started - LOOKS_BACK
-    removals = _uncounted(spark, name, outcome.snapshot_ids, commits.job, since)
+    removals = _uncounted(spark, name, outcome.snapshot_ids, commits, since)
     outcome.rows_removed = sum(removal.rows for removal in removals)
     outcome.files_removed = sum(removal.files for removal in removals)
     beside = [removal for removal in removals if removal.commit.id not in numbered]
@@ -82,45 +82,48 @@ def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
     """Return the snapshots that belong to the topic's data tables, in order."""
-    tables = [
-        java_table(spark, table)
-        for table in (name.records_table, name.batches_table)
-        if snapshots and table_exists(spark, table)
-    ]
-    return [s for s in snapshots if any(table.snapshot(s) is not None for table in tables)]
+    names = (name.records_table, name.batches_table) if snapshots else ()
+    tables = [table for table in (find_table(spark, of) for of in names) if table is not None]
+    return [s for s in snapshots if any(s in table.metadata.snapshots for table in tables)]
 
 
 def _uncounted(
-    spark: SparkSession, name: TopicName, snapshots: Collection[int], job: str, since: datetime
+    spark: SparkSession,
+    name: TopicName,
+    snapshots: Collection[int],
+    commits: Commits,
+    since: datetime,
 ) -> list[RemovingCommit]:
     """Return removals that no row counts yet: the given snapshots', and the job's since then."""
-    if not table_exists(spark, name.records_table):
+    table = find_table(spark, name.records_table)
+    if table is None:
         return []
-    table = java_table(spark, name.records_table)
     candidates = [
         made
-        for made in _that_may_remove(spark, table, since)
-        if made.is_of(str(name)) and (made.id in snapshots or made.job == job)
+        for made in _that_may_remove(table, since)
+        if made.is_of(str(name)) and (made.id in snapshots or made.job == commits.job)
     ]
-    if not candidates:
-        return []
-    oldest = datetime.fromtimestamp(min(made.at_ms for made in candidates) / 1000, UTC)
-    counted = _counted(spark, name, oldest - LONGEST_RUN)
+    # No row can name what this run itself has just committed.
+    earlier = [made.at_ms for made in candidates if made.id not in commits.snapshots]
+    counted: Collection[int] = ()
+    if earlier:
+        oldest = datetime.fromtimestamp(min(earlier) / 1000, UTC)
+        counted = _counted(spark, name, oldest - LONGEST_RUN)
     return [
         RemovingCommit(made, rows, _files_removed(made))
         for made in sorted(candidates, key=lambda made: made.sequence_number)
-        if made.id not in counted and (rows := _rows_removed(spark, table, made)) > 0
+        if made.id not in counted and (rows := _rows_removed(table, made)) > 0
     ]
 
 
-def _rows_removed(spark: SparkSession, table: Any, made: Committed) -> int:
+def _rows_removed(table: Table, made: Snapshot) -> int:
     """Return how many live rows left by a commit; in an adopted table the commit itself says so."""
-    if table.properties().containsKey(LAYOUT):
+    if LAYOUT in table.metadata.properties:
         return int(made.summary.get(ROWS, 0))
-    return -sum(rows_changed(spark, table, [made.id]).values())
+    return -sum(rows_changed(table, [made.id]).values())
 
 
-def _files_removed(made: Committed) -> int:
+def _files_removed(made: Snapshot) -> int:
     """Return how many data files left by a commit and have no other in their place."""
     removed, added = (
         int(made.summary.get(name, 0)) for name in ("deleted-data-files", "added-data-files")
@@ -128,27 +131,19 @@ def _files_removed(made: Committed) -> int:
     return max(removed - added, 0)
 
 
-def _that_may_remove(spark: SparkSession, table: Any, since: datetime) -> Iterator[Committed]:
+def _that_may_remove(table: Table, since: datetime) -> Iterator[Snapshot]:
     """Yield ebbtide's snapshots since then that may have removed rows."""
     since_ms = since.timestamp() * 1000
-    for snapshot in items(table.snapshots()):
-        if snapshot.timestampMillis() >= since_ms and snapshot.operation() != "append":
-            made = Committed.of(spark, snapshot)
-            if made.is_own and made.may_remove_rows:
-                yield made
+    for made in table.metadata.snapshots.values():
+        is_candidate = made.at_ms >= since_ms and made.operation != "append"
+        if is_candidate and made.is_own and made.may_remove_rows:
+            yield made
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
     """The snapshots that rows in `runs` name, of runs that began since then."""
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
-    # `and` is a word of Python, so this Java method is asked for by name.
-    matches = getattr(expressions, "and")(
-        expressions.equal("topic", str(name)),
-        expressions.greaterThanOrEqual("started", since_us),
-    )
+    asked = Asked("topic", frozenset({str(name)}), ("started", since))
     counted = set[int]()
-    for of in matching_files(spark, RUNS_TABLE, matches, ("topic", "snapshot_ids")):
-        of_topic = of.rows.filter(pc.equal(of.rows["topic"], str(name)))
-        counted |= set(pc.list_flatten(of_topic["snapshot_ids"]).to_pylist())
+    for of in matching_files(spark, RUNS_TABLE, asked, ("topic", "started", "snapshot_ids")):
+        counted |= set(pc.list_flatten(of.rows["snapshot_ids"]).to_pylist())
     return counted

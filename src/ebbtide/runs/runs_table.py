@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -67,11 +68,24 @@ class JobAttempt:
     now: datetime
 
 
-def append_run(
-    spark: SparkSession, attempt: JobAttempt, outcome: JobOutcome, error: BaseException | None
-) -> None:
-    """Write the attempt's row; `error` is why it failed, None when it succeeded."""
-    row = {
+@dataclass(slots=True)
+class EndedAttempt:
+    """An attempt with its outcome; `error` is why it failed, None if it succeeded."""
+
+    attempt: JobAttempt
+    outcome: JobOutcome
+    error: BaseException | None = None
+
+
+def append_runs(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
+    """Write a row for each attempt, all by one commit."""
+    rows = pa.Table.from_pylist([_row(of) for of in ended], schema=_SCHEMA)
+    commit(Step.RUN_ROW, prepare_append(spark, RUNS_TABLE, rows, "started"))
+
+
+def _row(ended: EndedAttempt) -> dict[str, Any]:
+    attempt, outcome, error = ended.attempt, ended.outcome, ended.error
+    return {
         "run_id": attempt.run_id,
         "dag": attempt.dag,
         "task": attempt.task,
@@ -91,6 +105,3 @@ def append_run(
         "snapshot_ids": outcome.snapshot_ids,
         "summary": None if outcome.summary is None else outcome.summary.to_json(),
     }
-    rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-    day = f"started_day={attempt.started.astimezone(UTC):%Y-%m-%d}"
-    commit(Step.RUN_ROW, prepare_append(spark, RUNS_TABLE, rows, day))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.topics import Topic, exists, load
 from ebbtide.log.settings.names import TopicName
@@ -68,8 +68,8 @@ def _adopted_bytes(topic: Topic) -> int:
 
 def _file_bytes(spark: SparkSession, table: str) -> int:
     """Return the bytes of the files that the table's current snapshot needs."""
-    current = java_table(spark, table).currentSnapshot()
-    return 0 if current is None else int(current.summary().get(_FILE_BYTES) or 0)
+    current = open_table(spark, table).current
+    return 0 if current is None else int(current.summary.get(_FILE_BYTES) or 0)
 
 
 def _oldest_event_ms(spark: SparkSession, name: TopicName, committed: Iterable[int]) -> int | None:
@@ -77,12 +77,12 @@ def _oldest_event_ms(spark: SparkSession, name: TopicName, committed: Iterable[i
 
     None where the job has not committed to the records table: an earlier one has said it.
     """
-    table = java_table(spark, name.records_table)
-    if all(table.snapshot(snapshot) is None for snapshot in committed):
+    table = open_table(spark, name.records_table)
+    if table.metadata.snapshots.keys().isdisjoint(committed):
         return None
-    files = current_files(spark, table, has_bounds=True)
+    files = current_files(table, has_bounds=True)
     deleted = {file.referenced: file.rows for file in files if not file.is_data}
-    event_time = int(table.schema().findField("event_time").fieldId())
+    (event_time,) = (of.field_id for of in table.metadata.columns if of.name == "event_time")
     times = [
         file.bounds.lower[event_time] // 1000
         for file in files

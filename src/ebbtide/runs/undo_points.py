@@ -5,22 +5,19 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
-from ebbtide.iceberg.files.matching_rows import matching_files
+from ebbtide.iceberg.files.matching_rows import Asked, matching_files
 from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.schema import UNDO_POINTS_TABLE, create_undo_points
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.undo.points import UndoPoint
 from ebbtide.runs.proposals import Touched
-from ebbtide.spark.jvm import iceberg_class, java_class
 
 _SCHEMA = pa.schema(
     [
@@ -74,23 +71,13 @@ def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
         if not table_exists(spark, UNDO_POINTS_TABLE):
             create_undo_points(spark)
     rows = pa.Table.from_pylist([point.to_row()], schema=_SCHEMA)
-    commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, f"at_day={point.at:%Y-%m-%d}"))
+    commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, "at"))
 
 
 def read_points(
     spark: SparkSession, name: TopicName, since: datetime | None = None
 ) -> list[UndoPoint]:
     """Return a topic's points, those noted at `since` or later, in no order."""
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    matches = expressions.equal("topic", str(name))
-    if since is not None:
-        since_us = java_class(spark, "java.lang.Long")(int(since.timestamp() * 1_000_000))
-        # `and` is a word of Python, so this Java method is asked for by name.
-        matches = getattr(expressions, "and")(
-            matches, expressions.greaterThanOrEqual("at", since_us)
-        )
-    rows: list[dict[str, Any]] = []
-    for of in matching_files(spark, UNDO_POINTS_TABLE, matches):
-        rows += of.rows.filter(pc.equal(of.rows["topic"], str(name))).to_pylist()
-    points = map(UndoPoint.of_row, rows)
-    return [point for point in points if since is None or point.at >= since]
+    asked = Asked("topic", frozenset({str(name)}), None if since is None else ("at", since))
+    files = matching_files(spark, UNDO_POINTS_TABLE, asked)
+    return [UndoPoint.of_row(row) for of in files for row in of.rows.to_pylist()]

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.adopted.new_rows import counted_rows
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
 from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
@@ -58,19 +58,18 @@ def look(
     deleted rows meanwhile, all that live are counted anew. `until` is the snapshot to look at, the
     newest without it. What ebbtide itself wrote has not arrived.
     """
-    table = java_table(rows.spark, rows.table)
-    current = table.currentSnapshot()
+    table = open_table(rows.spark, rows.table)
+    current = table.current
     if current is None:
         return None
-    snapshot = until or int(current.snapshotId())
+    snapshot = until or current.id
     counted = counted_rows(rows, table, snapshot, seen)
     if counted is None:
         return Arrivals(snapshot, {}, frozenset())
     if states and counted.are_all_new:
         log.warning("rows that arrived late cannot be told from others: all count as late")
-    summary = current.summary()
     size_bytes, count = (
-        int(summary.get(name) or 0) for name in ("total-files-size", "total-records")
+        int(current.summary.get(name) or 0) for name in ("total-files-size", "total-records")
     )
     frame = counted.rows.withColumn("event_ms", clock.event_time_ms())
     found = _by_segment(rows.spark, frame, states)

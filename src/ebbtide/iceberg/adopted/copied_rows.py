@@ -18,11 +18,11 @@ from pyspark.sql import functions as F
 
 from ebbtide.columns.live_records import STAMPED
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.adopted.rows import columns_of_schema
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.manifests import changed_files
-from ebbtide.iceberg.history import Committed, history_since
-from ebbtide.log.adopted.layout import Column, Layout, NamedLayout
+from ebbtide.iceberg.history import history_since
+from ebbtide.iceberg.metadata import Snapshot
+from ebbtide.log.adopted.layout import Column, Columns, Layout, NamedLayout
 from ebbtide.log.settings.names import quoted
 
 _HEADERS = "array<struct<key: string, value: binary>>"
@@ -42,25 +42,24 @@ class SourceRows(NamedTuple):
     @classmethod
     def of(cls, spark: SparkSession, table: str, layout: Layout) -> SourceRows:
         """Find the columns of a layout; ConfigurationError where one was dropped."""
-        columns = columns_of_schema(spark, java_table(spark, table).schema())
+        columns = Columns.of(open_table(spark, table).metadata.schema)
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def can_read(self, snapshot: int) -> bool:
         """Return whether the snapshot exists and its rows can be read by the current schema."""
-        table = java_table(self.spark, self.table)
-        current, found = table.currentSnapshot(), table.snapshot(snapshot)
-        if found is None or current is None:
+        table = open_table(self.spark, self.table)
+        found = table.metadata.snapshots.get(snapshot)
+        if found is None or table.current is None:
             return False
-        is_newest = int(current.snapshotId()) == snapshot
-        return is_newest or found.schemaId() == table.schema().schemaId()
+        return found == table.current or found.schema_id == table.metadata.schema["schema-id"]
 
     def at(self, snapshot: int) -> DataFrame:
         """Return the live rows of a snapshot that can be read, with the table's own columns.
 
         Where the schema has changed since the newest snapshot, only a read without its id knows it.
         """
-        table = java_table(self.spark, self.table)
-        if table.snapshot(snapshot).schemaId() != table.schema().schemaId():
+        table = open_table(self.spark, self.table).metadata
+        if table.snapshot(snapshot).schema_id != table.schema["schema-id"]:
             return self.spark.read.table(self.table)
         return self.spark.read.option("versionAsOf", snapshot).table(self.table)
 
@@ -108,14 +107,14 @@ def window_until(
     return Window(until, seen, records_of(rows, added, is_stamped=is_stamped))
 
 
-def _commits(rows: SourceRows, seen: int, until: int) -> list[Committed] | None:
+def _commits(rows: SourceRows, seen: int, until: int) -> list[Snapshot] | None:
     """Return the commits after `seen` up to `until`; None where the history does not have both."""
-    history = history_since(rows.spark, java_table(rows.spark, rows.table), seen)
+    history = history_since(open_table(rows.spark, rows.table), seen)
     commits = list(dropwhile(lambda made: made.id != until, history.commits))
     return commits if history.is_reached and commits else None
 
 
-def _can_tell(commits: Sequence[Committed]) -> bool:
+def _can_tell(commits: Sequence[Snapshot]) -> bool:
     """Return whether the commits tell which rows came.
 
     An append does, even if its files were rewritten since. One that also removes does by its files,
@@ -125,12 +124,12 @@ def _can_tell(commits: Sequence[Committed]) -> bool:
     return are_appends or not any(of.operation == _REPLACE for of in commits)
 
 
-def _added_files(rows: SourceRows, commits: Sequence[Committed]) -> list[str]:
-    table = java_table(rows.spark, rows.table)
+def _added_files(rows: SourceRows, commits: Sequence[Snapshot]) -> list[str]:
+    table = open_table(rows.spark, rows.table)
     return [
         file.path
         for of in commits
-        for sign, file in changed_files(rows.spark, table, table.snapshot(of.id))
+        for sign, file in changed_files(table, of)
         if sign > 0 and file.is_data
     ]
 
@@ -189,8 +188,7 @@ def _left(rows: SourceRows) -> list[Column]:
     of = rows.layout
     parts = (of.partition, of.offset, of.timestamp, of.topic, of.headers, of.mark)
     taken = {part.path[0] for part in parts if part is not None}
-    schema = java_table(rows.spark, rows.table).schema()
-    columns = columns_of_schema(rows.spark, schema).top
+    columns = Columns.of(open_table(rows.spark, rows.table).metadata.schema).top
     return [c for c in columns if c.name not in taken and not c.name.startswith(_OF_WRITER)]
 
 

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table, open_apart
 from ebbtide.iceberg.files.data_files import numbers_in, opened_file
 from ebbtide.iceberg.files.field_ids import READING, WHOLE
 from ebbtide.records.arrays import Bools, Int64s
@@ -107,21 +107,20 @@ class KeyScan(NamedTuple):
     """A snapshot of a table whose files can be read as columns."""
 
     rows: AdoptedRows
-    table: Any  # Iceberg's object
+    table: Table  # with an object of its own, which stays at one version
     snapshot: int
     columns: KeyColumns
 
     @classmethod
     def of(cls, rows: AdoptedRows, snapshot: int) -> KeyScan | None:
         """Open a snapshot; None where only Iceberg's reader can read it."""
-        key, table = rows.layout.key, java_table(rows.spark, rows.table)
-        made = table.snapshot(snapshot)
+        key, table = rows.layout.key, open_apart(rows.spark, rows.table)
+        made = table.metadata.snapshots.get(snapshot)
         if key is None or key.type not in _KEY_TYPES or made is None:
             return None
-        is_newest = int(table.currentSnapshot().snapshotId()) == snapshot
-        if not is_newest and made.schemaId() != table.schema().schemaId():
+        if made != table.current and made.schema_id != table.metadata.schema["schema-id"]:
             return None
-        if table.properties().containsKey(_ENCRYPTED):
+        if _ENCRYPTED in table.metadata.properties:
             return None
         return cls(rows, table, snapshot, KeyColumns.of(rows))
 
@@ -148,7 +147,7 @@ class KeyScan(NamedTuple):
                 task = tasks.get(number)
                 if len(position_deletes(task)) < int(deleting[number]):
                     return None
-                dead = _dead_positions(spark, self.table, task, path)
+                dead = _dead_positions(spark, self.table.java, task, path)
             found[path] = KeyFile(path, int(sizes[number]), int(counts[number]), dead)
         return list(found.values())
 
@@ -159,8 +158,8 @@ class KeyScan(NamedTuple):
 
     def _scan(self) -> Any:
         """Return Iceberg's scan; that of the newest snapshot knows columns by their names now."""
-        scan = self.table.newScan()
-        is_newest = int(self.table.currentSnapshot().snapshotId()) == self.snapshot
+        scan, current = self.table.java.newScan(), self.table.current
+        is_newest = current is not None and current.id == self.snapshot
         return scan if is_newest else scan.useSnapshot(self.snapshot)
 
     def _planned(self, scan: Any) -> Any:

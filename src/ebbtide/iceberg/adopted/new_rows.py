@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.files.manifests import changed_files
-from ebbtide.iceberg.history import Committed, history_since
+from ebbtide.iceberg.history import history_since
+from ebbtide.iceberg.metadata import Snapshot
 
 _APPEND, _REPLACE = "append", "replace"
 
@@ -34,13 +36,13 @@ class CountedRows(NamedTuple):
 
 
 def counted_rows(
-    rows: AdoptedRows, table: Any, snapshot: int, seen: int | None
+    rows: AdoptedRows, table: Table, snapshot: int, seen: int | None
 ) -> CountedRows | None:
     """Return the rows to count in a snapshot, which was looked at before in `seen`.
 
     Only new ones where others have deleted nothing meanwhile; None where nothing has changed.
     """
-    since = None if seen is None else _Since.of(rows.spark, table, seen, snapshot)
+    since = None if seen is None else _Since.of(table, seen, snapshot)
     if since is not None and not (since.adding or since.removing):
         return None
     if since is not None and since.are_appends:
@@ -61,14 +63,14 @@ class _Since(NamedTuple):
 
     seen: int
     until: int
-    adding: Sequence[Committed]
-    removing: Sequence[Committed]
-    moving: Sequence[Committed]
+    adding: Sequence[Snapshot]
+    removing: Sequence[Snapshot]
+    moving: Sequence[Snapshot]
 
     @classmethod
-    def of(cls, spark: SparkSession, table: Any, seen: int, until: int) -> _Since | None:
+    def of(cls, table: Table, seen: int, until: int) -> _Since | None:
         """Read the table's history up to a snapshot; None where `seen` is not in it."""
-        history = history_since(spark, table, seen)
+        history = history_since(table, seen)
         if not history.is_reached:
             return None
         commits = list(dropwhile(lambda made: made.id != until, history.commits))
@@ -92,15 +94,15 @@ class _Since(NamedTuple):
         return self.add_by_appends and not self.removing
 
 
-def _moves_rows(of: Committed) -> bool:
+def _moves_rows(commit: Snapshot) -> bool:
     """Return whether a commit may have moved rows to other files."""
-    return of.operation == _REPLACE or (of.is_own and of.adds_rows)
+    return commit.operation == _REPLACE or (commit.is_own and commit.adds_rows)
 
 
-def _marked(rows: AdoptedRows, live: DataFrame, table: Any, since: _Since) -> DataFrame | None:
+def _marked(rows: AdoptedRows, live: DataFrame, table: Table, since: _Since) -> DataFrame | None:
     """Return the live rows with `is_new`; None where nobody can tell."""
-    added = _files(rows.spark, table, since.adding, sign=1)
-    if not added & _files(rows.spark, table, since.moving, sign=-1):
+    added = _files(table, since.adding, sign=1)
+    if not added & _files(table, since.moving, sign=-1):
         files = pa.table({"new_file": pa.array(sorted(added), pa.string())})
         new = F.broadcast(rows.spark.createDataFrame(files))
         marked = live.join(new, F.col("file") == F.col("new_file"), "left")
@@ -119,11 +121,11 @@ def _marked(rows: AdoptedRows, live: DataFrame, table: Any, since: _Since) -> Da
     return marked.withColumn("is_new", F.col("new_offset").isNotNull()).drop(*new.columns)
 
 
-def _files(spark: SparkSession, table: Any, commits: Iterable[Committed], *, sign: int) -> set[str]:
+def _files(table: Table, commits: Iterable[Snapshot], *, sign: int) -> set[str]:
     """Return the data files that commits added, or with -1 those that they removed."""
     return {
         file.path
         for of in commits
-        for changed, file in changed_files(spark, table, table.snapshot(of.id))
+        for changed, file in changed_files(table, of)
         if changed == sign and file.is_data
     }

@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.adopted.leaving_files import files_of
 from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
 from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.file_commits import Commit
-from ebbtide.iceberg.files.segment_planning import existing_snapshot
 
 # Iceberg's property of a table. Where nobody has set it, rows are deleted merge-on-read.
 DELETE_MODE, COPY_ON_WRITE = "write.delete.mode", "copy-on-write"
@@ -29,9 +28,9 @@ def prepare_removal(
 
     CommitConflictError where another writer has replaced one of the files meanwhile.
     """
-    loaded = java_table(spark, table)
-    existing_snapshot(loaded, snapshot)
-    files = files_of(spark, loaded, snapshot, positions)
-    is_rewritten = loaded.properties().get(DELETE_MODE) == COPY_ON_WRITE
+    opened = open_table(spark, table)
+    opened.metadata.existing(snapshot, str(opened))
+    files = files_of(spark, opened.java, snapshot, positions)
+    is_rewritten = opened.metadata.properties.get(DELETE_MODE) == COPY_ON_WRITE
     prepare = prepare_rewrite if is_rewritten else prepare_row_deletes
-    return prepare(spark, loaded, snapshot, files, properties)
+    return prepare(spark, opened.java, snapshot, files, properties)

@@ -14,10 +14,11 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.adopted.leaving_files import commit_of
 from ebbtide.iceberg.adopted.rewritten_files import write_new_files
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import java_table, open_table
 from ebbtide.iceberg.files.file_commits import Commit
 from ebbtide.iceberg.files.manifests import changed_files
-from ebbtide.iceberg.history import Committed, history_since
+from ebbtide.iceberg.history import history_since
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.jvm import iceberg_class
 
@@ -35,31 +36,30 @@ class Removals(NamedTuple):
     """
 
     topic: str
-    commits: Sequence[Committed]
+    commits: Sequence[Snapshot]
     newest: int
     is_whole: bool
 
     @classmethod
     def since(cls, topic: Topic, snapshot: int) -> Removals:
         """Read the history of the topic's table."""
-        spark, table = topic.spark, java_table(topic.spark, topic.name.records_table)
-        history = history_since(spark, table, snapshot)
+        history = history_since(open_table(topic.spark, topic.name.records_table), snapshot)
         newest = history.commits[0].id if history.commits else snapshot
         oldest_first = list(reversed(history.commits))
         return cls(str(topic.name), oldest_first, newest, history.is_reached)
 
-    def after(self, snapshot: int) -> Sequence[Committed]:
+    def after(self, snapshot: int) -> Sequence[Snapshot]:
         """Return the commits after one of the history; all for an older one."""
         return self.commits[self._place_of(snapshot) :]
 
-    def of_others_after(self, snapshot: int) -> Committed | None:
+    def of_others_after(self, snapshot: int) -> Snapshot | None:
         """Return the first commit after a snapshot by which somebody else removed rows."""
         commits = (made for made in self.after(snapshot) if not made.is_own)
         return next((made for made in commits if made.may_remove_rows), None)
 
-    def standing_after(self, snapshot: int, partition: int) -> list[Committed]:
+    def standing_after(self, snapshot: int, partition: int) -> list[Snapshot]:
         """Return ebbtide's removals after a snapshot that no undo of the partition took back."""
-        standing: list[Committed] = []
+        standing: list[Snapshot] = []
         for made in filter(self._is_ours, self.after(snapshot)):
             since = json.loads(made.summary.get(UNDONE_SINCE, "{}")).get(str(partition))
             if since is not None:
@@ -69,7 +69,7 @@ class Removals(NamedTuple):
                 standing.append(made)
         return standing
 
-    def _is_ours(self, made: Committed) -> bool:
+    def _is_ours(self, made: Snapshot) -> bool:
         return made.is_own and made.is_of(self.topic)
 
     def _place_of(self, snapshot: int) -> int:
@@ -77,7 +77,7 @@ class Removals(NamedTuple):
         return next(places, 0)
 
 
-def rows_removed(rows: AdoptedRows, made: Committed, partitions: Collection[int]) -> DataFrame:
+def rows_removed(rows: AdoptedRows, made: Snapshot, partitions: Collection[int]) -> DataFrame:
     """Return the rows of these partitions that left by a commit: partition, offset and `row`.
 
     Both snapshots have to be there. Where it wrote files anew, an offset that it left counts as not
@@ -95,16 +95,16 @@ def rows_removed(rows: AdoptedRows, made: Committed, partitions: Collection[int]
     return gone.select("partition", "offset", "row")
 
 
-def _changed(rows: AdoptedRows, made: Committed) -> tuple[set[str] | None, set[str]]:
+def _changed(rows: AdoptedRows, made: Snapshot) -> tuple[set[str] | None, set[str]]:
     """Return the data files that lost rows by a commit, and those that it added.
 
     None where a delete file does not say which data file it is for.
     """
-    table = java_table(rows.spark, rows.table)
+    table = open_table(rows.spark, rows.table)
     losing: set[str] = set()
     added: set[str] = set()
     is_known = True
-    for sign, file in changed_files(rows.spark, table, table.snapshot(made.id)):
+    for sign, file in changed_files(table, made):
         if file.is_data:
             (added if sign > 0 else losing).add(file.path)
         elif file.referenced is not None:

@@ -22,6 +22,7 @@ from ebbtide.iceberg.adopted.leaving_files import (
     position_deletes,
 )
 from ebbtide.iceberg.adopted.row_deletes import write_deletes
+from ebbtide.iceberg.catalog import set_active
 from ebbtide.iceberg.files.file_commits import Commit
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class
 
@@ -126,7 +127,11 @@ def write_new_files(spark: SparkSession, table: Any, rows: DataFrame) -> list[An
 
 @contextmanager
 def _file_group(spark: SparkSession, table: Any) -> Iterator[str]:
-    """Yield the name of a group of files by which Spark knows the table, until the block ends."""
+    """Yield the name of a group of files by which Spark knows the table, until the block ends.
+
+    Iceberg looks it up in a catalog of the thread's active session.
+    """
+    set_active(spark)
     group = str(uuid.uuid4())
     # It has another method `get`, which py4j would take.
     tables = JavaMethod.of(spark, ICEBERG + "spark.SparkTableCache", "get").call()

@@ -6,11 +6,10 @@ have deleted is not among them (docs/adr/0016).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column as Expression
@@ -18,13 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.segment_planning import existing_snapshot
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.layout import LAYOUT, Column, Columns, Layout, NamedLayout
 from ebbtide.log.adopted.shared_table import check_shares
 from ebbtide.log.settings.names import TopicName, quoted
-from ebbtide.spark.jvm import iceberg_class
 
 
 class AdoptedRows(NamedTuple):
@@ -55,7 +52,7 @@ class AdoptedRows(NamedTuple):
         """Find the columns of a layout in the topic's table."""
         check_shares(name, layout)
         table = name.records_table
-        columns = columns_of_schema(spark, java_table(spark, table).schema())
+        columns = Columns.of(open_table(spark, table).metadata.schema)
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table), name.in_table)
 
     def topics(self, snapshot: int) -> set[str]:
@@ -79,11 +76,11 @@ class AdoptedRows(NamedTuple):
         Iceberg reads an older one by its own schema, and then stumbles over columns that were
         renamed since. The newest one can be read by the current schema.
         """
-        table = java_table(self.spark, self.table)
-        schema_id = existing_snapshot(table, snapshot).schemaId()
-        if schema_id == table.schema().schemaId():
+        table = open_table(self.spark, self.table)
+        made = table.metadata.existing(snapshot, str(table))
+        if made.schema_id == table.metadata.schema["schema-id"]:
             return self.spark.read.option("versionAsOf", snapshot).table(self.table)
-        if snapshot == table.currentSnapshot().snapshotId():
+        if made == table.current:
             return self.spark.read.table(self.table)
         raise CommitConflictError(
             f"expected {self.table} with the schema of snapshot {snapshot}, found that somebody "
@@ -92,9 +89,9 @@ class AdoptedRows(NamedTuple):
 
     def as_of(self, snapshot: int) -> DataFrame:
         """Return the live rows of an older snapshot; its columns are found by its own schema."""
-        table = java_table(self.spark, self.table)
-        schema = table.schemas().get(existing_snapshot(table, snapshot).schemaId())
-        columns = columns_of_schema(self.spark, schema)
+        table = open_table(self.spark, self.table)
+        made = table.metadata.existing(snapshot, str(table))
+        columns = Columns.of(table.metadata.schema_of(made.schema_id))
         then = self._replace(layout=NamedLayout.of(self.ids, columns, self.table))
         return then._records(self.spark.read.option("versionAsOf", snapshot).table(self.table))
 
@@ -152,11 +149,6 @@ def small_frame(
     """Return numbers as a DataFrame of longs; rows in Python's own types would start a worker."""
     of_columns = [pa.array([row[n] for row in rows], pa.int64()) for n in range(len(columns))]
     return spark.createDataFrame(pa.table(of_columns, names=list(columns)))
-
-
-def columns_of_schema(spark: SparkSession, schema: Any) -> Columns:
-    """Read the columns of Iceberg's schema object."""
-    return Columns.of(json.loads(iceberg_class(spark, "SchemaParser").toJson(schema)))
 
 
 def _column(column: Column) -> Expression:

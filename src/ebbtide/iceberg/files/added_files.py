@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.files.described_files import (
     DescribedFiles,
@@ -21,9 +21,8 @@ from ebbtide.iceberg.files.described_files import (
     describe,
 )
 from ebbtide.iceberg.files.file_commits import new_locations
-from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.iceberg.topics import own_spec
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, as_dict, iceberg_class
+from ebbtide.iceberg.topics import own_spec_id
+from ebbtide.spark.jvm import ICEBERG, JavaMethod
 from ebbtide.stores.store import Store
 
 # Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
@@ -62,30 +61,29 @@ class Target(NamedTuple):
 class Appending(NamedTuple):
     """A table that rows of some columns are to be appended to."""
 
-    spark: SparkSession
-    table: Any
+    table: Table
     target: Target  # without its place
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
         """Load the current table; ConfigurationError where it lacks one of the columns."""
-        loaded = java_table(spark, table)
-        properties = as_dict(spark, loaded.properties())
+        opened = open_table(spark, table)
+        properties = opened.metadata.properties
         codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
-        place = Place(int(own_spec(loaded).specId()), 0, 0, "")
+        place = Place(own_spec_id(opened), 0, 0, "")
         target = Target(
-            store_of(spark, loaded),
-            _schema(spark, loaded, names),
+            opened.store,
+            _schema(opened, names),
             _CODECS.get(codec, codec),
             None if level is None else int(level),
             place,
         )
-        return cls(spark, loaded, target)
+        return cls(opened, target)
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
         """Return a new file for each (partition, segment)."""
         segments = list(segments)
-        paths = new_locations(self.spark, self.table, segments)
+        paths = new_locations(self.table, segments)
         return [
             self.target._replace(place=Place(self.target.place.spec_id, *segment, path))
             for segment, path in zip(segments, paths, strict=True)
@@ -93,15 +91,14 @@ class Appending(NamedTuple):
 
     def append(self, files: Iterable[PackedFiles]) -> int:
         """Commit the written files; return the snapshot's id."""
-        update = self.table.newAppend()
+        update = self.table.java.newAppend()
         for name, value in own_summary({}).items():
             update = update.set(name, value)
-        append = JavaMethod.of(
-            self.spark, ICEBERG + "AppendFiles", "appendFile", ICEBERG + "DataFile"
-        )
-        append.on(update).for_each(DescribedFiles.of(self.spark, self.table).data(_unpacked(files)))
+        method = (ICEBERG + "AppendFiles", "appendFile", ICEBERG + "DataFile")
+        append = JavaMethod.of(self.table.spark, *method)
+        append.on(update).for_each(DescribedFiles.of(self.table).data(_unpacked(files)))
         update.commit()
-        return int(self.table.currentSnapshot().snapshotId())
+        return int(self.table.java.currentSnapshot().snapshotId())
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
@@ -156,12 +153,11 @@ def _groups(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _schema(spark: SparkSession, table: Any, names: Sequence[str]) -> pa.Schema:
-    schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
-    fields = {field["name"]: field for field in schema["fields"]}
+def _schema(table: Table, names: Sequence[str]) -> pa.Schema:
+    fields = {field["name"]: field for field in table.metadata.schema["fields"]}
     if missing := [name for name in names if name not in fields]:
         raise ConfigurationError(
-            f"expected the columns {', '.join(names)} in {table.name()}, found it without "
+            f"expected the columns {', '.join(names)} in {table}, found it without "
             f"{', '.join(missing)}; rename or add them again"
         )
     return pa.schema([_field(fields[name]) for name in names])

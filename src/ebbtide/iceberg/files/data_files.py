@@ -25,13 +25,14 @@ from pyroaring import BitMap64
 from ebbtide.columns.slices import sorted_by
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.files.field_ids import (
-    TableColumn,
     bytes_of_column,
     read_file,
     read_in_batches,
     together,
+    with_missing,
 )
 from ebbtide.iceberg.files.row_lineage import LINEAGE, Lineage, with_lineage
+from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.stores.store import WHOLE_BYTES, Store, is_object_store
 
 Offsets = npt.NDArray[np.int64]
@@ -219,6 +220,22 @@ def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
             rows = rows.filter(pa.array(live))
             yield with_lineage(rows, start + np.flatnonzero(live), file.lineage)
             start = end
+
+
+def live_batches(unit: SegmentFiles, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the file's live rows in order, decoding only so many at a time.
+
+    A column that the file lacks is null, or has its default.
+    """
+    dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
+    wanted, start = [column for column in unit.columns if column.name in columns], 0
+    with opened_file(unit.store, file.path, file.size_bytes) as opened:
+        for group in range(opened.metadata.num_row_groups):
+            for rows in read_in_batches(opened, wanted, group):
+                live = np.ones(rows.num_rows, np.bool_)
+                live[dead[(dead >= start) & (dead < start + rows.num_rows)] - start] = False
+                start += rows.num_rows
+                yield with_missing(rows, wanted).filter(pa.array(live))
 
 
 def _read_file(

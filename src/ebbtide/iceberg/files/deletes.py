@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit, own_summary
 from ebbtide.iceberg.files.data_files import (
     DataFile,
@@ -68,11 +68,11 @@ def delete_segments(
 
     Only their files in `snapshot` are dropped: files that an ingest has added since then stay.
     """
-    loaded = java_table(spark, table)
-    delete = loaded.newDelete().validateFilesExist()
+    opened = open_table(spark, table)
+    delete = opened.java.newDelete().validateFilesExist()
     places = {(partition, base) for partition, bases in segments.items() for base in bases}
-    planned = planned_files(spark, loaded, snapshot, among(places))
-    files = DescribedFiles.of(spark, loaded).data(describe_listed(of.listed) for of in planned)
+    planned = planned_files(opened, snapshot, among(places))
+    files = DescribedFiles.of(opened).data(describe_listed(file.listed) for file in planned)
     by_file = JavaMethod.of(spark, ICEBERG + "DeleteFiles", "deleteFile", ICEBERG + "DataFile")
     by_file.on(delete).for_each(files)
     for name, value in own_summary(properties).items():

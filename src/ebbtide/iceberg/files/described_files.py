@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.files.manifests import ListedFile
-from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.iceberg.topics import own_spec
+from ebbtide.iceberg.topics import own_spec_id
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, java_class
 from ebbtide.stores.store import Store
 
@@ -34,6 +34,9 @@ Description = Mapping[str, Any]
 
 # How many bytes a bound of a Parquet type takes; other types get none.
 _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
+# Of a text, as Iceberg's own writers cut its bounds. A last character from this on is not raised:
+# surrogates follow it.
+_BOUND_CHARACTERS, _LAST_RAISED = 16, chr(0xD7FF)
 _FILES_AT_ONCE = 1000
 _BUILDER = ICEBERG + "DataFiles$Builder"
 _JSON_NODE = ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
@@ -48,10 +51,9 @@ class DescribedFiles(NamedTuple):
     own_spec_id: int  # of new files
 
     @classmethod
-    def of(cls, spark: SparkSession, table: Any) -> DescribedFiles:
-        """Read the current metadata of Iceberg's table object."""
-        own_spec_id = int(own_spec(table).specId())
-        return cls(spark, store_of(spark, table), table.specs(), own_spec_id)
+    def of(cls, table: Table) -> DescribedFiles:
+        """Read what the table's metadata says of its files."""
+        return cls(table.spark, table.store, table.java.specs(), own_spec_id(table))
 
     def data(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described data files.
@@ -145,16 +147,27 @@ def describe(
     It has the counts of columns outside lists, and the bounds of those that are integers, times
     or truth values.
     """
+    of_place = {"spec-id": place.spec_id, "partition": [place.partition, place.segment]}
+    metrics = _metrics(_columns_of(schema), footer)
+    return {**of_place, **_file(place.path, footer, size_bytes), **metrics}
+
+
+def describe_small(
+    path: str, schema: pa.Schema, footer: pq.FileMetaData, size_bytes: int
+) -> dict[str, Any]:
+    """Return a data file as JSON as `describe` does, without its place; texts have bounds too."""
+    metrics = _metrics(_columns_of(schema), footer, has_texts=True)
+    return {**_file(path, footer, size_bytes), **metrics}
+
+
+def _file(path: str, footer: pq.FileMetaData, size_bytes: int) -> dict[str, Any]:
     return {
-        "spec-id": place.spec_id,
         "content": "data",
-        "partition": [place.partition, place.segment],
-        "file-path": place.path,
+        "file-path": path,
         "file-format": "parquet",
         "file-size-in-bytes": size_bytes,
         "record-count": footer.num_rows,
         "split-offsets": [_start(footer.row_group(n)) for n in range(footer.num_row_groups)],
-        **_metrics(_columns_of(schema), footer),
     }
 
 
@@ -163,11 +176,14 @@ def _start(group: pq.RowGroupMetaData) -> int:
     return int(first.dictionary_page_offset or first.data_page_offset)
 
 
-def _metrics(columns: Sequence[_Column], footer: pq.FileMetaData) -> dict[str, Any]:
+def _metrics(
+    columns: Sequence[_Column], footer: pq.FileMetaData, *, has_texts: bool = False
+) -> dict[str, Any]:
     sizes, values, nulls = Counter[int](), Counter[int](), Counter[int]()
     lower: dict[int, int] = {}
     upper: dict[int, int] = {}
     widths: dict[int, int] = {}
+    texts: dict[int, list[str]] = {}
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for number, (field_id, is_in_list) in enumerate(columns):
             column = group.column(number)
@@ -181,12 +197,20 @@ def _metrics(columns: Sequence[_Column], footer: pq.FileMetaData) -> dict[str, A
                 widths[field_id] = _BOUND_BYTES[column.physical_type]
                 lower[field_id] = min(lower.get(field_id, statistics.min_raw), statistics.min_raw)
                 upper[field_id] = max(upper.get(field_id, statistics.max_raw), statistics.max_raw)
+            elif has_texts and column.physical_type == "BYTE_ARRAY" and statistics.has_min_max:
+                texts.setdefault(field_id, []).extend((statistics.min, statistics.max))
+    lowest = {field_id: _bound(lower[field_id], width) for field_id, width in widths.items()}
+    highest = {field_id: _bound(upper[field_id], width) for field_id, width in widths.items()}
+    for field_id, ends in texts.items():
+        lowest[field_id] = _lower_text(min(ends))
+        if (bound := _upper_text(max(ends))) is not None:
+            highest[field_id] = bound
     return {
         "column-sizes": _by_id(sizes),
         "value-counts": _by_id(values),
         "null-value-counts": _by_id(nulls),
-        "lower-bounds": _by_id({of: _bound(lower[of], widths[of]) for of in lower}),
-        "upper-bounds": _by_id({of: _bound(upper[of], widths[of]) for of in upper}),
+        "lower-bounds": _by_id(lowest),
+        "upper-bounds": _by_id(highest),
     }
 
 
@@ -221,3 +245,17 @@ def _by_id(values: Mapping[int, object]) -> dict[str, list[object]]:
 
 def _bound(value: int, width: int) -> str:
     return value.to_bytes(width, "little", signed=True).hex().upper()
+
+
+def _lower_text(text: str) -> str:
+    return text[:_BOUND_CHARACTERS].encode().hex().upper()
+
+
+def _upper_text(text: str) -> str | None:
+    """Return a text that is as great or greater, or None if there is no short one."""
+    if len(text) > _BOUND_CHARACTERS:
+        cut = text[:_BOUND_CHARACTERS]
+        if cut[-1] >= _LAST_RAISED:
+            return None
+        text = cut[:-1] + chr(ord(cut[-1]) + 1)
+    return text.encode().hex().upper()

@@ -7,16 +7,13 @@ table.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.dataset import ParquetFileFragment, ParquetFragmentScanOptions
-from pyspark.sql import SparkSession
 
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.iceberg.metadata import TableColumn
 
 _FIELD_ID = b"PARQUET:field_id"
 WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
@@ -26,23 +23,6 @@ _HOLE_BYTES = 4 * 1024 * 1024
 READING = ParquetFragmentScanOptions(
     pre_buffer=True, cache_options=pa.CacheOptions(hole_size_limit=_HOLE_BYTES, lazy=False)
 )
-
-
-class TableColumn(NamedTuple):
-    """A column as the table's schema has it now."""
-
-    name: str
-    field_id: int
-    default: Any = None  # in files that lack the column
-
-
-def columns_of(spark: SparkSession, table: Any) -> tuple[TableColumn, ...]:
-    """Return the columns of Iceberg's table object, in its order."""
-    schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(table.schema()))
-    return tuple(
-        TableColumn(field["name"], field["id"], field.get("initial-default"))
-        for field in schema["fields"]
-    )
 
 
 def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.Table:
@@ -108,16 +88,16 @@ def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.T
     """Return the rows of several files as one table; what some lack has its default there."""
     names = {name for table in tables for name in table.column_names}
     filled = [column for column in columns if column.name in names and column.default is not None]
-    tables = [_with_defaults(table, filled) for table in tables]
+    tables = [with_missing(table, filled) for table in tables]
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _with_defaults(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
+def with_missing(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
+    """Return the table with all of the columns; one that it lacks has its default, or is null."""
     for column in columns:
         if column.name not in table.column_names:
-            table = table.append_column(
-                column.name, pa.repeat(pa.scalar(column.default), table.num_rows)
-            )
+            values = pa.repeat(pa.scalar(column.default), table.num_rows)
+            table = table.append_column(column.name, values)
     return table
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, write_vectors
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
@@ -26,7 +26,6 @@ from ebbtide.iceberg.files.segment_planning import (
     near_segments,
     planned_files,
 )
-from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.work_tags import WorkTag, tagging
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, java_list, texts
 
@@ -44,7 +43,7 @@ class Replacement(NamedTuple):
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
     """Return a new file's path for each segment; no two calls give the same."""
     places = [(unit.partition, unit.segment) for unit in units]
-    return new_locations(spark, java_table(spark, table), places)
+    return new_locations(open_table(spark, table), places)
 
 
 class PlannedRewrite(NamedTuple):
@@ -62,15 +61,15 @@ def planned_rewrites(
     return [PlannedRewrite(unit, path) for unit, path in zip(units, paths, strict=True)]
 
 
-def new_locations(spark: SparkSession, table: Any, segments: Iterable[SegmentPlace]) -> list[str]:
+def new_locations(table: Table, segments: Iterable[SegmentPlace]) -> list[str]:
     """Return the path of one more file of each segment, by Iceberg's location provider."""
     names = [
         f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
         for partition, segment in segments
     ]
-    provider = "org.apache.iceberg.io.LocationProvider"
+    spark, provider = table.spark, ICEBERG + "io.LocationProvider"
     locate = JavaMethod.of(spark, provider, "newDataLocation", "java.lang.String")
-    return texts(spark, locate.on(table.locationProvider()).map(java_list(spark, names)))
+    return texts(spark, locate.on(table.java.locationProvider()).map(java_list(spark, names)))
 
 
 class RowDelta(NamedTuple):
@@ -101,15 +100,16 @@ def prepare_row_delta(
     The commit of all is one snapshot; CommitConflictError where a file changed meanwhile. With
     `tag` it is tagged, and so is the snapshot `before`, on which it was planned.
     """
-    loaded = java_table(spark, table)
-    snapshot = loaded.currentSnapshot().snapshotId()
-    current = _CurrentFiles.of(spark, loaded, snapshot, below(ends))
-    described = DescribedFiles.of(spark, loaded)
+    opened = open_table(spark, table)
+    assert opened.current is not None
+    snapshot = opened.current.id
+    current = _CurrentFiles.of(opened, snapshot, below(ends))
+    described = DescribedFiles.of(opened)
     deleted_from = [current.unchanged(deletion.file) for deletion in delta.deletions]
-    vectors = _write_vectors(spark, loaded, delta.deletions, deleted_from)
+    vectors = _write_vectors(opened, delta.deletions, deleted_from)
     leaving = [*(unit for unit, _ in delta.replaced), *delta.dropped]
     removed = [current.unchanged(file) for unit in leaving for file in unit.files]
-    begun = _Begun.of(loaded, tag, before)
+    begun = _Begun.of(opened, tag, before)
     update = _FileUpdate(spark, begun.updates.newRowDelta(), "RowDelta")
     update.updates.validateFromSnapshot(snapshot)
     # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
@@ -146,18 +146,19 @@ def prepare_rewrite(
     table; their vectors are removed too. Raise CommitConflictError where a file changed
     meanwhile.
     """
-    loaded = java_table(spark, table)
-    snapshot = loaded.currentSnapshot().snapshotId()
-    current = _CurrentFiles.of(spark, loaded, snapshot, among(segments))
-    described = DescribedFiles.of(spark, loaded)
+    opened = open_table(spark, table)
+    assert opened.current is not None
+    snapshot = opened.current.id
+    current = _CurrentFiles.of(opened, snapshot, among(segments))
+    described = DescribedFiles.of(opened)
     removed = [current.unchanged(file) for unit, _ in replacements for file in unit.files]
-    begun = _Begun.of(loaded, tag, snapshot)
+    begun = _Begun.of(opened, tag, snapshot)
     update = _FileUpdate(spark, begun.updates.newRewrite(), "RewriteFiles")
     update.updates.validateFromSnapshot(snapshot)
     update.data("deleteFile", described.data(describe_listed(of.listed) for of in removed))
     gone = [of.vector for of in removed if of.vector is not None]
     if dangling:
-        files = current_files(spark, loaded)
+        files = current_files(opened)
         gone += [file for file in files if not file.is_data and file.referenced in dangling]
     update.deletes("deleteFile", described.deletes(map(describe_listed, gone)))
     update.data("addFile", described.data(described.read_new(replacements)))
@@ -187,14 +188,14 @@ class _FileUpdate(NamedTuple):
 class _Begun(NamedTuple):
     """An update that has begun, and what commits it; with tags if it is to be held."""
 
-    table: Any
+    table: Table
     updates: Any
     commit: Callable[[Any], None]
 
     @classmethod
-    def of(cls, table: Any, tag: WorkTag | None, before: int | None) -> _Begun:
+    def of(cls, table: Table, tag: WorkTag | None, before: int | None) -> _Begun:
         if tag is None or before is None:
-            return cls(table, table, lambda update: update.commit())
+            return cls(table, table.java, lambda update: update.commit())
         return cls(table, *tagging(table, tag, before))
 
     def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
@@ -204,7 +205,7 @@ class _Begun(NamedTuple):
 
     def _commit(self, update: Any) -> int:
         self.commit(update)
-        return int(self.table.currentSnapshot().snapshotId())
+        return int(self.table.java.currentSnapshot().snapshotId())
 
 
 class _CurrentFiles(NamedTuple):
@@ -213,8 +214,8 @@ class _CurrentFiles(NamedTuple):
     by_path: Mapping[str, PlannedFile]
 
     @classmethod
-    def of(cls, spark: SparkSession, table: Any, snapshot: int, wanted: Wanted) -> _CurrentFiles:
-        planned = planned_files(spark, table, snapshot, wanted)
+    def of(cls, table: Table, snapshot: int, wanted: Wanted) -> _CurrentFiles:
+        planned = planned_files(table, snapshot, wanted)
         return cls({of.file.path: of for of in planned})
 
     def unchanged(self, file: DataFile) -> PlannedFile:
@@ -229,8 +230,7 @@ class _CurrentFiles(NamedTuple):
 
 
 def _write_vectors(
-    spark: SparkSession,
-    table: Any,
+    table: Table,
     deletions: Sequence[DeletionVector],
     files: Sequence[PlannedFile],
 ) -> Iterator[dict[str, Any]]:
@@ -238,8 +238,8 @@ def _write_vectors(
     if not deletions:
         return iter(())
     name = f"{uuid.uuid4().hex}-deletes.puffin"
-    path = str(table.locationProvider().newDataLocation(name))
-    written = write_vectors(store_of(spark, table), path, deletions)
+    path = str(table.java.locationProvider().newDataLocation(name))
+    written = write_vectors(table.store, path, deletions)
     return (
         {
             **describe_listed(of.listed),

@@ -14,11 +14,10 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import fastavro
-from pyspark.sql import SparkSession
 
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.files.data_files import reading_planned
-from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.spark.jvm import items
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.stores.store import Store
 
 _ADDED, _DELETED = 1, 2  # of an entry's status
@@ -68,12 +67,14 @@ class ListedFile(NamedTuple):
 class Bounds(NamedTuple):
     """The smallest and largest values of a file's whole numbers and times, by field id.
 
-    A column that is null in each row is in `empty`; one without statistics is in none of them.
+    A column that is null in each row is in `empty`, one that is null in none is in `full`; one
+    without statistics is in none of them.
     """
 
     lower: Mapping[int, int]
     upper: Mapping[int, int]
     empty: frozenset[int]
+    full: frozenset[int]
 
     @classmethod
     def of(cls, file: Mapping[str, Any]) -> Bounds:
@@ -83,7 +84,48 @@ class Bounds(NamedTuple):
             {of: _whole(bound) for of, bound in _by_id(file, "lower_bounds").items()},
             {of: _whole(bound) for of, bound in _by_id(file, "upper_bounds").items()},
             frozenset(of for of, count in values.items() if nulls.get(of) == count),
+            frozenset(of for of, count in nulls.items() if count == 0),
         )
+
+
+class FileBounds(NamedTuple):
+    """A file of a small table, and the bounds of its columns by field id, as the manifest has them.
+
+    A text's bounds may be cut: the lower one is then less than each text, the upper one greater.
+    """
+
+    path: str
+    size_bytes: int
+    rows: int
+    is_data: bool
+    referenced: str | None  # by a delete file: the one data file that it is for
+    lower: Mapping[int, bytes]
+    upper: Mapping[int, bytes]
+    nulls: Mapping[int, int]
+
+    @classmethod
+    def build(cls, file: Mapping[str, Any]) -> FileBounds:
+        """Build it from a manifest's entry."""
+        return cls(
+            file["file_path"],
+            file["file_size_in_bytes"],
+            file["record_count"],
+            file["content"] == _DATA,
+            file.get("referenced_data_file"),
+            *(_by_id(file, of) for of in ("lower_bounds", "upper_bounds", "null_value_counts")),
+        )
+
+    def may_hold(self, column: int, text: str | None) -> bool:
+        """Return whether a row may have this text in a column, or null for None."""
+        if text is None:
+            return self.nulls.get(column, 1) > 0
+        if column not in self.lower or column not in self.upper:
+            return self.nulls.get(column) != self.rows
+        return self.lower[column] <= text.encode() <= self.upper[column]
+
+    def reaches(self, column: int, number: int) -> bool:
+        """Return whether a row may have this number or a greater one in a column."""
+        return column not in self.upper or _whole(self.upper[column]) >= number
 
 
 class Range(NamedTuple):
@@ -146,16 +188,15 @@ def _whole(bound: bytes) -> int:
     return int.from_bytes(bound, "little", signed=True)
 
 
-def current_files(spark: SparkSession, table: Any, *, has_bounds: bool = False) -> list[ListedFile]:
-    """Return the files of the current snapshot of Iceberg's table object."""
-    current = table.currentSnapshot()
-    return [] if current is None else list(_files(spark, table, [current], has_bounds=has_bounds))
+def current_files(table: Table, *, has_bounds: bool = False) -> list[ListedFile]:
+    """Return the files of the table's current snapshot."""
+    current = table.current
+    return [] if current is None else list(_files(table, [current], has_bounds=has_bounds))
 
 
 def wanted_files(
-    spark: SparkSession,
-    table: Any,
-    snapshot: Any,
+    table: Table,
+    snapshot: Snapshot,
     wanted: Wanted,
     spec_id: int,
     *,
@@ -165,7 +206,7 @@ def wanted_files(
 
     `spec_id` is that of the partition spec by partition and segment alone.
     """
-    store = store_of(spark, table)
+    store = table.store
     return [
         file
         for manifest in _manifests(store, snapshot)
@@ -175,46 +216,59 @@ def wanted_files(
     ]
 
 
-def changed_files(
-    spark: SparkSession, table: Any, snapshot: Any
-) -> Iterator[tuple[int, ListedFile]]:
+def files_with_bounds(table: Table, snapshot: Snapshot) -> list[FileBounds]:
+    """Return all files of a snapshot of a small table, each manifest of which is kept with it."""
+    found: list[FileBounds] = []
+    for manifest in _manifests(table.store, snapshot):
+        if manifest.path not in table.kept:
+            rows = _read(_opened(table.store, manifest.path), has_bounds=True)
+            table.kept[manifest.path] = [
+                FileBounds.build(entry["data_file"])
+                for entry in rows
+                if entry["status"] != _DELETED
+            ]
+        found += table.kept[manifest.path]
+    return found
+
+
+def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[int, ListedFile]]:
     """Yield the files that a snapshot added, with 1, and that it removed, with -1."""
-    store, snapshot_id = store_of(spark, table), int(snapshot.snapshotId())
+    store = table.store
     for manifest in _manifests(store, snapshot):
-        if manifest.added_snapshot == snapshot_id:
+        if manifest.added_snapshot == snapshot.id:
             for status, file in _entries(store, manifest):
                 if status in (_ADDED, _DELETED):
                     yield 1 if status == _ADDED else -1, file
 
 
-def all_sizes(spark: SparkSession, table: Any) -> dict[str, int]:
+def all_sizes(table: Table) -> dict[str, int]:
     """Return bytes of each file that some snapshot needs, by path."""
-    files = _files(spark, table, items(table.snapshots()))
+    files = _files(table, table.metadata.snapshots.values())
     return {file.path: file.size_bytes for file in files}
 
 
-def snapshots_with_old_files(spark: SparkSession, table: Any) -> set[int]:
+def snapshots_with_old_files(table: Table) -> set[int]:
     """Return the ids of snapshots that need a data file which the current snapshot does not."""
-    current = {file.path for file in current_files(spark, table) if file.is_data}
-    store = store_of(spark, table)
+    current = {file.path for file in current_files(table) if file.is_data}
+    store = table.store
     is_old: dict[str, bool] = {}
     holding = set()
-    for snapshot in items(table.snapshots()):
+    for snapshot in table.metadata.snapshots.values():
         manifests = list(_manifests(store, snapshot))
         for manifest in manifests:
             if manifest.path not in is_old:
                 files = _files_of_manifest(store, manifest)
                 is_old[manifest.path] = any(f.is_data and f.path not in current for f in files)
         if any(is_old[manifest.path] for manifest in manifests):
-            holding.add(int(snapshot.snapshotId()))
+            holding.add(snapshot.id)
     return holding
 
 
 def _files(
-    spark: SparkSession, table: Any, snapshots: Iterable[Any], *, has_bounds: bool = False
+    table: Table, snapshots: Iterable[Snapshot], *, has_bounds: bool = False
 ) -> Iterator[ListedFile]:
     """Yield the files of snapshots; each manifest is read once."""
-    store = store_of(spark, table)
+    store = table.store
     manifests = {
         manifest.path: manifest
         for snapshot in snapshots
@@ -224,8 +278,8 @@ def _files(
         yield from _files_of_manifest(store, manifest, has_bounds=has_bounds)
 
 
-def _manifests(store: Store, snapshot: Any) -> Iterator[_Manifest]:
-    rows: Any = fastavro.reader(_opened(store, str(snapshot.manifestListLocation())))
+def _manifests(store: Store, snapshot: Snapshot) -> Iterator[_Manifest]:
+    rows: Any = fastavro.reader(_opened(store, snapshot.manifest_list))
     return map(_Manifest.of, rows)
 
 

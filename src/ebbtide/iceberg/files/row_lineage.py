@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.iceberg.files.field_ids import TableColumn, field_of
+from ebbtide.iceberg.files.field_ids import field_of
+from ebbtide.iceberg.metadata import TableColumn
 
 _ROW_ID = TableColumn("_row_id", 2147483540)
 _LAST_UPDATED = TableColumn("_last_updated_sequence_number", 2147483539)

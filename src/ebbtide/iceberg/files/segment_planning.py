@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, DataFile, SegmentFiles, Vector
-from ebbtide.iceberg.files.field_ids import TableColumn, columns_of
 from ebbtide.iceberg.files.manifests import (
+    Bounds,
     ListedFile,
     Range,
     SegmentPlace,
@@ -20,8 +20,8 @@ from ebbtide.iceberg.files.manifests import (
     wanted_files,
 )
 from ebbtide.iceberg.files.row_lineage import Lineage
-from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.iceberg.topics import own_spec
+from ebbtide.iceberg.metadata import TableColumn
+from ebbtide.iceberg.topics import own_spec_id
 from ebbtide.spark.jvm import iceberg_class, java_list
 
 _NONE = (0, -1)  # a range without anything in it
@@ -50,10 +50,10 @@ def plan_segments(
     With `starts`, only files that may hold a record at or above the start are planned. `bound`
     names a column of whole numbers; each file then carries its largest value.
     """
-    loaded = java_table(spark, table)
-    columns = columns_of(spark, loaded)
+    opened = open_table(spark, table)
+    columns = opened.metadata.columns
     has_bounds = starts is not None or bound is not None
-    planned = planned_files(spark, loaded, snapshot, below(ends), has_bounds=has_bounds)
+    planned = planned_files(opened, snapshot, below(ends), has_bounds=has_bounds)
     if starts is not None:
         offset = _id_of(columns, "offset")
         planned = [of for of in planned if _reaches(of, offset, starts.get(of.place[0], 0))]
@@ -63,7 +63,44 @@ def plan_segments(
             of._replace(file=of.file._replace(last=_bounds(of).upper.get(of_bound)))
             for of in planned
         ]
-    return _in_segments(spark, loaded, columns, planned)
+    return _in_segments(opened, planned)
+
+
+class ColumnBounds(NamedTuple):
+    """The bounds of a file's columns by their names."""
+
+    bounds: Bounds
+    ids: Mapping[str, int]
+
+    def upper(self, name: str) -> int | None:
+        """Return an upper bound of a column of whole numbers or truth values, or None."""
+        return self.bounds.upper.get(self.ids[name])
+
+    def lower(self, name: str) -> int | None:
+        """Return a lower bound of such a column, or None without one."""
+        return self.bounds.lower.get(self.ids[name])
+
+    def has_nulls(self, name: str) -> bool:
+        """Return whether a row may have null in a column."""
+        return self.ids[name] not in self.bounds.full
+
+
+def plan_where(
+    spark: SparkSession,
+    table: str,
+    snapshot: int,
+    ends: Mapping[int, int],
+    may_hold: Callable[[int, ColumnBounds], bool],
+) -> list[SegmentFiles]:
+    """Plan the segments below each partition's end offset, with only the files that are wanted.
+
+    `may_hold` gets a file's partition and bounds.
+    """
+    opened = open_table(spark, table)
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
+    planned = planned_files(opened, snapshot, below(ends), has_bounds=True)
+    wanted = (of for of in planned if may_hold(of.place[0], ColumnBounds(_bounds(of), ids)))
+    return _in_segments(opened, wanted)
 
 
 def plan_before(
@@ -78,29 +115,27 @@ def plan_before(
 
     `times` names columns of times; one of them is enough.
     """
-    loaded = java_table(spark, table)
-    columns = columns_of(spark, loaded)
-    ids = [_id_of(columns, name) for name in times]
+    opened = open_table(spark, table)
+    ids = [_id_of(opened.metadata.columns, name) for name in times]
     wanted = below(dict.fromkeys(partitions, MAX_OFFSET))
 
     def may_be_before(of: PlannedFile) -> bool:
-        lower, _, empty = _bounds(of)
+        lower, _, empty, _ = _bounds(of)
         return any(i not in empty and lower.get(i, before_us - 1) < before_us for i in ids)
 
-    planned = planned_files(spark, loaded, snapshot, wanted, has_bounds=True)
-    return _in_segments(spark, loaded, columns, filter(may_be_before, planned))
+    planned = planned_files(opened, snapshot, wanted, has_bounds=True)
+    return _in_segments(opened, filter(may_be_before, planned))
 
 
 def plan_with_lineage(
     spark: SparkSession, table: str, segments: Collection[SegmentPlace]
 ) -> list[SegmentFiles]:
     """Plan the current files of these segments with their rows' ids."""
-    loaded = java_table(spark, table)
-    if not segments:
+    opened = open_table(spark, table)
+    if not segments or opened.current is None:
         return []
-    snapshot = loaded.currentSnapshot().snapshotId()
-    planned = planned_files(spark, loaded, snapshot, among(segments))
-    return _in_segments(spark, loaded, columns_of(spark, loaded), map(_with_lineage, planned))
+    planned = planned_files(opened, opened.current.id, among(segments))
+    return _in_segments(opened, map(_with_lineage, planned))
 
 
 def _with_lineage(of: PlannedFile) -> PlannedFile:
@@ -126,10 +161,9 @@ def plan_difference(
 
     The rows have their ids. A snapshot of None has no file.
     """
-    loaded = java_table(spark, table)
-    columns, wanted = columns_of(spark, loaded), below(dict.fromkeys(partitions, MAX_OFFSET))
+    opened, wanted = open_table(spark, table), below(dict.fromkeys(partitions, MAX_OFFSET))
     sides = [
-        [] if snapshot is None else planned_files(spark, loaded, snapshot, wanted)
+        [] if snapshot is None else planned_files(opened, snapshot, wanted)
         for snapshot in (earlier, later)
     ]
     files = [{of.file for of in side} for side in sides]
@@ -137,7 +171,7 @@ def plan_difference(
         [_with_lineage(of) for of in side if of.file not in others]
         for side, others in zip(sides, reversed(files), strict=True)
     ]
-    return Difference(*(_in_segments(spark, loaded, columns, of) for of in only))
+    return Difference(*(_in_segments(opened, of) for of in only))
 
 
 def below(ends: Mapping[int, int]) -> Wanted:
@@ -159,36 +193,24 @@ def _range(numbers: Iterable[int]) -> tuple[int, int]:
 
 
 def planned_files(
-    spark: SparkSession, table: Any, snapshot: int, wanted: Wanted, *, has_bounds: bool = False
+    table: Table, snapshot: int, wanted: Wanted, *, has_bounds: bool = False
 ) -> list[PlannedFile]:
-    """Return the data files of wanted segments in a snapshot of Iceberg's table object.
+    """Return the data files of wanted segments in a snapshot of the table.
 
     Raise CommitConflictError where the snapshot is gone, and ConfigurationError for files that
     are not as ebbtide's tables have them.
     """
-    made = existing_snapshot(table, snapshot)
-    spec_id = int(own_spec(table).specId())
-    listed = wanted_files(spark, table, made, wanted, spec_id, has_bounds=has_bounds)
+    made = table.metadata.existing(snapshot, str(table))
+    listed = wanted_files(table, made, wanted, own_spec_id(table), has_bounds=has_bounds)
     vectors = {file.referenced: file for file in listed if not file.is_data}
     for deletes in vectors.values():
         if deletes.blob is None:
             raise ConfigurationError(
-                f"expected only deletion vectors among the delete files of {table.name()}, found "
+                f"expected only deletion vectors among the delete files of {table}, found "
                 f"{deletes.path}, which another tool has written; rewrite the data files that it "
                 "deletes from with that tool"
             )
     return [_planned(file, vectors.get(file.path)) for file in listed if file.is_data]
-
-
-def existing_snapshot(table: Any, snapshot: int) -> Any:
-    """Return Iceberg's object for a snapshot; CommitConflictError where it was expired."""
-    made = table.snapshot(snapshot)
-    if made is None:
-        raise CommitConflictError(
-            f"expected snapshot {snapshot} of {table.name()}, which the work was planned on, found "
-            "that another tool expired it meanwhile; run the job again"
-        )
-    return made
 
 
 def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
@@ -213,22 +235,17 @@ def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
     )
 
 
-def _in_segments(
-    spark: SparkSession,
-    table: Any,
-    columns: tuple[TableColumn, ...],
-    planned: Iterable[PlannedFile],
-) -> list[SegmentFiles]:
+def _in_segments(table: Table, planned: Iterable[PlannedFile]) -> list[SegmentFiles]:
     files: dict[SegmentPlace, list[DataFile]] = {}
     for of in planned:
         files.setdefault(of.place, []).append(of.file)
-    store = store_of(spark, table)
+    columns, store = table.metadata.columns, table.store
     return [
         SegmentFiles(*place, tuple(sorted(files[place])), columns, store) for place in sorted(files)
     ]
 
 
-def _bounds(of: PlannedFile) -> Any:
+def _bounds(of: PlannedFile) -> Bounds:
     assert of.listed.bounds is not None
     return of.listed.bounds
 
@@ -242,13 +259,13 @@ def _id_of(columns: Iterable[TableColumn], name: str) -> int:
     return next(column.field_id for column in columns if column.name == name)
 
 
-def planned_tasks(table: JavaObject, snapshot: int, matches: JavaObject) -> list[JavaObject]:
+def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[JavaObject]:
     """Return Iceberg's own scan tasks, one a file, for an Iceberg expression that few files match.
 
     Each file takes some calls to the JVM.
     """
-    existing_snapshot(table, snapshot)
-    tasks = table.newScan().useSnapshot(snapshot).filter(matches).planFiles()
+    table.metadata.existing(snapshot, str(table))
+    tasks = table.java.newScan().useSnapshot(snapshot).filter(matches).planFiles()
     try:
         iterator = tasks.iterator()
         planned = []

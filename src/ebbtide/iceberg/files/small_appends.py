@@ -3,54 +3,62 @@
 from __future__ import annotations
 
 import io
-import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.files.table_store import store_of
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.iceberg.catalog import Table, open_table
+from ebbtide.iceberg.files.described_files import DescribedFiles, describe_small
+from ebbtide.spark.jvm import items
 
 _FIELD_ID = "PARQUET:field_id"
+_SPEC_ID = 0  # of the partition spec that the tables were created with: by the day of a time
 
 
 def prepare_append(
-    spark: SparkSession, table: str, rows: pa.Table, partition: str
+    spark: SparkSession, table: str, rows: pa.Table, time: str
 ) -> Callable[[], None]:
-    """Write rows of one partition to a file, under the table's field ids; what commits it.
+    """Write the rows to a file a day, under the table's field ids; return what commits them.
 
-    `partition` is its path by the spec that the table was created with, such as `day=2026-01-01`.
+    `time` is the column of times that the table is partitioned by the days of.
     """
-    loaded = java_table(spark, table)
-    schema = json.loads(iceberg_class(spark, "SchemaParser").toJson(loaded.schema()))
-    fields = {field["name"]: field for field in schema["fields"]}
-    ids = [_with_id(of, fields[of.name]["id"], fields[of.name]["type"]) for of in rows.schema]
-    data = io.BytesIO()
-    pq.write_table(rows.cast(pa.schema(ids)), data, compression="zstd")
-    name = f"{partition}/{uuid.uuid4().hex}.parquet"
-    path = str(loaded.locationProvider().newDataLocation(name))
-    with store_of(spark, loaded).writing(path) as stream:
-        stream.write(data.getbuffer())
-    metrics = iceberg_class(spark, "parquet.ParquetUtil").fileMetrics(
-        loaded.io().newInputFile(path), iceberg_class(spark, "MetricsConfig").forTable(loaded)
-    )
-    file = (
-        iceberg_class(spark, "DataFiles")
-        .builder(loaded.specs().get(0))
-        .withPath(path)
-        .withFormat("parquet")
-        .withFileSizeInBytes(data.getbuffer().nbytes)
-        .withPartitionPath(partition)
-        .withMetrics(metrics)
-        .build()
-    )
-    commit: Callable[[], None] = loaded.newAppend().appendFile(file).commit
+    opened = open_table(spark, table)
+    described = DescribedFiles(spark, opened.store, opened.java.specs(), _SPEC_ID)
+    written = [_write(opened, some, time, day) for day, some in _by_day(rows, time)]
+    append = opened.java.newAppend()
+    for file in items(described.data(written)):
+        append = append.appendFile(file)
+    commit: Callable[[], None] = append.commit
     return commit
+
+
+def _by_day(rows: pa.Table, time: str) -> Iterator[tuple[date, pa.Table]]:
+    days = pc.cast(rows[time], pa.date32())
+    for day in pc.unique(days).to_pylist():
+        yield day, rows.filter(pc.equal(days, day))
+
+
+def _write(table: Table, rows: pa.Table, time: str, day: date) -> dict[str, Any]:
+    """Write the rows of a day; return the file as JSON."""
+    fields = {field["name"]: field for field in table.metadata.schema["fields"]}
+    schema = pa.schema(
+        [_with_id(of, fields[of.name]["id"], fields[of.name]["type"]) for of in rows.schema]
+    )
+    data, footers = io.BytesIO(), list[pq.FileMetaData]()
+    with pq.ParquetWriter(data, schema, compression="zstd", metadata_collector=footers) as writer:
+        writer.write_table(rows.cast(schema))
+    name = f"{time}_day={day.isoformat()}/{uuid.uuid4().hex}.parquet"
+    path = str(table.java.locationProvider().newDataLocation(name))
+    with table.store.writing(path) as stream:
+        stream.write(data.getbuffer())
+    file = describe_small(path, schema, footers[0], data.getbuffer().nbytes)
+    return {**file, "spec-id": _SPEC_ID, "partition": [day.isoformat()]}
 
 
 def _with_id(field: pa.Field, field_id: int, of: str | Mapping[str, Any]) -> pa.Field:

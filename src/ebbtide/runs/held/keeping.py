@@ -18,9 +18,8 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import find_table, java_table, table_exists
+from ebbtide.iceberg.catalog import find_table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
-from ebbtide.iceberg.history import Committed
 from ebbtide.iceberg.schema import RECORD_NAMES
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.holds import Event, Hold, Kind, newest_events, that_keep
@@ -44,7 +43,6 @@ from ebbtide.runs.held.sources import (
 from ebbtide.runs.holds_table import read_holds, standing_holds
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.job_log import watched
-from ebbtide.spark.jvm import items
 from ebbtide.spark.number_sets import number_sets
 from ebbtide.text import number
 
@@ -166,7 +164,7 @@ def drop_unheld(topic: Topic) -> int:
     """Delete the kept rows that their hold covers no more; how many."""
     spark, name = topic.spark, topic.name
     table = find_table(spark, name.held_table)
-    if table is None or table.currentSnapshot() is None:
+    if table is None or table.current is None:
         return 0
     known = newest_events(read_holds(spark, name))
     # A row whose hold nobody knows stays: only an event ends a hold.
@@ -243,27 +241,25 @@ def _counted(rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
 
 def _before_removals(spark: SparkSession, table: str) -> list[int]:
     """Return the snapshots that have rows which a newer one, or none, may lack."""
-    loaded = java_table(spark, table)
-    commits = [Committed.of(spark, snapshot) for snapshot in items(loaded.snapshots())]
+    opened = open_table(spark, table)
+    commits = opened.metadata.snapshots.values()
     known = {made.id for made in commits}
     removed_from = {made.parent for made in commits if made.may_remove_rows}
     heads = known - {made.parent for made in commits}
-    current = loaded.currentSnapshot()
-    heads -= {None if current is None else int(current.snapshotId())}
+    heads -= {None if opened.current is None else opened.current.id}
     return [made.id for made in commits if made.id in removed_from | heads]
 
 
 def _before_own_removals(topic: Topic) -> list[int]:
     """Return the snapshots before which ebbtide removed rows of it, if they are there still."""
-    table = java_table(topic.spark, topic.name.records_table)
-    commits = [Committed.of(topic.spark, snapshot) for snapshot in items(table.snapshots())]
+    commits = open_table(topic.spark, topic.name.records_table).metadata.snapshots.values()
     own = [made for made in commits if made.is_own and made.is_of(str(topic.name))]
     removed_from = {made.parent for made in own if made.may_remove_rows}
     return [made.id for made in commits if made.id in removed_from]
 
 
 def _id_of(topic: Topic) -> str:
-    return str(java_table(topic.spark, topic.name.records_table).uuid())
+    return open_table(topic.spark, topic.name.records_table).metadata.uuid
 
 
 def _text(value: str) -> str:

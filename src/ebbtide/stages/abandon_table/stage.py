@@ -22,7 +22,6 @@ from ebbtide.log.holds import that_keep
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.holds_table import standing_holds
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import as_dict
 
 _PREFIXES = ("ebbtide.", "kafka.")
 
@@ -52,7 +51,7 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
             f"expected a table that was adopted, found {name}, a topic of ebbtide's own"
         )
     table = find_table(spark, name.records_table)
-    of_table = {} if table is None else as_dict(spark, table.properties())
+    of_table = {} if table is None else table.metadata.properties
     mine = sorted(name for name in of_table if name.startswith(_PREFIXES))
     topics = topics_of_table(spark, name)
     if name.in_table is not None and topics != [name]:

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import NotCoveredError, UnknownTopicError
 from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.row_deletes import check_format
-from ebbtide.iceberg.adopted.rows import AdoptedRows, columns_of_schema
-from ebbtide.iceberg.catalog import find_table, java_table, table_exists
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.catalog import Table, find_table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import overwrite_state, read_state
 from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
-from ebbtide.log.adopted.layout import LAYOUT, Choices, Column, Layout, NamedLayout
+from ebbtide.log.adopted.layout import LAYOUT, Choices, Column, Columns, Layout, NamedLayout
 from ebbtide.log.adopted.recognition import Recognised, recognise
 from ebbtide.log.adopted.segments import new_log, with_arrived
 from ebbtide.log.adopted.shared_table import (
@@ -36,7 +36,6 @@ from ebbtide.log.settings.changes import SettingChanges, check_changes
 from ebbtide.log.settings.names import TopicName, quoted_list
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_properties
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.jvm import as_dict
 
 
 class AdoptedTopic(NamedTuple):
@@ -121,9 +120,9 @@ def plan_adoption(
 ) -> Adoption:
     """Recognise a table's layout and look at its rows; NotCoveredError where it cannot be."""
     table = _table_of_others(spark, name)
-    properties = as_dict(spark, table.properties())
+    properties = table.metadata.properties
     check_changes(topic_properties(name, properties), settings)
-    recognised = recognise(columns_of_schema(spark, table.schema()), choices, profile)
+    recognised = recognise(Columns.of(table.metadata.schema), choices, profile)
     _check_writable(name, recognised)
     recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
@@ -137,7 +136,7 @@ def plan_adoption(
     return Adoption(spark, name, recognised._replace(layout=layout), named, settings, topics)
 
 
-def _table_of_others(spark: SparkSession, name: TopicName) -> Any:
+def _table_of_others(spark: SparkSession, name: TopicName) -> Table:
     """Load the table; NotCoveredError where it is a topic of ebbtide's own, or too old."""
     table = find_table(spark, name.records_table)
     if table is None:
@@ -146,7 +145,7 @@ def _table_of_others(spark: SparkSession, name: TopicName) -> Any:
         raise NotCoveredError(
             f"expected a table that others write, found {name}, a topic of ebbtide's own"
         )
-    check_format(table)
+    check_format(table.java)
     return table
 
 
@@ -222,7 +221,7 @@ def _new_states(arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
 def execute_adoption(plan: Adoption) -> JobOutcome:
     """Write the states of topics that were not adopted before, and the layout on the table."""
     spark, name = plan.spark, plan.name
-    ids = adopted_ids(java_table(spark, name.records_table))
+    ids = adopted_ids(open_table(spark, name.records_table))
     for topic in plan.topics:
         if not topic.is_adopted:
             _write_state(spark, topic, ids)

@@ -29,7 +29,6 @@ from ebbtide.iceberg.adopted.key_files import (
 )
 from ebbtide.iceberg.adopted.read_files import KeyRange
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.files.table_store import store_of
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
 from ebbtide.spark.tasks import Shared, map_segments, shared
 from ebbtide.stages.clean_log.offset_map import (
@@ -85,7 +84,7 @@ def find_by_keys(rows: AdoptedRows, this_round: CleaningRound) -> ByKeys | None:
     dirty = scan.files(Wanted(first_offset=min(firsts))) if firsts else []
     if dirty is None or _rows(dirty) * RECORD_BYTES > _limit(spark):
         return None
-    known = _Known(store_of(spark, scan.table), scan.columns, this_round.partitions, {})
+    known = _Known(scan.table.store, scan.columns, this_round.partitions, {})
     maps = _maps(spark, known, dirty)
     if maps is None:
         return None

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment, write_rows
 from ebbtide.iceberg.files.file_commits import (
@@ -113,7 +113,7 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
     states, name = topic.partitions, topic.name
     sizes: dict[int, Counter[int]] = {}
     for table in (name.records_table, name.batches_table):
-        for file in current_files(topic.spark, java_table(topic.spark, table)):
+        for file in current_files(open_table(topic.spark, table)):
             if file.is_data:
                 place = file.partition
                 of = sizes.setdefault(place["partition"], Counter())

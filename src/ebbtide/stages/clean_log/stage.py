@@ -20,7 +20,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import ROWS, Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
@@ -336,7 +336,7 @@ def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
         (topic.name.records_table, this_round.records_snapshot),
         (topic.name.batches_table, this_round.batches_snapshot),
     )
-    return all(java_table(topic.spark, table).snapshot(s) is not None for table, s in tables)
+    return all(s in open_table(topic.spark, table).metadata.snapshots for table, s in tables)
 
 
 def finish_round(topic: Topic) -> Topic:

@@ -9,10 +9,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.deletes import Leaving
-from ebbtide.iceberg.files.field_ids import columns_of
 from ebbtide.iceberg.files.segment_planning import below, planned_files
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.plans.summary import EXAMPLE_KEYS, LeavingRows
@@ -72,13 +71,13 @@ def _add_event_times(
     topic: Topic, snapshot: int, leaving: Iterable[Leaving], prefixes: Mapping[int, Prefix]
 ) -> None:
     """Add the bounds of the event times in files that lose rows, from manifests alone."""
-    spark, table = topic.spark, java_table(topic.spark, topic.name.records_table)
-    (column,) = (c.field_id for c in columns_of(spark, table) if c.name == EVENT_TIME)
+    table = open_table(topic.spark, topic.name.records_table)
+    (column,) = (c.field_id for c in table.metadata.columns if c.name == EVENT_TIME)
     losing = {file.path for of in leaving for file in of.unit.files}
     ends: dict[int, int] = defaultdict(int)
     for of in leaving:
         ends[of.unit.partition] = max(ends[of.unit.partition], of.unit.segment + 1)
-    for planned in planned_files(spark, table, snapshot, below(ends), has_bounds=True):
+    for planned in planned_files(table, snapshot, below(ends), has_bounds=True):
         bounds = planned.listed.bounds
         if planned.file.path in losing and bounds is not None:
             times_us = [side[column] for side in (bounds.lower, bounds.upper) if column in side]

@@ -19,7 +19,7 @@ from ebbtide.errors import HoldError, RequestError
 from ebbtide.iceberg.adopted.leaving_files import files_of
 from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import java_table, open_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
 from ebbtide.iceberg.erasures_table import (
     LOGGED,
@@ -175,10 +175,10 @@ def _without(plan: AdoptedErasePlan, snapshot: int) -> int:
 def _reported(plan: AdoptedErasePlan, outcome: JobOutcome) -> JobOutcome:
     """Report each key: its rows are out of the table; when off the disk, only its owner knows."""
     topic = plan.topic
-    made = java_table(topic.spark, topic.name.records_table).currentSnapshot()
-    at_ms = int(made.timestampMillis())
+    made = open_table(topic.spark, topic.name.records_table).current
+    assert made is not None
     reported = [
-        row._replace(superseded=row.found, left=0, out_of_table_at=at_ms)
+        row._replace(superseded=row.found, left=0, out_of_table_at=made.at_ms)
         for row in plan.rows.values()
     ]
     known = {row.key_sha256 for row in reported}
@@ -189,8 +189,8 @@ def _reported(plan: AdoptedErasePlan, outcome: JobOutcome) -> JobOutcome:
         assert row.partition is not None
         gone[row.partition] += row.found
     for partition, numbers in outcome.partitions.items():
-        numbers |= _numbers(gone[partition], at_ms)
-    outcome.topic |= _numbers(gone.total(), at_ms) | {"note": _in_words(plan, gone.total())}
+        numbers |= _numbers(gone[partition], made.at_ms)
+    outcome.topic |= _numbers(gone.total(), made.at_ms) | {"note": _in_words(plan, gone.total())}
     return outcome
 
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, RequestError
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import (
@@ -92,7 +93,10 @@ def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
     for partition, end in beyond.items():
         is_beyond = (F.col("partition") == partition) & (F.col("offset") >= end)
         rows = topic.spark.table(topic.name.records_table).where(is_beyond)
-        if rows.where(~F.coalesce(is_ours, F.lit(False))).count() or not rows.count():
+        counts = rows.agg(F.count("*"), F.count_if(~F.coalesce(is_ours, F.lit(False)))).first()
+        assert counts is not None
+        count, others = counts
+        if others or not count:
             return True
     return False
 
@@ -114,7 +118,7 @@ def _append_alone(
     writer = spark.createDataFrame(rows).writeTo(table)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("use-table-distribution-and-ordering", "false")
-    writer = writer.option("output-spec-id", own_spec_id(spark, table))
+    writer = writer.option("output-spec-id", str(own_spec_id(open_table(spark, table))))
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.erasures_table import REPORTED, KeyRow, append_erasures, hash_of
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.requests.erase_request import PartitionKey
@@ -54,8 +54,8 @@ class _Disk:
 
     @classmethod
     def of(cls, topic: Topic) -> _Disk:
-        snapshot = java_table(topic.spark, topic.name.records_table).currentSnapshot()
-        changed_ms = 0 if snapshot is None else int(snapshot.timestampMillis())
+        snapshot = open_table(topic.spark, topic.name.records_table).current
+        changed_ms = 0 if snapshot is None else snapshot.at_ms
         left = find_left_on_disk(topic)
         if not left.has_date:
             return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_share))

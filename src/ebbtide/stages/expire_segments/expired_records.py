@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.data_files import (
     SegmentFiles,
@@ -89,12 +89,12 @@ def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted
 def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
     """Return segments of the scopes' partitions whose files may hold a record past a limit."""
     spark, table = topic.spark, topic.name.records_table
-    snapshot = java_table(spark, table).currentSnapshot()
+    snapshot = open_table(spark, table).current
     if snapshot is None or not scopes:
         return []
     latest_us = max(scope.limit.event_time_ms for scope in scopes.values()) * 1000
     times = ("event_time", "append_time")
-    return plan_before(spark, table, int(snapshot.snapshotId()), scopes, times, latest_us)
+    return plan_before(spark, table, snapshot.id, scopes, times, latest_us)
 
 
 def _find_expired(

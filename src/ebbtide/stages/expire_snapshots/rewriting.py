@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.data_files import count_rows, live_groups, write_groups
 from ebbtide.iceberg.files.file_commits import (
@@ -64,7 +64,7 @@ def rewrite_batches(topic: Topic) -> int:
 
 
 def _deletions(topic: Topic, table: str) -> Deletions:
-    files = current_files(topic.spark, java_table(topic.spark, table))
+    files = current_files(open_table(topic.spark, table))
     data = {file.path: file for file in files if file.is_data}
     vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
     dangling = [path for path in vectors if path not in data]

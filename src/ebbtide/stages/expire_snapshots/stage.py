@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import all_sizes, manifests_kept
 from ebbtide.iceberg.topics import Topic, compare_and_set
@@ -37,7 +37,6 @@ from ebbtide.stages.expire_snapshots.rewriting import (
     rewrite_batches,
     rewrite_files,
 )
-from ebbtide.stages.expire_snapshots.snapshots import snapshots_and_refs
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
@@ -219,17 +218,11 @@ def _snapshots(topic: Topic) -> dict[str, TableSnapshots]:
 
 
 def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
-    table = java_table(spark, name)
-    current = table.currentSnapshot()
+    table = open_table(spark, name)
     return TableSnapshots(
-        None if current is None else int(current.snapshotId()),
-        min(_unnamed(spark, table).values(), default=None),
+        None if table.current is None else table.current.id,
+        min(table.metadata.unnamed.values(), default=None),
     )
-
-
-def _unnamed(spark: SparkSession, table: Any) -> dict[int, int]:
-    """Return the time in ms of each snapshot that no branch or tag names, by its id."""
-    return snapshots_and_refs(spark, table).unnamed
 
 
 def _clock_ms() -> int:
@@ -251,7 +244,7 @@ def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
 
 def expire_own_snapshots(spark: SparkSession, table: str) -> None:
     """Expire old snapshots of one of ebbtide's own tables; its rows stay."""
-    text = java_table(spark, table).properties().get(MAX_SNAPSHOT_AGE)
+    text = open_table(spark, table).metadata.properties.get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
     _expire(spark, table, _due_snapshots(spark, table, age_ms))
 
@@ -259,7 +252,7 @@ def expire_own_snapshots(spark: SparkSession, table: str) -> None:
 def _disk(topic: Topic) -> Disk:
     sizes: dict[str, int] = {}
     for table in (topic.name.records_table, topic.name.batches_table):
-        sizes |= all_sizes(topic.spark, java_table(topic.spark, table))
+        sizes |= all_sizes(open_table(topic.spark, table))
     return Disk(len(sizes), sum(sizes.values()))
 
 
@@ -269,14 +262,14 @@ def _due_of(topic: Topic) -> dict[str, list[int]]:
     due: dict[str, list[int]] = {}
     for what, table in _tables(topic).items():
         past = _due_snapshots(spark, table, age_ms)
-        needed = needed_until_ms(topic, what, java_table(spark, table), past)
+        needed = needed_until_ms(topic, what, open_table(spark, table).metadata, past)
         due[what] = [snapshot for snapshot in past if snapshot not in needed]
     return due
 
 
 def _due_snapshots(spark: SparkSession, table: str, max_age_ms: int) -> list[int]:
     older_than_ms = _clock_ms() - max_age_ms
-    unnamed = _unnamed(spark, java_table(spark, table))
+    unnamed = open_table(spark, table).metadata.unnamed
     return [snapshot for snapshot, ms in unnamed.items() if ms < older_than_ms]
 
 
@@ -288,7 +281,7 @@ def _expire(spark: SparkSession, table: str, due: Collection[int]) -> int:
     # Nothing expires by age alone. Where ids are named, Iceberg deletes what no snapshot reaches
     # any more. Else it would delete a Puffin file as soon as one of its vectors is replaced,
     # though others of it are live.
-    expiry = java_table(spark, table).expireSnapshots().expireOlderThan(0).retainLast(1)
+    expiry = open_table(spark, table).java.expireSnapshots().expireOlderThan(0).retainLast(1)
     for snapshot in due:
         expiry = expiry.expireSnapshotId(snapshot)
     commit(Step.EXPIRE_SNAPSHOTS, expiry.commit)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, is_transient
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.schema import RUNS_TABLE, UNDO_POINTS_TABLE
@@ -81,7 +81,7 @@ def compact_days(spark: SparkSession, daily: DailyTable, now: datetime) -> int:
 
 def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -> bool:
     """Return whether a day from the first on and before the end has several files."""
-    files = current_files(spark, java_table(spark, table))
+    files = current_files(open_table(spark, table))
     count = Counter(day for file in files for day in file.partition.values())
     return any(of > 1 and first <= day < end for day, of in count.items())
 

@@ -25,6 +25,7 @@ from ebbtide.errors import (
     RequestError,
     standing_for,
 )
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.files.added_files import (
     Appending,
@@ -165,7 +166,7 @@ def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
     return (
         rows.writeTo(table)
         .option(f"snapshot-property.{OWN}", "true")
-        .option("output-spec-id", own_spec_id(topic.spark, table))
+        .option("output-spec-id", str(own_spec_id(open_table(topic.spark, table))))
         .option("use-table-distribution-and-ordering", "false")
         .option("fanout-enabled", "false")
     )

@@ -17,9 +17,11 @@ from ebbtide.columns.header_columns import open_transactions
 from ebbtide.columns.log_headers import LogOutline
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_segments, plan_where
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
@@ -28,6 +30,7 @@ from ebbtide.spark.conditions import any_of
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog, first_offsets
 
+_BATCH = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
 # Header fields that are lost once a cleaner round has rewritten the batch.
 SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
@@ -66,23 +69,39 @@ def ends_passed(topic: Topic) -> dict[int, int]:
     }
 
 
-def _last_offsets(spark: SparkSession, table: str, *columns: str) -> dict[int, list[int]]:
+def _last_offsets(spark: SparkSession, name: str, *columns: str) -> dict[int, list[int]]:
     """Return the largest value of the columns in each partition's files, from manifests alone."""
-    bounds = ", ".join(f"max(readable_metrics.{column}.upper_bound)" for column in columns)
-    rows = spark.sql(
-        f"SELECT partition.`partition`, {bounds} FROM {table}.data_files GROUP BY 1"
-    ).collect()
-    return {row[0]: list(row[1:]) for row in rows}
+    table = open_table(spark, name)
+    ids = {column.name: column.field_id for column in table.metadata.columns}
+    largest: dict[int, list[int]] = {}
+    for file in current_files(table, has_bounds=True):
+        if file.is_data:
+            assert file.bounds is not None
+            last = [file.bounds.upper.get(ids[column], -1) for column in columns]
+            known = largest.setdefault(file.partition["partition"], last)
+            known[:] = map(max, known, last)
+    return largest
 
 
 def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, dict[str, Any]]:
-    columns = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
-    if not base_offsets:
+    """Return the row of the batch that begins at this offset of each partition."""
+    table = topic.name.batches_table
+    snapshot = current_snapshot(topic.spark, table)
+    if snapshot is None or not base_offsets:
         return {}
-    is_last = any_of(f"`partition` = {p} AND base_offset = {b}" for p, b in base_offsets.items())
-    batches = topic.spark.table(topic.name.batches_table).where(is_last)
-    rows = batches.select("partition", *columns).collect()
-    return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
+    ends = {partition: base + 1 for partition, base in base_offsets.items()}
+
+    def may_hold(partition: int, columns: ColumnBounds) -> bool:
+        last = columns.upper("base_offset")
+        return last is not None and last >= base_offsets[partition]
+
+    found: dict[int, dict[str, Any]] = {}
+    for unit in plan_where(topic.spark, table, snapshot, ends, may_hold):
+        rows = read_segment(unit, _BATCH, "base_offset").table
+        is_last = pc.equal(rows["base_offset"], base_offsets[unit.partition])
+        for row in rows.filter(is_last).to_pylist():
+            found[unit.partition] = row
+    return found
 
 
 @dataclass(slots=True)

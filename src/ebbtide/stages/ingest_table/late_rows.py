@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.columns.live_records import to_records
 from ebbtide.iceberg.adopted.copied_rows import records_of
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
 from ebbtide.iceberg.topics import Topic, snapshot_after
@@ -101,7 +101,7 @@ def _into_quarantine(topic: Topic, found: DataFrame, run: RunOf) -> int | None:
     spark, name = topic.spark, topic.name
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
-    table_id = str(java_table(spark, name.records_table).uuid())
+    table_id = open_table(spark, name.records_table).metadata.uuid
     quarantine = spark.table(name.quarantine_table)
     is_held = (F.col("table_id") == table_id) & (F.col("reason") == LATE_ROW)
     missing = found.join(quarantine.where(is_held).select(_PLACE), _PLACE, "left_anti")

@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ForeignLogError, NotCoveredError, RequestError, UnknownTopicError
 from ebbtide.iceberg.adopted.copied_rows import SourceRows
-from ebbtide.iceberg.adopted.rows import columns_of_schema
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.copied import CopiedTable
@@ -72,7 +71,7 @@ def open_source(
             f"expected a table that others write, found {table_name}, a topic of ebbtide's own; "
             "replicate_log copies such"
         )
-    columns, table_id = columns_of_schema(spark, table.schema()), str(table.uuid())
+    columns, table_id = Columns.of(table.metadata.schema), table.metadata.uuid
     kept = None if topic is None else CopiedTable.of(topic.properties)
     if kept is not None and kept.table_id != table_id:
         raise ForeignLogError(

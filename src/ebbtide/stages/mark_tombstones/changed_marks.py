@@ -1,26 +1,38 @@
-"""Find the records whose marks change, by one scan: their offsets come to the driver as bitmaps."""
+"""Find the records whose marks change: their offsets come to the driver as bitmaps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.errors import SafetyError
+from ebbtide.errors import ConfigurationError, SafetyError
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, live_batches
+from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_where
 from ebbtide.iceberg.topics import Topic
+from ebbtide.records.arrays import Bools
+from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.spark.conditions import any_of
 from ebbtide.spark.number_sets import number_sets
-from ebbtide.stages.mark_tombstones.tombstones import NULL_VALUE, REASONS, TombstoneRule
+from ebbtide.spark.tasks import map_segments
+from ebbtide.stages.mark_tombstones.tombstones import FLAG, NULL_VALUE, REASONS, TombstoneRule
 
 # A record's new mark: the number of its reason, or one of these.
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
 _NO_BATCH = -2  # none can be told, as the batches table lacks the record's batch
-_NULL_VALUE = REASONS.index(NULL_VALUE) + 1
+_NULL_VALUE, _FLAG = (REASONS.index(reason) + 1 for reason in (NULL_VALUE, FLAG))
+_READ = ("offset", "value", "attributes", "is_tombstone", "tombstone_by")
 
 # The offsets of a segment's records that change, by their new mark; by (partition, segment).
 MarkChanges = Mapping[tuple[int, int], Mapping[int, BitMap64]]
@@ -58,7 +70,13 @@ def _counts(by_code: Mapping[int, int]) -> Counts:
 def find_changes(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> MarkChanges:
-    """Return the records in the ranges whose mark is not what the rule says, as of a snapshot."""
+    """Return the records in the ranges whose mark is not what the rule says, as of a snapshot.
+
+    The plain rule needs no query, which would take most of a small topic's time.
+    """
+    if rule.is_plain:
+        with suppress(ConfigurationError):  # files that only Spark reads
+            return _find_in_files(topic, ranges, snapshot)
     changed = changed_records(topic, rule, ranges, snapshot)
     with rule.failing_clearly():
         sets = number_sets(changed, ["partition", "segment", "becomes"], "offset")
@@ -68,6 +86,80 @@ def find_changes(
             raise _without_batch(topic, partition, changed)
         changes.setdefault((partition, segment), {})[code] = offsets
     return changes
+
+
+class _Marked(NamedTuple):
+    """A segment, and the offsets of it that are to be marked: half-open."""
+
+    unit: SegmentFiles
+    first: int
+    end: int
+
+
+def _find_in_files(
+    topic: Topic, ranges: Mapping[int, tuple[int, int]], snapshot: int
+) -> MarkChanges:
+    """Find what changes by the plain rule, in the files whose bounds do not rule it out."""
+    spark, ends = topic.spark, {partition: end for partition, (_, end) in ranges.items()}
+    may_change = partial(_may_change, ranges)
+    units = plan_where(spark, topic.name.records_table, snapshot, ends, may_change)
+    work = [_Marked(unit, *ranges[unit.partition]) for unit in units]
+    found = map_segments(spark, _changes_of, work, count_rows(units), "looks for tombstones in")
+    return {
+        (unit.partition, unit.segment): by_code
+        for unit, by_code in zip(units, found, strict=True)
+        if by_code
+    }
+
+
+def _may_change(
+    ranges: Mapping[int, tuple[int, int]], partition: int, columns: ColumnBounds
+) -> bool:
+    """Return whether a file may hold a record whose mark changes."""
+    last = columns.upper("offset")
+    if last is not None and last < ranges[partition][0]:
+        return False
+    lowest, highest = columns.lower("attributes"), columns.upper("attributes")
+    may_be_flagged = lowest is None or highest is None or lowest < 0 or highest >= TOMBSTONE
+    return columns.has_nulls("value") or may_be_flagged or columns.upper("is_tombstone") != 0
+
+
+def _changes_of(work: _Marked) -> dict[int, BitMap64]:
+    """Return the offsets of a segment's records that change, by their new mark; in a task."""
+    changes: dict[int, BitMap64] = {}
+    for file in work.unit.files:
+        for rows in live_batches(work.unit, file, _READ):
+            offsets, becomes = rows["offset"].to_numpy(), _plain_marks(rows)
+            is_changed = (becomes != _known_marks(rows)) & _is_candidate(rows)
+            is_changed &= (offsets >= work.first) & (offsets < work.end)
+            for code in np.unique(becomes[is_changed]).tolist():
+                found = offsets[is_changed & (becomes == code)].astype(np.uint64)
+                changes.setdefault(code, BitMap64()).update(found)
+    return changes
+
+
+def _is_candidate(rows: pa.Table) -> Bools:
+    """Return which rows `TombstoneRule.may_match` is true of."""
+    attributes = rows["attributes"].fill_null(0).to_numpy()
+    is_marked = rows["is_tombstone"].fill_null(False).to_numpy()
+    may_be_flagged = (attributes < 0) | (attributes >= TOMBSTONE)
+    return np.asarray(_is_null(rows["value"]) | may_be_flagged | is_marked)
+
+
+def _plain_marks(rows: pa.Table) -> npt.NDArray[np.int8]:
+    """Return the number of the reason why each row is a tombstone, 0 if it is none."""
+    is_flagged = (rows["attributes"].fill_null(0).to_numpy() & TOMBSTONE) != 0
+    of_others = np.where(is_flagged, _FLAG, NO_TOMBSTONE)
+    return np.where(_is_null(rows["value"]), _NULL_VALUE, of_others).astype(np.int8)
+
+
+def _known_marks(rows: pa.Table) -> npt.NDArray[np.int8]:
+    reasons = pc.index_in(rows["tombstone_by"], value_set=pa.array(REASONS)).fill_null(-1)
+    return np.asarray(reasons.to_numpy() + 1, np.int8)
+
+
+def _is_null(column: pa.ChunkedArray) -> Bools:
+    return np.asarray(pc.is_null(column).to_numpy())
 
 
 def changed_records(

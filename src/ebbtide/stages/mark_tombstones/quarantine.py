@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
@@ -58,7 +58,7 @@ def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[i
     log.warning("%s", quarantine_note(forbidden.total, name.quarantine_table))
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
-    table_id = str(java_table(spark, name.records_table).uuid())
+    table_id = open_table(spark, name.records_table).metadata.uuid
     quarantine = spark.table(name.quarantine_table)
     is_held = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
     held = quarantine.where(is_held).select(_PLACE)

@@ -27,12 +27,14 @@ class TombstoneRule(NamedTuple):
     `marked_by` is why a record is a tombstone whatever its value; null where it is none.
     `may_match` is true of every record that is a tombstone by this or by its value, and of
     those already marked. It selects the files to read, so it uses no values unless it must.
+    `is_plain` says that only a null value and the flag make a tombstone.
     """
 
     marked_by: Column
     may_match: Column
     is_explicit: bool
     predicate: Expression | None
+    is_plain: bool
 
     def failing_clearly(self) -> AbstractContextManager[None]:
         """Turn the predicate's failure on a record into a ConfigurationError that names it."""
@@ -54,7 +56,9 @@ def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
         predicate = _checked(spark, config.tombstone_predicate)
         marked_by = marked_by.when(predicate.column, F.lit(PREDICATE))
         may_match |= predicate.column
-    return TombstoneRule(marked_by, may_match, config.tombstones_are_explicit, predicate)
+    is_plain = not config.tombstones_are_explicit and not config.tombstone_header and not predicate
+    explicit = config.tombstones_are_explicit
+    return TombstoneRule(marked_by, may_match, explicit, predicate, is_plain)
 
 
 def _has_header(wanted: TombstoneHeader) -> Column:

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError, StateError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.foreign_changes import Look, look_at
 from ebbtide.iceberg.history import newest_untouched
 from ebbtide.iceberg.topics import Topic, load, load_without_state
@@ -211,7 +211,7 @@ def _before_change(spark: SparkSession, look: Look) -> int | str:
     """Return the snapshot to go back to, or why there is none."""
     if look.seen is None or look.seen.snapshot is None:
         return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
-    return newest_untouched(spark, java_table(spark, look.table.table), look.seen.snapshot)
+    return newest_untouched(open_table(spark, look.table.table), look.seen.snapshot)
 
 
 def _rebuilding(topic: Topic, now_ms: int, asked: Asked, what: list[str]) -> RepairPlan:

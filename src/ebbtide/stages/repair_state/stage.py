@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.foreign_changes import Counted, count_own, counted_anew
 from ebbtide.iceberg.state_table import overwrite_state
@@ -123,7 +123,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
     for table, step in zip(Counted.of(plan.topic.name), steps, strict=True):
         if table.what in plan.targets:
             target = plan.targets[table.what]
-            back = java_table(spark, table.table).manageSnapshots().setCurrentSnapshot(target)
+            back = open_table(spark, table.table).java.manageSnapshots().setCurrentSnapshot(target)
             commit(step, back.commit)
             outcome.snapshot_ids.append(target)
     count_own(load(spark, plan.topic.name))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
 from ebbtide.iceberg.files.segment_planning import planned_tasks
 from ebbtide.iceberg.foreign_changes import announce_removal
@@ -96,11 +96,10 @@ def remove_leftovers(replica: Topic, replication: Replication) -> None:
                 both(in_partition, expressions.greaterThanOrEqual(last, to_long(first)))
             )
         matches = any_expression(replica.spark, left_over)
-        loaded = java_table(replica.spark, table)
-        snapshot = loaded.currentSnapshot()
-        if snapshot is not None and planned_tasks(loaded, snapshot.snapshotId(), matches):
+        opened = open_table(replica.spark, table)
+        if opened.current and planned_tasks(opened, opened.current.id, matches):
             announce_removal(replica)
-            delete = loaded.newDelete().deleteFromRowFilter(matches).set(OWN, "true")
+            delete = opened.java.newDelete().deleteFromRowFilter(matches).set(OWN, "true")
             commit(Step.REPLICATE_LEFTOVERS, delete.commit)
 
 
@@ -126,7 +125,7 @@ def append_rows(replica: Topic, source: Source, table: Table, lacking: Lacking) 
     rows = rows.withColumn("segment", replica_segment(lacking)).select(table.columns)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
-    writer = writer.option("output-spec-id", own_spec_id(spark, table.name))
+    writer = writer.option("output-spec-id", str(own_spec_id(open_table(spark, table.name))))
     writer = writer.option("isolation-level", "serializable")
     if table.snapshot is not None:
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
@@ -141,7 +140,7 @@ def append_rows(replica: Topic, source: Source, table: Table, lacking: Lacking) 
     if snapshot is None:
         return None
     # Read at once: other tools may expire the snapshot before the state is committed.
-    summary = java_table(spark, table.name).snapshot(snapshot).summary()
+    summary = open_table(spark, table.name).metadata.snapshot(snapshot).summary
     return Appended(snapshot, int(summary.get("added-records") or 0))
 
 

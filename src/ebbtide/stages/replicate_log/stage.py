@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.foreign_changes import count_own, set_counted
 from ebbtide.iceberg.planned.planned_undo import check_no_undo
@@ -165,7 +165,7 @@ def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> No
 
 
 def _table_id(topic: Topic) -> str:
-    return str(java_table(topic.spark, topic.name.records_table).uuid())
+    return open_table(topic.spark, topic.name.records_table).metadata.uuid
 
 
 def _pinned(topic: Topic) -> Source:

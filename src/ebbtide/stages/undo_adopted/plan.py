@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 
 from ebbtide.iceberg.adopted.returning_rows import Removals, can_give_back, rows_removed
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.history import Committed
+from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.planned.planned_undo import Undo
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.plans.summary import (
@@ -35,7 +35,7 @@ from ebbtide.stages.undo_run.plan import RETURNS, UndoPlan
 class Returning(NamedTuple):
     """A commit of ebbtide's, and the partitions to which the rows return that it removed."""
 
-    made: Committed
+    made: Snapshot
     partitions: Sequence[int]
 
 
@@ -87,9 +87,9 @@ class AdoptedUndoPlan(UndoPlan):
 
 def history_of(topic: Topic, points: PointsOfPartitions) -> Removals:
     """Read the table's history since the oldest of the points' snapshots, which are all there."""
-    table = java_table(topic.spark, topic.name.records_table)
+    snapshots = open_table(topic.spark, topic.name.records_table).metadata.snapshots
     firsts = {snapshot_of(points, partition) for partition in points}
-    oldest = min(firsts, key=lambda snapshot: int(table.snapshot(snapshot).sequenceNumber()))
+    oldest = min(firsts, key=lambda snapshot: snapshots[snapshot].sequence_number)
     return Removals.since(topic, oldest)
 
 
@@ -117,16 +117,16 @@ def refusals_of_history(
 def _reason(topic: Topic, history: Removals, snapshot: int, partition: int) -> str:
     if (other := history.of_others_after(snapshot)) is not None:
         return f"somebody else has removed rows since, and perhaps these too: {other}"
-    table = java_table(topic.spark, topic.name.records_table)
+    table = open_table(topic.spark, topic.name.records_table).metadata
     for made in history.standing_after(snapshot, partition):
         if made.job in NEVER_UNDONE:
             what, why = NEVER_UNDONE[made.job]
             return f"{what} in snapshot {made.id}, and {why}"
         for needed in (made.parent, made.id):
-            found = None if needed is None else table.snapshot(needed)
+            found = None if needed is None else table.snapshots.get(needed)
             if found is None:
                 return f"snapshot {needed} is gone: somebody has expired it"
-            if found.schemaId() != table.schema().schemaId():
+            if found.schema_id != table.schema["schema-id"]:
                 return f"somebody has changed the table's columns since snapshot {needed}"
     return ""
 
@@ -145,7 +145,7 @@ def plan_returning(
     refused = refused or {}
     going = {p: of for p, of in points.items() if p not in refused}
     partitions: dict[int, list[int]] = {}
-    commits: dict[int, Committed] = {}
+    commits: dict[int, Snapshot] = {}
     for partition in going:
         for made in history.standing_after(snapshot_of(points, partition), partition):
             commits[made.id] = made

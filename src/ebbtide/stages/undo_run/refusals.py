@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.settings.config import UNDO_MS
 from ebbtide.log.state.topic_state import PartitionState
@@ -52,15 +52,15 @@ def _by_points(
 def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str]:
     """Return, by partition, which snapshot of its points another tool has expired."""
     names = [topic.name.records_table, topic.name.batches_table]
-    tables = [java_table(topic.spark, table) for table in names[: 1 if topic.is_adopted else 2]]
+    tables = [open_table(topic.spark, table) for table in names[: 1 if topic.is_adopted else 2]]
     missing: dict[int, str] = {}
     for partition, of_partition in points.items():
         for point in reversed(of_partition):
             snapshots = (point.records_snapshot, point.batches_snapshot)
             for table, snapshot in zip(tables, snapshots, strict=False):
-                if snapshot is not None and table.snapshot(snapshot) is None:
+                if snapshot is not None and snapshot not in table.metadata.snapshots:
                     missing[partition] = (
-                        f"snapshot {snapshot} of {table.name()}, from before run {point.run_id}, "
+                        f"snapshot {snapshot} of {table}, from before run {point.run_id}, "
                         "is gone: another tool has expired it"
                     )
     return missing

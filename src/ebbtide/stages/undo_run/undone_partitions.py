@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pyroaring import BitMap64
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.state.topic_state import NEVER, UNDO, UNDONE, to_properties
@@ -23,7 +23,7 @@ def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64
     spark, name = topic.spark, topic.name
     if not table_exists(spark, name.quarantine_table):
         return {}
-    table_id = str(java_table(spark, name.records_table).uuid())
+    table_id = open_table(spark, name.records_table).metadata.uuid
     was_here = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
     rows = spark.table(name.quarantine_table).where(was_here)
     sets = number_sets(

@@ -15,10 +15,7 @@ _VENDING = ICEBERG + "io.SupportsStorageCredentials"
 
 
 def store_of(spark: SparkSession, table: Any) -> Store:
-    """Return a store with the settings of a table's FileIO and the credentials vended for it.
-
-    Call it anew for each piece of work: vended credentials expire.
-    """
+    """Return a store with the settings of a table's FileIO and the credentials vended for it."""
     file_io = table.io()
     properties = as_dict(spark, file_io.properties())
     gateway = spark.sparkContext._gateway

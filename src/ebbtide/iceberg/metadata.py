@@ -1,0 +1,221 @@
+"""A table's metadata as Python's values. Format: Iceberg table spec, table metadata and snapshots.
+
+Reading it call by call takes a message to the JVM for each value; its JSON takes one for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.commits import JOB, OWN, TOPIC
+
+_ADDED = ("added-records",)
+_REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
+_FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "removed-delete-files")
+
+
+class Snapshot(NamedTuple):
+    """A snapshot of a table, and what the summary of its commit says.
+
+    Every commit of ebbtide on a data table says so there. One that only moves rows to other files
+    has the operation `replace`.
+    """
+
+    id: int
+    sequence_number: int
+    at_ms: int
+    parent: int | None
+    operation: str
+    summary: Mapping[str, str]
+    manifest_list: str
+    schema_id: int | None
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any]) -> Snapshot:
+        """Build it from its JSON."""
+        summary = dict(values.get("summary", {}))
+        return cls(
+            values["snapshot-id"],
+            values.get("sequence-number", 0),
+            values["timestamp-ms"],
+            values.get("parent-snapshot-id"),
+            summary.pop("operation", "None"),
+            summary,
+            values.get("manifest-list", "None"),
+            values.get("schema-id"),
+        )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a job of ebbtide made it."""
+        return OWN in self.summary
+
+    @property
+    def job(self) -> str | None:
+        """The job that made the commit, or None for a foreign commit or one of an old version."""
+        return self.summary.get(JOB)
+
+    def is_of(self, topic: str) -> bool:
+        """Return whether it is of this topic, or of a table with one topic alone."""
+        return self.summary.get(TOPIC, topic) == topic
+
+    @property
+    def may_remove_rows(self) -> bool:
+        """Whether the commit may have removed rows: files, or rows of files."""
+        return self.operation != "replace" and any(
+            self.summary.get(name, "0") != "0" for name in _REMOVED
+        )
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether the commit may have brought new rows, and did not only move some."""
+        return self.operation != "replace" and self.summary.get("added-records", "0") != "0"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another tool made the commit and changed rows by it."""
+        return not (self.is_own or self.operation == "replace") and any(
+            self.summary.get(name, "0") != "0" for name in _FILES
+        )
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        engine = self.summary.get("engine-name")
+        by = f" by {engine} {self.summary.get('engine-version', '')}".rstrip() if engine else ""
+        added, removed = (
+            sum(int(self.summary.get(name, 0)) for name in names) for names in (_ADDED, _REMOVED)
+        )
+        return (
+            f"{self.operation}{by} at {at} (snapshot {self.id}): {added} rows added, {removed} "
+            "removed"
+        )
+
+
+class TableColumn(NamedTuple):
+    """A column as the table's schema has it now."""
+
+    name: str
+    field_id: int
+    default: Any = None  # in files that lack the column
+
+
+@dataclass(frozen=True)
+class TableMetadata:
+    """The metadata of one version of a table; each part is read from its JSON once."""
+
+    file: str  # its location, which no other version has
+    values: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, file: str, text: str) -> TableMetadata:
+        """Read the JSON that Iceberg's TableMetadataParser writes."""
+        return cls(file, json.loads(text))
+
+    @property
+    def uuid(self) -> str:
+        """The id that a table dropped and created again under the same name does not have."""
+        return str(self.values["table-uuid"])
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+        properties: Mapping[str, str] = self.values.get("properties", {})
+        return properties
+
+    @property
+    def last_sequence_number(self) -> int:
+        """The sequence number of the newest commit on any branch."""
+        return int(self.values.get("last-sequence-number", 0))
+
+    @cached_property
+    def snapshots(self) -> Mapping[int, Snapshot]:
+        """All snapshots by their ids, in the order of the metadata."""
+        built = map(Snapshot.build, self.values.get("snapshots", ()))
+        return {snapshot.id: snapshot for snapshot in built}
+
+    def snapshot(self, snapshot: int) -> Snapshot:
+        """Return a snapshot; raise KeyError if the table does not have it any more."""
+        return self.snapshots[snapshot]
+
+    @property
+    def current(self) -> Snapshot | None:
+        """The newest snapshot of the main branch, or None for a table that nothing was put in."""
+        return self.snapshots.get(self.values.get("current-snapshot-id", -1))
+
+    @property
+    def refs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Branches and tags by name, each with its `snapshot-id` and `type`."""
+        refs: Mapping[str, Mapping[str, Any]] = self.values.get("refs", {})
+        return refs
+
+    @property
+    def unnamed(self) -> dict[int, int]:
+        """The time in ms of each snapshot that neither a branch nor a tag names, by its id."""
+        named = {ref["snapshot-id"] for ref in self.refs.values()}
+        return {of.id: of.at_ms for of in self.snapshots.values() if of.id not in named}
+
+    def current_since(self, since_ms: int) -> set[int]:
+        """Return the snapshots that were current at that time or later."""
+        return {
+            of.parent
+            for of in self.snapshots.values()
+            if of.parent is not None and of.at_ms >= since_ms
+        }
+
+    def tagged(self, name: str) -> int | None:
+        """Return the id of the snapshot that a tag or branch names, or None without that name."""
+        ref = self.refs.get(name)
+        return None if ref is None else int(ref["snapshot-id"])
+
+    @cached_property
+    def schema(self) -> Mapping[str, Any]:
+        """The current schema."""
+        return self.schema_of(self.values["current-schema-id"])
+
+    def schema_of(self, schema_id: int | None) -> Mapping[str, Any]:
+        """Return the schema of this id."""
+        schema: Mapping[str, Any] = next(
+            of for of in self.values["schemas"] if of["schema-id"] == schema_id
+        )
+        return schema
+
+    @cached_property
+    def columns(self) -> tuple[TableColumn, ...]:
+        """The columns of the current schema, in its order."""
+        return tuple(
+            TableColumn(field["name"], field["id"], field.get("initial-default"))
+            for field in self.schema["fields"]
+        )
+
+    @cached_property
+    def specs(self) -> Mapping[int, tuple[tuple[str, str], ...]]:
+        """The partition specs by their ids: the name and transform of each field, in order."""
+        return {
+            spec["spec-id"]: tuple((of["name"], of["transform"]) for of in spec["fields"])
+            for spec in self.values["partition-specs"]
+        }
+
+    def find_after(self, name: str, value: str) -> int | None:
+        """Return the newest snapshot in the history whose summary holds `name` = `value`."""
+        snapshot = self.current
+        while snapshot is not None:
+            if snapshot.summary.get(name) == value:
+                return snapshot.id
+            snapshot = None if snapshot.parent is None else self.snapshots.get(snapshot.parent)
+        return None
+
+    def existing(self, snapshot: int, table: str) -> Snapshot:
+        """Return a snapshot; raise CommitConflictError if another tool has expired it."""
+        made = self.snapshots.get(snapshot)
+        if made is None:
+            raise CommitConflictError(
+                f"expected snapshot {snapshot} of {table}, which the work was planned on, found "
+                "that another tool expired it meanwhile; run the job again"
+            )
+        return made
