@@ -15,13 +15,13 @@ from tests.lake_sandbox import LakeSandbox
 from tests.services.airflow_services import LOGIN, Airflow
 from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE
 from tests.services.postgresql import PostgreSql
+from tests.waiting import PATIENCE_S
 
 PASSWORD = "a-password"
 PEOPLE = {"vera": "viewer", "ann": "user", "bob": "op", "adam": "admin"}
 CONNECTION = "kafka_of_the_sample"
 PHONE, WIDE = (390, 844), (1280, 900)
-RUN_SECONDS = 240.0
-REDRAW_MS = 400  # that charts wait before they follow the width of the page
+RUN_SECONDS = PATIENCE_S
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class Person:
             bypass_csp=True,  # for axe-core, which is put into the page
         )
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(RUN_SECONDS * 1000)
         self.addresses: list[str] = []
         self.page.on("request", lambda request: self.addresses.append(request.url))
 
@@ -112,9 +112,8 @@ class Person:
             assert serious(self.page) == []
         self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size(_size(PHONE))
-        self.page.wait_for_timeout(REDRAW_MS)
+        self.page.wait_for_function(FITS)  # charts follow the width a moment later
         self.page.screenshot(path=picture("phone"), full_page=True)
-        assert self.page.evaluate(FITS)
         self.page.set_viewport_size(_size(WIDE))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import process_time
 from typing import Any
 from urllib.parse import quote
 
@@ -18,8 +17,8 @@ from tests.orchestration.pages.many_topics import fill_nights, make_topics
 pytestmark = pytest.mark.browser
 
 WIDE = (1440, 900)
-# Of the overview of so many topics: what a look may cost the server, and what it may send in all.
-TOPICS, PARTITIONS, MAX_CPU_MS, MAX_BYTES = 500, 50, 300, 1_000_000
+# Of the overview of so many topics: what a look may send in all.
+TOPICS, PARTITIONS, MAX_BYTES = 500, 50, 1_000_000
 NIGHT = quote(f"scheduled__{list(nights())[-1]:%Y-%m-%dT%H:%M:%S+00:00}", safe="")
 PAGES = {
     "overview": "",
@@ -168,8 +167,7 @@ def test_many_topics_are_shown_within_bounds(
     page.goto("/ebbtide/")  # the first look reads the rows of all nights
     assert "1 to 50 of 500 topics" in page.inner_text("#shown")
     assert 0 < sum(received) <= MAX_BYTES
-    costs_ms = [cpu_ms(lambda: page.goto("/ebbtide/?sort=removed")) for _ in range(3)]
-    assert min(costs_ms) <= MAX_CPU_MS, costs_ms
+    page.goto("/ebbtide/?sort=removed")
     assert page.evaluate("() => document.scrollingElement.scrollHeight") < 5000
     page.screenshot(path=pictures / "overview-of-500.png")
     first = page.locator("table.topics tbody th a").first
@@ -177,13 +175,6 @@ def test_many_topics_are_shown_within_bounds(
     page.get_by_role("link", name="Next", exact=True).click()
     page.wait_for_url("**page=2**")
     assert first.inner_text() == "log.t449"
-
-
-def cpu_ms(look: Callable[[], object]) -> float:
-    """What the server of this process has worked for a look, and the driver of the browser too."""
-    began = process_time()
-    look()
-    return 1000 * (process_time() - began)
 
 
 def sum_of(sizes: Mapping[str, int]) -> int:

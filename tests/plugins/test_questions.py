@@ -1,13 +1,15 @@
 """What a run asks: on the first page, on its own, and answered there."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
 
@@ -80,6 +82,41 @@ def test_with_four_eyes_who_asked_cannot_answer(
     html = ann.get(asking).text
     assert "ann has asked for it, so somebody else has to approve it" in html
     assert 'name="answer" value="Approve" disabled>' in html
+
+
+def test_a_question_takes_no_answer_before_the_scheduler_knows_that_its_task_waits(
+    signed_in: SignedIn, asking: str
+) -> None:
+    bob = signed_in("bob", "USER")
+    with scheduler_at(datetime.now(UTC)):
+        html = bob.get(asking).text
+        assert "Airflow is putting the question into place" in html
+        assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
+        # The page draws itself again, and would lose what was written.
+        assert re.search('name="note"[^>]* disabled', html)
+        assert 'hx-trigger="every 4s"' in html
+        early = bob.post(answer_of(asking), data=answer("Approve"))
+        assert early.status_code == 409
+        assert "It takes an answer in a few seconds" in early.text
+    with scheduler_at(datetime.now(UTC) + SETTLING):
+        html = bob.get(asking).text
+        assert 'name="answer" value="Approve">' in html
+        assert 'hx-trigger="every 4s"' not in html
+        assert bob.post(answer_of(asking), data=answer("Approve")).status_code == 303
+
+
+@contextmanager
+def scheduler_at(heartbeat: datetime) -> Iterator[None]:
+    """Let a scheduler be at work whose newest heartbeat is this."""
+    from airflow.jobs.job import Job
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        job = Job(job_type="SchedulerJob", state="running", latest_heartbeat=heartbeat)
+        session.add(job)
+    yield
+    with create_session() as session:
+        session.delete(job)
 
 
 def answer_of(path: str) -> str:

@@ -26,10 +26,16 @@ from ebbtide.orchestration.pages.same_origin import require_same_origin
 from ebbtide.orchestration.pages.views.adopted import refuses
 from ebbtide.orchestration.pages.views.run.page import RunPage, run_page
 from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
-from ebbtide.orchestration.pages.views.run.progress import Progress, progress_of, question_of
+from ebbtide.orchestration.pages.views.run.progress import (
+    Progress,
+    Question,
+    progress_of,
+    question_of,
+)
 
 LOG_LINES = 60
 UNDO = "undo_run"
+SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
 
 
 def add_runs(app: FastAPI) -> None:
@@ -45,6 +51,9 @@ def add_runs(app: FastAPI) -> None:
     async def answer(request: Request, api: Api, run_id: str, dag: str) -> Response:
         filled = Filled.of((await request.form()).multi_items())
         path = _task_path(dag, run_id, filled.text("task") or "", filled.number("map_index") or 0)
+        question = await _question(api, path)
+        if question is not None and not question.is_settled:
+            return await _run(request, api, run_id, dag, SETTLES, 409)
         reply = await api.patch(
             *path,
             "hitlDetails",
@@ -134,10 +143,19 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
     progress = progress_of(run.value, tasks.value["task_instances"], following)
     for task in progress.waits_for:
         path = _task_path(dag, run_id, task.task, task.map_index)
-        detail = await api.get(*path, "hitlDetails")
-        if detail.is_good and (question := question_of(detail.value)):
+        if question := await _question(api, path):
             return replace(progress, question=question)
     return progress
+
+
+async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:
+    """Return what a task asks, or None if it asks nothing that is not answered."""
+    detail = await api.get(*path, "hitlDetails")
+    if not detail.is_good:
+        return None
+    health = await api.get("monitor", "health")
+    heartbeat = health.value["scheduler"]["latest_scheduler_heartbeat"] if health.is_good else None
+    return question_of(detail.value, datetime.fromisoformat(heartbeat) if heartbeat else None)
 
 
 def log_lines(content: Sequence[Any]) -> list[str]:
@@ -178,7 +196,7 @@ def _why_not(
             f"{api.user_name} has asked for it, so somebody else has to approve it: the rule of "
             "four eyes holds. To reject it, use Airflow's own page."
         )
-    return None
+    return None if progress.question.is_settled else SETTLES
 
 
 def _has_four_eyes(lake: Lake, of: PlanOfRun) -> bool:

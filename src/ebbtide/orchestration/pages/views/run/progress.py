@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
 KEYS = "keys"  # of the Params; they may be personal
+# A scheduler that has gone on for so long has asked its executor some times.
+SETTLING = timedelta(seconds=10)
 _KINDS = {"success": "good", "failed": "bad", "upstream_failed": "bad", WAITS: "warn"}
 _WORDS = {None: "to come", WAITS: "waits for an answer", "upstream_failed": "not reached"}
 
@@ -58,13 +60,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a run asks, and of whom: of everybody who may, where nobody is named."""
+    """What a run asks, and of whom: of everybody who may, where nobody is named.
+
+    It takes an answer once it is settled: Airflow's scheduler knows by then that the task waits.
+    """
 
     task: str
     map_index: int
     subject: str
     options: Sequence[str]
     asked: Sequence[str]
+    is_settled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +127,12 @@ def progress_of(
     )
 
 
-def question_of(detail: Mapping[str, Any]) -> Question | None:
-    """Return what the API says of a question; None for one that somebody has answered."""
+def question_of(detail: Mapping[str, Any], heartbeat: datetime | None = None) -> Question | None:
+    """Return what the API says of a question, or None for one that somebody has answered.
+
+    `heartbeat` is the newest one of Airflow's scheduler. Airflow 3.3.2 fails a task whose answer
+    comes before its scheduler has heard from the executor that the task waits.
+    """
     if detail["response_received"]:
         return None
     instance = detail["task_instance"]
@@ -132,6 +142,8 @@ def question_of(detail: Mapping[str, Any]) -> Question | None:
         subject=detail["subject"],
         options=detail["options"],
         asked=[user["name"] or user["id"] for user in detail["assigned_users"]],
+        is_settled=heartbeat is None
+        or heartbeat >= datetime.fromisoformat(detail["created_at"]) + SETTLING,
     )
 
 
