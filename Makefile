@@ -13,6 +13,7 @@ TOPICS ?= 20
 SEED ?= 1
 SCHEDULES ?= 200
 FIRST ?= 0
+QUARTER ?= git
 
 export EBBTIDE_ROOT := $(CURDIR)
 export EBBTIDE_HOME := $(CURDIR)/.ebbtide
@@ -26,6 +27,9 @@ UV := .venv/bin/uv
 WITH_ENV := set -a; . $(HOME_DIR)/conf/airflow.env; set +a;
 OFFLINE := { echo "setup: packages could not be fetched; check the network, the proxy and pip's index, then run make again" >&2; exit 1; }
 
+# A test file at a time, a process a core.
+PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+NO_SERVICES := 'not services and not compose and not browser'
 PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
@@ -34,7 +38,7 @@ BENCH_ADOPTED := adopted,adopted-v3,delete-on-adopted,merge-on-adopted,merge-on-
 BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) $(HOME_DIR)/ebbtide.zip $(DONE)/airflow archive
 
-.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-services smoke test-compose test-browser pictures vendor fuzz fuzz-spark chaos check lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-all test-short-and-long test-quarter durations test-services smoke test-compose test-browser pictures vendor fuzz fuzz-spark chaos check check-types check-style lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -49,8 +53,21 @@ run: setup ## Two nights on the sample log: ingest, nightly_retention twice, the
 
 environment.tar.gz: $(HOME_DIR)/environment.tar.gz ## What executors import, for a cluster's spark.archives (WORKER_PYTHON=)
 
-test: check ## Set up everything and run all checks and tests
-	@$(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: ## Set up everything, run all checks and the tests that a change needs first
+	@$(MAKE) -j2 check setup-test
+	@$(PYTEST)
+
+test-all: setup-test ## All tests there are, services, browser and containers too; goes on where it was stopped
+	@$(PY) -m tests.everything
+
+test-short-and-long: setup-test
+	@$(PYTEST) -m $(NO_SERVICES) $(MORE)
+
+test-quarter: setup-test ## A quarter of the long tests, another one with each commit (QUARTER= 0 to 3)
+	@$(PYTEST) -m 'long and '$(NO_SERVICES) --quarter $(QUARTER) $(MORE)
+
+durations: setup-test ## Store in tests/durations.json what each test costs, by a run of all without services
+	@$(PYTEST) -m $(NO_SERVICES) --store-durations
 
 fuzz: setup-test ## Random logs through Kafka's classes and our rules (LOGS=, SEED=, FIRST= to go on)
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
@@ -63,7 +80,7 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
-	@$(PY) -m pytest -m services tests/services tests/stores tests/writers
+	@$(PY) -m pytest -m services tests/services tests/stores tests/writers $(MORE)
 
 smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST and S3 (part of test-services)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
@@ -71,12 +88,12 @@ smoke: setup-test ## Two nights on PostgreSQL and a Spark cluster, and on REST a
 
 test-compose: setup-test ## docker-compose.yaml: image, services, nights by its scheduler, a kill (needs Docker)
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
-	@$(PY) -m pytest -m compose tests/compose
+	@$(PY) -m pytest -m compose tests/compose $(MORE)
 
 test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form, a key, 500 topics (needs npm, chromium, PostgreSQL)
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
-	@$(PY) -m pytest -m browser tests/browser
+	@$(PY) -m pytest -m browser tests/browser $(MORE)
 
 pictures: test-browser ## The pictures of the pages in README and docs/pages.md, as test-browser has taken them
 	@cp $(foreach page,$(PICTURES),$(HOME_DIR)/browser/pictures/$(page)-light.png $(HOME_DIR)/browser/pictures/$(page)-dark.png) docs/pictures
@@ -87,11 +104,15 @@ vendor: ## Fetch the pages' scripts from npm at their pinned versions
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
 
-check: setup-test ## Format, lint, types and import contracts
+check: check-types check-style ## Format, lint, types and import contracts
+
+check-types: machine $(DONE)/requirements-dev
+	@.venv/bin/mypy
+
+check-style: machine $(DONE)/requirements-dev
 	@.venv/bin/ruff format --check --quiet . || { echo "check: run .venv/bin/ruff format ." >&2; exit 1; }
 	@.venv/bin/ruff check --quiet .
-	@.venv/bin/mypy
-	@.venv/bin/lint-imports
+	@.venv/bin/lint-imports --no-logo
 
 docs: setup-test ## Write the generated pages: docs/settings.md, docs/runs.md and docs/conformance.md
 	@$(PY) -m docs.generate

@@ -2,14 +2,25 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from ebbtide.runs.application import STRICT
 from tests.commit_points import CommitPoints
-from tests.fresh_seed import FRESH_SEED
-from tests.slowest_files import begun_at, slowest_files
+from tests.durations import (
+    QUARTERS,
+    Durations,
+    dearest_first,
+    file_of,
+    is_short_case,
+    only_of_quarter,
+    quarter_of,
+    read_stored,
+)
+from tests.fresh_seed import FreshSeeds
+from tests.resumed import Resumed, mark_of_sources
 
 # Spark's Python workers run in this environment, whatever `python3` is on the path.
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
@@ -21,27 +32,66 @@ settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.envir
 settings.load_profile("ebbtide")
 
 
+OF_AIRFLOW = ("tests/dags/", "tests/plugins/", "tests/surfaces/test_lake_surfaces.py")
+
 # What helpers assert is shown in full when it fails, as it is of tests.
 pytest.register_assert_rewrite(
     "tests.tables", "tests.stages", "tests.jobs", "tests.nights", "tests.services"
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ebbtide")
+    group.addoption(
+        "--quarter", help=f"run a quarter of the files, 0 to {QUARTERS - 1}, or by `git`"
+    )
+    group.addoption("--store-durations", action="store_true", help="store what each file costs")
+    group.addoption("--resume", metavar="FILE", help="leave out the test files that this one names")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Fail a whole run in which no test killed a job at some commit point."""
-    config.pluginmanager.register(CommitPoints(Path(__file__).parent), "commit points")
+    plugins = config.pluginmanager
+    plugins.register(CommitPoints(Path(__file__).parent), "commit points")
+    plugins.register(Durations(is_to_store=config.option.store_durations), "durations")
+    plugins.register(FreshSeeds(), "fresh seeds")
+    if config.option.resume:
+        plugins.register(Resumed(Path(config.option.resume), mark_of_sources()), "resumed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
-    items.sort(key=lambda item: begun_at(item.nodeid))
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say which quarter runs."""
+    asked = config.option.quarter
+    return None if asked is None else f"quarter {quarter_of(asked)} of 0 to {QUARTERS - 1}"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the files that took longest, fixtures included."""
-    reports = [report for kind in terminalreporter.stats.values() for report in kind]
-    phases = [(r.nodeid, r.duration) for r in reports if isinstance(r, pytest.TestReport)]
-    terminalreporter.line(f"fresh seed: {FRESH_SEED}")
-    terminalreporter.section("slowest files")
-    for file, seconds in slowest_files(phases):
-        terminalreporter.line(f"{seconds:7.1f} s  {file}")
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave the case that `long(but=CASE)` names in `make test`."""
+    item.own_markers[:] = [mark for mark in item.own_markers if not is_short_case(item.name, mark)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process a file at a time, and one process all files that need Airflow.
+
+    It takes Airflow 20 CPU seconds to begin in a process.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = file_of(nodeid)
+            return "airflow" if file.startswith(OF_AIRFLOW) else file
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # once `-m` has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that cost most, of a quarter of them if one is asked for."""
+    stored = read_stored()
+    if config.option.quarter is not None:
+        left_out = set(only_of_quarter(items, quarter_of(config.option.quarter), stored))
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+    dearest_first(items, stored)

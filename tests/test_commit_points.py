@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commit_points import missed
+from tests.commit_points import MARKS_OF_OTHER_RUNS, missed
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
@@ -72,7 +72,7 @@ def test_a_run_without_the_tests_that_have_runs_of_their_own_is_whole(
     tmp_path: Path, options: list[str]
 ) -> None:
     """As `make test` is, by what pyproject.toml adds to every command."""
-    for mark in ("services", "compose"):
+    for mark in MARKS_OF_OTHER_RUNS:
         (tmp_path / f"test_{mark}.py").write_text(MARKED.format(mark=mark))
     done = run(tmp_path, {"one": "a", "two": "a"}, *options, "-m", DESELECTED)
     assert "2 passed" in done.stdout, done.stdout

@@ -25,6 +25,7 @@ def with_spark(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> LakeSandbo
     return lake
 
 
+@pytest.mark.long
 def test_sql_gives_rows_as_json(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
     query = "SELECT offset, `partition` FROM log.a WHERE offset > 0 ORDER BY offset;"
     answer = ebbtide("sql", "--json", query)
@@ -35,12 +36,14 @@ def test_sql_gives_rows_as_json(with_spark: LakeSandbox, ebbtide: Ebbtide) -> No
     assert answer.code == 0
 
 
+@pytest.mark.long
 def test_a_bad_statement_fails_with_its_cause(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
     answer = ebbtide("sql", "SELECT * FROM log.nope")
     assert answer.code == 1
     assert "log`.`nope" in answer.err
 
 
+@pytest.mark.long
 def test_a_plan_changes_nothing(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
     request = {"topics": [{"topic": "log.a", "partitions": [{"partition": 0, "offset": 2}]}]}
     answer = ebbtide("plan", "--json", "delete_records", "--request", json.dumps(request))

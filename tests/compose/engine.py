@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from tests.lake_sandbox import EBBTIDE_HOME
+from tests.waiting import PATIENCE_S
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-START_SECONDS = 60
+START_SECONDS = PATIENCE_S
 # The classic builder is in the daemon; the newer one is a program that may be missing.
 BUILDER = {"DOCKER_BUILDKIT": "0"}
 HEALTHY, ENDS_BY_ITSELF = "running healthy", "init"

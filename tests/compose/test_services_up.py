@@ -22,11 +22,12 @@ from tests.services.scheduled_nights import (
     described,
     run_scheduled_nights,
 )
+from tests.waiting import PATIENCE_S
 
 DAGS = len(list((ROOT / "dags").glob("*.py")))
 # What would mean something in a URL, in a shell and in a file of Java properties.
 AWKWARD = r"p@ss:w/or d%\4#'"
-UP_SECONDS = 300.0
+UP_SECONDS = PATIENCE_S
 # Images and the folders of their stand-ins.
 IMAGES = {
     "python:3.11-slim-bookworm": "python",
@@ -91,7 +92,7 @@ def api(compose: Compose) -> AirflowApi:
     compose.wait_until_healthy(UP_SECONDS)
     url = f"http://127.0.0.1:{compose.settings['AIRFLOW_PORT']}"
     opened = AirflowApi(url, "admin", AWKWARD)
-    opened.wait_for_dags(DAGS, UP_SECONDS)
+    opened.wait_for_dags(DAGS)
     return opened
 
 

@@ -40,6 +40,7 @@ def submit(
     )
 
 
+@pytest.mark.long
 def test_a_submitted_job_takes_its_classes_from_the_archive(
     lake: LakeSandbox, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def change_the_class_path(lake: LakeSandbox) -> None:
     defaults.write_text(re.sub(rf"^{key}\s+", f"{key} {jar}:", text, flags=re.MULTILINE))
 
 
+@pytest.mark.long(but="no archive")
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -119,6 +121,7 @@ def test_a_conf_that_is_named_with_a_slash_is_the_same(lake: LakeSandbox) -> Non
     assert "archive" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_callers_own_properties_file_is_used(lake: LakeSandbox, tmp_path: Path) -> None:
     properties_file = tmp_path / "own.conf"
     properties_file.write_text("spark.driver.memory 333m\n")

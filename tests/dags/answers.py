@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
-from tests.dags.runs import run_dag
+from tests.dags.runs import BETWEEN_LOOKS, run_dag
+from tests.waiting import PATIENCE_S, wait_until
 
 APPROVE, REJECT = "Approve", "Reject"
-PATIENCE_SECONDS = 10.0
 
 
 @dataclass
@@ -51,8 +50,11 @@ def run_and_wait(dag_id: str, **conf: Any) -> Answered:
         from airflow.jobs.job import Job
         from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
 
-        time.sleep(1.1)
-        SchedulerJobRunner(job=Job()).check_awaiting_input_timeouts()
+        def is_over() -> bool:
+            SchedulerJobRunner(job=Job()).check_awaiting_input_timeouts()
+            return waiting(dag_id) is None
+
+        wait_until(is_over, f"the question of {dag_id} to be over")
 
     return _run(dag_id, look, conf)
 
@@ -78,7 +80,7 @@ def _run(dag_id: str, react: Callable[[Any], None], conf: dict[str, Any]) -> Ans
 class Waits(logging.Handler):
     """Knows when `dag.test` waits for an answer.
 
-    It sets the state of a task once more behind it: an answer given before is lost.
+    Between two looks it sets states from what it has read: an answer given then is lost.
     """
 
     def __init__(self) -> None:
@@ -96,12 +98,13 @@ def _react_when_asked(
     """The question, once there is one and it was reacted to."""
     while not has_ended.wait(0.1):
         if asked := waiting(dag_id):
-            waits.has_begun.wait(PATIENCE_SECONDS)
-            try:
-                react(asked)
-            except BaseException:
-                respond(asked, REJECT, "tests")  # else the run would wait for ever
-                raise
+            waits.has_begun.wait(PATIENCE_S)
+            with BETWEEN_LOOKS:
+                try:
+                    react(asked)
+                except BaseException:
+                    respond(asked, REJECT, "tests")  # else the run would wait for ever
+                    raise
             return asked.hitl_detail
     return None
 

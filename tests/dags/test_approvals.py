@@ -66,6 +66,7 @@ def test_the_question_shows_the_plan(spark_submit: FakeSpark) -> None:
     assert answered.assignees == []
 
 
+@pytest.mark.long
 def test_an_undo_asks_what_is_to_return_and_publishes_whose_records_did(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -84,6 +85,7 @@ def test_an_undo_asks_what_is_to_return_and_publishes_whose_records_did(
     assert asset_events(answered.run) == {"ebbtide://lake/log/a": extra}
 
 
+@pytest.mark.long
 def test_a_repair_asks_also_where_no_record_would_leave(spark_submit: FakeSpark) -> None:
     """What others removed comes back then, or the state is set anew."""
     found = {"found": ["records: delete by spark"], "back_to": {"records": "7"}}
@@ -131,6 +133,7 @@ def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
     assert asset_events(answered.run) == {}
 
 
+@pytest.mark.long
 def test_no_answer_in_time_is_recorded_and_changes_nothing(
     spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_no_answer_in_time_is_recorded_and_changes_nothing(
     assert (rejected.approved_by, rejected.rejected_by) == (None, None)
 
 
+@pytest.mark.long
 def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
     run = run_dag("delete_records", **FORM, plan_only=True)
     assert run.state == "success"
@@ -154,6 +158,7 @@ def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
     assert (note(run) or "").startswith("Only planned, nothing was changed.\ndelete_records-")
 
 
+@pytest.mark.long
 def test_nobody_is_asked_for_a_plan_that_removes_nothing(spark_submit: FakeSpark) -> None:
     spark_submit.planned_records = 0
     run = run_dag("delete_records", **FORM)
@@ -164,6 +169,7 @@ def test_nobody_is_asked_for_a_plan_that_removes_nothing(spark_submit: FakeSpark
     assert (note(run) or "").startswith("No approval was needed: nothing would be removed.")
 
 
+@pytest.mark.long
 def test_a_plan_that_cannot_be_made_is_not_asked_for(spark_submit: FakeSpark) -> None:
     spark_submit.dies_in["delete_records"] = 1
     run = run_dag("delete_records", **FORM)
@@ -171,6 +177,7 @@ def test_a_plan_that_cannot_be_made_is_not_asked_for(spark_submit: FakeSpark) ->
     assert states(run)["approve"] == states(run)["delete_records"] == "upstream_failed"
 
 
+@pytest.mark.long
 def test_an_approval_that_is_marked_as_successful_approves_nothing(
     spark_submit: FakeSpark,
 ) -> None:
@@ -181,6 +188,7 @@ def test_an_approval_that_is_marked_as_successful_approves_nothing(
     assert "delete_records failed: expected an answer from approve, found none" in (note(run) or "")
 
 
+@pytest.mark.long
 def test_what_is_planned_after_the_question_is_not_executed(spark_submit: FakeSpark) -> None:
     """As where somebody clears `plan` while `approve` waits."""
 
@@ -216,6 +224,7 @@ def test_only_the_approvers_may_answer(
     assert spark_submit.submitted[-1].options.approved_by == "ann"
 
 
+@pytest.mark.long
 def test_a_plan_is_not_asked_for_twice_where_its_execution_is_tried_again(
     spark_submit: FakeSpark,
 ) -> None:
@@ -226,6 +235,7 @@ def test_a_plan_is_not_asked_for_twice_where_its_execution_is_tried_again(
     assert len(plan_ids(spark_submit)) == 2
 
 
+@pytest.mark.long
 def test_approve_plan_executes_plans_of_several_jobs(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -246,6 +256,7 @@ def test_approve_plan_executes_plans_of_several_jobs(
     assert executed == {(plan.job, plan.plan_id) for plan in plans}
 
 
+@pytest.mark.long
 def test_approve_plan_records_a_rejection(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     plan = lake.plan("log.a", "expire_segments")
     run = run_and_answer("approve_plan", REJECT, plans=[plan.plan_id]).run
@@ -287,6 +298,7 @@ def test_retention_now_plans_each_stage_and_executes_them_in_order(
     assert asset_events(answered.run) == {"ebbtide://lake/log/b": {"low_watermarks": {"0": 5}}}
 
 
+@pytest.mark.long
 def test_retention_now_rejected_executes_no_stage(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -297,6 +309,7 @@ def test_retention_now_rejected_executes_no_stage(
     assert [s.options.rejected_by for s in spark_submit.submitted] == [None, "ben"]
 
 
+@pytest.mark.long
 def test_a_stage_that_fails_is_named_and_the_next_one_goes_on(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -309,6 +322,7 @@ def test_a_stage_that_fails_is_named_and_the_next_one_goes_on(
     assert note(run) == cause
 
 
+@pytest.mark.long(but="True")
 @pytest.mark.parametrize("is_known", [True, False])
 def test_approve_plan_refuses_what_cannot_be_executed(
     lake: LakeSandbox, spark_submit: FakeSpark, is_known: bool
@@ -323,6 +337,7 @@ def test_approve_plan_refuses_what_cannot_be_executed(
     assert spark_submit.submitted == []
 
 
+@pytest.mark.long
 def test_a_plan_without_its_keys_is_left_to_the_dag_that_has_them(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -331,6 +346,7 @@ def test_a_plan_without_its_keys_is_left_to_the_dag_that_has_them(
     assert "trigger erase_keys with them, which asks for a plan of its own" in (note(run) or "")
 
 
+@pytest.mark.long
 def test_with_four_eyes_another_person_is_asked_whatever_would_go(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

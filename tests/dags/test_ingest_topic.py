@@ -32,6 +32,7 @@ def connection(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MAIN", json.dumps({**KAFKA, "conn_type": kind}))
 
 
+@pytest.mark.long(but="kafka")
 @pytest.mark.parametrize("kind", ["kafka", "generic"])
 def test_the_form_is_passed_on_and_the_connection_by_the_environment_alone(
     spark_submit: FakeSpark,
@@ -74,6 +75,7 @@ def test_a_topic_that_lost_offsets_is_named_and_the_others_are_published(
     }
 
 
+@pytest.mark.long
 def test_what_refuses_all_topics_is_not_tried_again(
     spark_submit: FakeSpark, connection: None
 ) -> None:
@@ -83,6 +85,7 @@ def test_what_refuses_all_topics_is_not_tried_again(
     assert len(spark_submit.submitted) == 1
 
 
+@pytest.mark.long(but="True")
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_configure_gets_the_connection_of_the_topics_source(
     lake: LakeSandbox, spark_submit: FakeSpark, connection: None, is_asked: bool
@@ -95,6 +98,7 @@ def test_configure_gets_the_connection_of_the_topics_source(
     assert given == ({"main": KAFKA["extra"]} if is_asked else {})
 
 
+@pytest.mark.long
 def test_a_night_may_follow_each_ingest_and_not_itself(
     lake: LakeSandbox,
     spark_submit: FakeSpark,

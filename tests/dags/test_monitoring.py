@@ -178,6 +178,7 @@ def date_successes_back(age: timedelta) -> float:
     return datetime.now(UTC).timestamp()
 
 
+@pytest.mark.long
 def test_a_topic_that_keeps_failing_tells_when_it_last_succeeded(
     lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_topic_that_keeps_failing_tells_when_it_last_succeeded(
     assert ages["b"] == 0
 
 
+@pytest.mark.long
 def test_a_plan_is_not_measured(lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD) -> None:
     lake.topic("log.a", WORK, COMPACT)
     form = {"topic": "log.a", "set": ["kafka.retention.ms=5"], "plan_only": True}
@@ -213,6 +215,7 @@ def test_a_plan_is_not_measured(lake: LakeSandbox, spark_submit: FakeSpark, stat
     assert statsd.lines
 
 
+@pytest.mark.long
 def test_nothing_is_sent_where_statsd_drops_tags(
     lake: LakeSandbox,
     spark_submit: FakeSpark,
@@ -266,6 +269,7 @@ def test_a_notifier_is_told_of_guards_and_horizons(
     assert horizon.startswith("log.a: a delete horizon passed 2.0 hours before this night")
 
 
+@pytest.mark.long
 def test_a_notifier_is_told_each_night_of_holds_to_review(
     lake: LakeSandbox, spark_submit: FakeSpark, told: list[str]
 ) -> None:
@@ -280,6 +284,7 @@ def test_a_notifier_is_told_each_night_of_holds_to_review(
     ]
 
 
+@pytest.mark.long
 def test_holds_that_cannot_be_read_hide_no_other_notice(
     lake: LakeSandbox, spark_submit: FakeSpark, told: list[str], statsd: StatsD
 ) -> None:
@@ -291,6 +296,7 @@ def test_holds_that_cannot_be_read_hide_no_other_notice(
     assert not [name for name in statsd.of_ebbtide() if name.startswith("holds_to_review")]
 
 
+@pytest.mark.long
 def test_a_quiet_night_tells_nobody(
     lake: LakeSandbox, spark_submit: FakeSpark, told: list[str]
 ) -> None:
@@ -299,6 +305,7 @@ def test_a_quiet_night_tells_nobody(
     assert told == []
 
 
+@pytest.mark.long(but="no.such.Notifier")
 @pytest.mark.parametrize(
     "notifier", [f"{__name__}.Notifier", "no.such.Notifier", "Notifier", "os.getcwd"]
 )

@@ -10,6 +10,7 @@ WORK = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0)}
 LIMITED = {"kafka.cleanup.policy": "compact,delete", "kafka.retention.ms": "1"}
 
 
+@pytest.mark.long
 def test_no_topic_is_a_run_that_says_so(spark_submit: FakeSpark) -> None:
     run = run_dag("nightly_retention")
     assert run.state == "success"
@@ -31,6 +32,7 @@ def test_one_topic(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     assert now == run.run_after.isoformat(timespec="milliseconds")
 
 
+@pytest.mark.long
 def test_two_topics_share_an_application(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     lake.topic("log.b", WORK)
@@ -40,6 +42,7 @@ def test_two_topics_share_an_application(lake: LakeSandbox, spark_submit: FakeSp
     ]
 
 
+@pytest.mark.long
 def test_two_groups_are_two_applications(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     lake.topic("log.b", WORK)
@@ -71,6 +74,7 @@ def test_a_topic_that_fails_stays_behind(lake: LakeSandbox, spark_submit: FakeSp
     }
 
 
+@pytest.mark.long
 def test_a_group_without_healthy_topics_is_skipped(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -81,6 +85,7 @@ def test_a_group_without_healthy_topics_is_skipped(
     assert states(run)["expire_segments[0]"] == states(run)["expire_snapshots[0]"] == "skipped"
 
 
+@pytest.mark.long
 def test_a_retry_takes_only_what_a_retry_can_help(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -99,6 +104,7 @@ def test_a_retry_takes_only_what_a_retry_can_help(
     ]
 
 
+@pytest.mark.long
 def test_a_spark_that_dies_without_a_word_is_tried_again(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -116,6 +122,7 @@ def test_a_stage_without_work_starts_no_spark(lake: LakeSandbox, spark_submit: F
     assert [submitted.job for submitted in spark_submit.submitted] == ["expire_snapshots"]
 
 
+@pytest.mark.long
 def test_replicas_are_asked_for_the_new_log_starts(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -139,6 +146,7 @@ def test_healthy_topics_tell_their_assets_the_low_watermarks(
     assert asset_events(run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 5}}}
 
 
+@pytest.mark.long
 def test_the_low_watermark_is_what_the_replicas_answered(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -154,6 +162,7 @@ def test_the_low_watermark_is_what_the_replicas_answered(
     }
 
 
+@pytest.mark.long
 def test_only_the_topics_asked_for(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     lake.topic("log.b", WORK)
@@ -162,6 +171,7 @@ def test_only_the_topics_asked_for(lake: LakeSandbox, spark_submit: FakeSpark) -
     assert {tuple(submitted.topics) for submitted in spark_submit.submitted} == {("log.b",)}
 
 
+@pytest.mark.long
 def test_an_unknown_topic_fails_the_run(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     run = run_dag("nightly_retention", topics=["log.nope"])
@@ -170,6 +180,7 @@ def test_an_unknown_topic_fails_the_run(lake: LakeSandbox, spark_submit: FakeSpa
     assert spark_submit.submitted == []
 
 
+@pytest.mark.long(but="in the future")
 @pytest.mark.parametrize(
     "now",
     [
@@ -188,6 +199,7 @@ def test_a_now_that_cannot_be_is_refused(
     assert spark_submit.submitted == []
 
 
+@pytest.mark.long
 def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", WORK)
     run = run_dag("nightly_retention", now="2999-01-01T00:00:00Z", allow_future_now=True)
@@ -195,6 +207,7 @@ def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeS
     assert {s.options.now for s in spark_submit.submitted} == {"2999-01-01T00:00:00.000+00:00"}
 
 
+@pytest.mark.long
 def test_a_plan_that_removes_too_much_is_not_tried_again(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
         assert [queued.asset.uri for queued in queue] == ["ebbtide://lake/log/flights"]
 
 
+@pytest.mark.long
 def test_the_triggered_run_sees_the_low_watermarks(
     night: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_triggered_run_sees_the_low_watermarks(
     assert "log.flights partition 0: nothing is left below 3" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low_watermark", [-1])
 def test_no_answer_in_time_says_nothing(night: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(

@@ -56,6 +56,7 @@ def test_a_night_after_an_ingest(real_spark: LakeSandbox) -> None:
     assert max(map(len, report.splitlines())) <= 160
 
 
+@pytest.mark.long
 @pytest.mark.airflow
 def test_nobody_executes_a_plan_of_their_own_and_another_does(
     real_spark: LakeSandbox, monkeypatch: pytest.MonkeyPatch

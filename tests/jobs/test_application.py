@@ -22,13 +22,14 @@ from ebbtide.runs.application import (
     run_topics,
     to_ms,
 )
-from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.runs.runs_table import EndedAttempt, JobOutcome, append_runs
 from tests.jobs.submit import submit
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.process import free_port
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
+from tests.waiting import PATIENCE_S, wait_until
 
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
 MESSAGES = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
@@ -72,29 +73,73 @@ def test_a_full_disk_is_tried_again_and_a_bug_is_not(
     assert rows["log.bug"]["is_transient"] is False
 
 
+ARGUMENTS = Namespace(
+    plan_only=False, job="a_job", run_id="r", dag=None, task=None, now=at(FIRST_MS)
+)
+TOPICS = [TopicName("log", "a"), TopicName("log", "b")]
+
+
 def test_a_row_that_cannot_be_written_stops_no_other_topic(
     lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def append(spark: Any, attempt: JobAttempt, *rest: Any) -> None:
-        if attempt.topic.topic == "a":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        append_run(spark, attempt, *rest)
+    def append(spark: Any, ended: list[EndedAttempt]) -> None:
+        if any(of.attempt.topic.topic == "a" for of in ended):
+            raise ValueError("no such row")
+        append_runs(spark, ended)
 
-    monkeypatch.setattr(application, "append_run", append)
-    monkeypatch.setattr(lake.session, "newSession", lambda: lake.session)
-    args = Namespace(plan_only=False, job="a_job", run_id="r", dag=None, task=None)
-    args.now = at(FIRST_MS)
-    topics = [TopicName("log", "a"), TopicName("log", "b")]
-    assert run_topics(lake.session, args, topics, lambda *_: JobOutcome()) == ExitCode.TRANSIENT
+    monkeypatch.setattr(application, "append_runs", append)
+    monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
+    assert run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome()) == ExitCode.FAILED
     assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
+    assert "ERROR a_job log.a: failed: ValueError: no such row" in capsys.readouterr().err
+
+
+def test_rows_that_may_have_been_written_are_not_written_twice(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(spark: Any, ended: list[EndedAttempt]) -> None:
+        append_runs(spark, ended)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(application, "append_runs", append)
+    monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
+    code = run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome())
+    assert code == ExitCode.TRANSIENT
+    rows = lake.session.table(RUNS_TABLE).collect()
+    assert sorted(row["topic"] for row in rows) == ["log.a", "log.b"]
     output = capsys.readouterr().err
-    assert "ERROR a_job log.a: failed: UnavailableError: expected the catalog and its" in output
+    for topic in TOPICS:
+        assert f"ERROR a_job {topic}: failed: UnavailableError: expected the catalog and" in output
+
+
+def test_rows_of_topics_that_end_together_are_one_commit(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
+    assert run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome()) == ExitCode.DONE
+    assert lake.session.table(RUNS_TABLE).count() == 2
+    assert lake.session.table(f"{RUNS_TABLE}.snapshots").count() == 1
+
+
+def test_a_row_waits_for_no_topic_that_takes_long(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "ROWS_WAIT_S", 0.1)
+
+    def work(_: Any, topic: TopicName) -> JobOutcome:
+        if topic == TOPICS[1]:
+            wait_until(lambda: lake.session.table(RUNS_TABLE).count() == 1, "the row of the other")
+        return JobOutcome()
+
+    assert run_topics(lake.session, ARGUMENTS, TOPICS, work) == ExitCode.DONE
+    assert lake.session.table(RUNS_TABLE).count() == 2
 
 
 def test_now_is_exact_to_the_millisecond() -> None:
     assert to_ms(parse_now("2026-11-22T01:00:00.123+01:00")) == 1_795_305_600_123
 
 
+@pytest.mark.long
 def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: Path) -> None:
     for topic, config in {"good": CONFIG, "bad": {**CONFIG, "retention.ms": "soon"}}.items():
         write_log(tmp_path / topic, topic, MESSAGES, CONFIG)
@@ -159,6 +204,7 @@ def test_what_fails_outside_of_any_topic_has_its_exit_code_too(
     assert ("Traceback" in output) is has_traceback
 
 
+@pytest.mark.long
 def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
     lake = CellSandbox(
         tmp_path / "home",

@@ -16,6 +16,8 @@ from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import at, ingest
 
+pytestmark = pytest.mark.long
+
 NAME = TopicName("log", "t")
 MESSAGES = [[Message("a", "1"), Message("b", "1")], [Message("a", None)], []]
 

@@ -29,8 +29,9 @@ from tests.kafka.delete_broker import acl
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.stages.ingest_topic.live import CONNECTION, NOW_MS, Writer, connect, create, records_of
 from tests.tables.nights import at
+from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 # Its parts stand for what a shell, JSON and Java's login configuration could stumble over.
 WORD = "hushedword"
@@ -56,6 +57,7 @@ def run(
     return submit(sandbox, "ingest_topic", *where, *arguments, kill_at=kill_at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.LIVE_SLICE, Step.INGEST_BATCHES])
 def test_a_killed_run_is_finished_by_the_next(
     sandbox: LakeSandbox, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, step: Step
@@ -88,6 +90,7 @@ def telling(sandbox: LakeSandbox) -> Iterator[None]:
         path.write_text(text)
 
 
+@pytest.mark.long
 def test_a_password_shows_nowhere_whatever_is_logged(
     sandbox: LakeSandbox, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, telling: None
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_password_shows_nowhere_whatever_is_logged(
     assert WORD not in f"{done.stdout}{done.stderr}{seen}{rows}"
 
 
+@pytest.mark.long
 def test_a_user_who_may_not_read_is_named_and_no_password_is(
     sandbox: LakeSandbox, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, telling: None
 ) -> None:
@@ -115,7 +119,7 @@ def test_a_user_who_may_not_read_is_named_and_no_password_is(
     admin = AdminClient(broker.client())
     allowed = [acl("describer", ResourceType.TOPIC, "closed", what) for what in DESCRIBES]
     for done in admin.create_acls(allowed).values():
-        done.result(timeout=30)
+        done.result(timeout=PATIENCE_S)
     connect(monkeypatch, broker, **broker.client("describer"))
     refused = run(sandbox, "log", "--topic", "log.closed")
     assert refused.returncode == 1

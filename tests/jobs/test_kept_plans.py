@@ -3,11 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from ebbtide.iceberg.schema import PLANS_TABLE
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest
+
+pytestmark = pytest.mark.long
 
 CONFIG = {"cleanup.policy": "delete", "retention.bytes": "0"}
 NOW_MS = FIRST_MS + DAY_MS

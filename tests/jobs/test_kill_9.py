@@ -47,12 +47,18 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> LakeSandbox:
 @pytest.mark.parametrize(
     ("job", "step", "left"),
     [
-        ("mark_tombstones", Step.MARK_STATE, [0, 1, 2, 3, 4, 5]),
-        ("clean_log", Step.ROUND_BATCHES, [1, 2, 3, 4, 5]),
+        pytest.param(
+            "mark_tombstones", Step.MARK_STATE, [0, 1, 2, 3, 4, 5], marks=pytest.mark.long
+        ),
+        pytest.param("clean_log", Step.ROUND_BATCHES, [1, 2, 3, 4, 5], marks=pytest.mark.long),
         ("expire_segments", Step.TRUNCATE_BATCHES, [2, 3, 4, 5]),
-        ("delete_records", Step.TRUNCATE_RECORDS, [3, 4, 5]),
-        ("expire_snapshots", Step.EXPIRE_SNAPSHOTS, [1, 2, 3, 4, 5]),
-        ("configure_topic", Step.CONFIGURE_TOPIC, [0, 1, 2, 3, 4, 5]),
+        pytest.param("delete_records", Step.TRUNCATE_RECORDS, [3, 4, 5], marks=pytest.mark.long),
+        pytest.param(
+            "expire_snapshots", Step.EXPIRE_SNAPSHOTS, [1, 2, 3, 4, 5], marks=pytest.mark.long
+        ),
+        pytest.param(
+            "configure_topic", Step.CONFIGURE_TOPIC, [0, 1, 2, 3, 4, 5], marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_killed_job_is_finished_by_the_next(
@@ -88,6 +94,7 @@ def test_a_killed_job_is_finished_by_the_next(
         assert load(sandbox.session, name).config.retention_ms == 7
 
 
+@pytest.mark.long
 def test_a_killed_quarantine_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
     """Of records that were tombstones before, so that they are to be marked again."""
     name = TopicName("quarantine", "t")
@@ -112,6 +119,7 @@ def test_a_killed_quarantine_is_finished_by_the_next(sandbox: LakeSandbox, tmp_p
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
 
 
+@pytest.mark.long
 def test_a_killed_undo_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
     name = TopicName("undo_run", "t")
     write_log(tmp_path / "log", "t", MESSAGES, CONFIG)
@@ -135,6 +143,7 @@ def test_a_killed_undo_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: P
     assert rows_removed(sandbox, name) == 3  # by delete_records
 
 
+@pytest.mark.long
 def test_a_killed_copy_is_finished_by_the_next(sandbox: LakeSandbox) -> None:
     """The table grows in between; the second run knows it without being told."""
     name, source = TopicName("ingest_table", "t"), "raw.t"
@@ -156,6 +165,7 @@ def test_a_killed_copy_is_finished_by_the_next(sandbox: LakeSandbox) -> None:
     assert "ebbtide.copied.slice" not in load(sandbox.session, name).properties
 
 
+@pytest.mark.long
 def test_a_killed_replication_is_finished_by_the_next(sandbox: LakeSandbox, tmp_path: Path) -> None:
     name = TopicName("replicate_log", "t")
     sandbox.add_catalog("other")
@@ -197,6 +207,7 @@ def closed_archive(sandbox: LakeSandbox, name: TopicName, directory: Path) -> li
     return ["--topic", str(name), "--now", at(NIGHT_MS).isoformat(), *ERASE]
 
 
+@pytest.mark.long
 def test_a_killed_erasure_is_finished_by_the_next(
     sandbox: LakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +226,7 @@ def test_a_killed_erasure_is_finished_by_the_next(
     assert "nobody" not in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_two_processes_append_each_tombstone_once(
     sandbox: LakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

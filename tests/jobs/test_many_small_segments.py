@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import at
+
+pytestmark = pytest.mark.long
 
 PARTITIONS, SEGMENTS, RECORDS = 100, 10, 3
 

@@ -68,6 +68,7 @@ def run(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return main
 
 
+@pytest.mark.long
 def test_every_job_says_what_its_types_say(
     lake: LakeSandbox, run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

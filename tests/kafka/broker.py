@@ -16,8 +16,9 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-START_SECONDS = 90.0
-STOP_SECONDS = 60.0
+from tests.waiting import PATIENCE_S
+
+START_SECONDS = STOP_SECONDS = PATIENCE_S
 JVM_OPTIONS = (
     "-Xmx512m",
     "-XX:+UseSerialGC",

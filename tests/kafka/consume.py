@@ -18,10 +18,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.kafka.broker import KafkaBroker
+from tests.waiting import PATIENCE_S
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = PATIENCE_S
 # Serving must not change the log: no cleaning, and no retention whatever the records' age.
 QUIET = {
     "log.cleaner.enable": "false",
@@ -163,7 +164,7 @@ def create_topics(bootstrap_servers: str, counts: dict[str, int]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     topics = [NewTopic(name, count, 1, config=config) for name, count in counts.items()]
     for created in admin.create_topics(topics).values():
-        created.result(timeout=30)
+        created.result(timeout=PATIENCE_S)
 
 
 def exchange_segments(source: Path, target: Path) -> None:

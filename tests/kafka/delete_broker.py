@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +41,7 @@ from tests.kafka.delete_cases import (
     TOPICS,
     UNKNOWN_PARTITION,
 )
+from tests.waiting import PATIENCE_S, wait_until
 
 TIMEOUT_MS = 20_000
 SETTINGS = QUIET | {
@@ -108,19 +108,18 @@ def fill(broker: KafkaBroker) -> None:
 def create(broker: KafkaBroker, topics: Sequence[NewTopic]) -> None:
     admin = AdminClient(broker.client())
     for created in admin.create_topics(list(topics)).values():
-        created.result(timeout=30)
+        created.result(timeout=PATIENCE_S)
 
 
 def commit(admin: AdminClient, group: str, offsets: list[TopicPartition]) -> None:
     """Commit what a group has read, once its coordinator is there."""
-    deadline = time.monotonic() + 30
-    while True:
+
+    def is_done() -> bool:
         held = ConsumerGroupTopicPartitions(group, offsets)
         done = admin.alter_consumer_group_offsets([held])[group].result().topic_partitions
-        if not any(partition.error for partition in done):
-            return
-        assert time.monotonic() < deadline, done[0].error
-        time.sleep(0.1)
+        return not any(partition.error for partition in done)
+
+    wait_until(is_done, f"the coordinator of {group} to take its offsets")
 
 
 def acl(user: str, kind: ResourceType, name: str, operation: str) -> AclBinding:
@@ -153,10 +152,10 @@ def produce(
             timestamp = FIRST_MS + after_first * 1000
             producer.produce(topic, b"v", str(i), partition=partition, timestamp=timestamp)
             if topic == ROLLED:
-                producer.flush(30)  # a batch each
+                producer.flush(PATIENCE_S)  # a batch each
     if transactional_id:
         producer.commit_transaction()
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 def wait_for_checkpoints(broker: KafkaBroker) -> None:
@@ -172,13 +171,13 @@ def wait_for_checkpoints(broker: KafkaBroker) -> None:
         for topic in TOPICS
         for partition in range(0, partition_count(topic), 2)
     }
-    deadline = time.monotonic() + 30
-    while not (
-        ended <= lines_of(broker.log_dir / "replication-offset-checkpoint")
-        and started <= lines_of(broker.log_dir / "log-start-offset-checkpoint")
-    ):
-        assert time.monotonic() < deadline, "the broker does not write its checkpoints"
-        time.sleep(0.1)
+    ends, starts = (
+        broker.log_dir / f"{name}-offset-checkpoint" for name in ("replication", "log-start")
+    )
+    wait_until(
+        lambda: ended <= lines_of(ends) and started <= lines_of(starts),
+        "the broker's checkpoints to have all offsets",
+    )
 
 
 def lines_of(checkpoint: Path) -> set[str]:

@@ -10,6 +10,7 @@ from tests.kafka.oracle import LogState, Record, manifest_logs, run_oracle
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.long
 def test_a_broker_serves_until_it_is_stopped_and_starts_again(
     kafka_jars: Path, tmp_path: Path
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_broker_that_cannot_start_says_why(kafka_jars: Path, tmp_path: Path) -
         broker.start()
 
 
+@pytest.mark.long
 def test_consumers_of_the_sample_read_what_kafka_holds(
     sample_log: Path, kafka_jars: Path, tmp_path: Path
 ) -> None:

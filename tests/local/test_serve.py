@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import PATIENCE_S, wait_until
 
 # Ignores SIGTERM where told to, and leaves a grandchild in a session of its own.
 CHILD = """
@@ -68,13 +69,13 @@ def supervise(tmp_path: Path, port: int, **children: list[str]) -> subprocess.Po
 
 def started(tmp_path: Path, count: int) -> list[int]:
     """Every process that the children reported, once all have."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def reported() -> list[int]:
         process_ids = [path.read_text().split() for path in (tmp_path / "pids").iterdir()]
-        if len(process_ids) == count and all(len(pids) == 2 for pids in process_ids):
-            return [int(pid) for pids in process_ids for pid in pids]
-        time.sleep(0.1)
-    raise AssertionError("the children did not start")
+        is_complete = len(process_ids) == count and all(len(pids) == 2 for pids in process_ids)
+        return [int(pid) for pids in process_ids for pid in pids] if is_complete else []
+
+    return wait_until(reported, f"{count} children to start")
 
 
 def is_alive(pid: int) -> bool:
@@ -89,7 +90,7 @@ def test_a_signal_ends_every_child_and_what_they_left(
     supervisor = supervise(tmp_path, port, one=[CHILD], two=[CHILD, "deaf"])
     pids = started(tmp_path, 2)
     supervisor.send_signal(number)
-    output, _ = supervisor.communicate(timeout=20)
+    output, _ = supervisor.communicate(timeout=PATIENCE_S)
     assert supervisor.returncode == 0
     assert output.splitlines() == ["up: starting Airflow, about half a minute", "up: stopping"]
     assert [pid for pid in pids if is_alive(pid)] == []
@@ -97,7 +98,7 @@ def test_a_signal_ends_every_child_and_what_they_left(
 
 def test_a_child_that_ends_by_itself_ends_everything(tmp_path: Path, port: int) -> None:
     supervisor = supervise(tmp_path, port, one=[CHILD], two=[ENDS_SECOND])
-    output, _ = supervisor.communicate(timeout=20)
+    output, _ = supervisor.communicate(timeout=PATIENCE_S)
     assert supervisor.returncode == 1
     assert f"up: two ended, see {tmp_path}/logs/two.log" in output.splitlines()
     pids = [int(p) for path in (tmp_path / "pids").iterdir() for p in path.read_text().split()]
@@ -112,6 +113,6 @@ def test_a_busy_port_is_one_line(tmp_path: Path, port: int) -> None:
         taken.listen()
         busy = taken.getsockname()[1]
         supervisor = supervise(tmp_path, busy, one=[CHILD])
-        output, _ = supervisor.communicate(timeout=20)
+        output, _ = supervisor.communicate(timeout=PATIENCE_S)
     assert supervisor.returncode == 1
     assert output == f"up: port {busy} is taken; say make up PORT=8090\n"

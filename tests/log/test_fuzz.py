@@ -7,28 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.scenarios import from_json
 from tests.log.fuzz import REGRESSIONS, Summary, run, write_smallest
 from tests.log.replay import Replay, replay_topics
 
 FIXED_SEED = 1
-LOGS = 1_000
+FEW, MANY = 150, 1_000
 FOUND = sorted(REGRESSIONS.glob("*.json"))
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED], ids=["fixed seed", "fresh seed"])
+@pytest.mark.parametrize("logs", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_kafka_leaves_the_same_of_random_logs(
-    seed: int, kafka_jars: Path, capsys: pytest.CaptureFixture[str]
+    seed: int, logs: int, kafka_jars: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     total = Summary()
-    for summary in run(seed, range(LOGS)):
+    for summary in run(seed, range(logs)):
         total.add(summary)
     with capsys.disabled():
         print(f"\nseed {seed}: {total}")
     for number, lines in list(total.failed.items())[:1]:
         pytest.fail(f"log {number}: {lines[:5]}; smallest: {write_smallest(seed, number)}")
-    assert total.logs == LOGS
+    assert total.logs == logs
     assert total.gaps() == []
 
 

@@ -10,6 +10,8 @@ from tests.nights.archived_lake import NIGHT_MS, TOPICS, end_all, expected, open
 from tests.tables.fixtures import KilledError
 from tests.tables.nights import DAY_MS, clean
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("archive", ["state_in_properties"])
 def test_work_in_flight_ends_as_the_version_that_began_it_would_have_ended_it(

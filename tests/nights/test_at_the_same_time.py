@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files import file_commits
 from ebbtide.iceberg.topics import compare_and_set, load
@@ -45,6 +44,9 @@ from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.tables.other_tools import tables_of
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.long
 
 __all__ = ["sandbox"]
 
@@ -102,7 +104,7 @@ def together(sandbox: LakeSandbox, name: TopicName, *jobs: Job | list[Job]) -> l
 
     with ThreadPoolExecutor() as pool:
         futures = [pool.submit(run, job) for job in jobs]
-        return [future.result(timeout=300) for future in futures]
+        return [future.result(timeout=PATIENCE_S) for future in futures]
 
 
 def clean(session: SparkSession, name: TopicName) -> JobOutcome:
@@ -199,11 +201,11 @@ def test_a_request_removes_files_that_a_round_has_written_deletions_for(
     offset: int,
 ) -> None:
     request = plan_delete(load(sandbox.session, name), {0: offset}, NIGHT_MS)
-    location = str(java_table(sandbox.session, tables_of(name)[number]).location())
+    table = tables_of(name)[number]
     waiting = [lambda: execute_delete(request)]
 
-    def after_the_request(loaded: Any, tag: WorkTag, before: int) -> object:
-        if waiting and str(loaded.location()) == location:
+    def after_the_request(loaded: Table, tag: WorkTag, before: int) -> object:
+        if waiting and loaded.name == table:
             waiting.pop()()
         return tagging(loaded, tag, before)
 
@@ -255,7 +257,8 @@ def test_two_processes_at_a_time_end_at_the_larger_offset(
             )
             for offset in (10, 25)
         ]
-        assert [future.result().returncode for future in done] == [0, 0]
+        ended = [future.result() for future in done]
+    assert [of.returncode for of in ended] == [0, 0], [of.stdout[-3000:] for of in ended]
     view = view_of_table(sandbox.session, name, 0)
     assert (view.log_start_offset, offsets(view)) == (25, list(range(25, END)))
 
@@ -287,7 +290,7 @@ def test_a_reader_sees_nothing_below_an_answered_low_watermark_and_no_hole_above
                     time.sleep(0.1)
         finally:
             stopped.set()
-        reader.result(timeout=300)
+        reader.result(timeout=PATIENCE_S)
     assert answered == [0, 6, 17, 33, 46]
     for low_watermark, seen in reads:
         assert seen == list(range(seen[0], END)), "a hole"

@@ -17,6 +17,8 @@ from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, expire, ingest, mark, set_properties
 from tests.tables.other_tools import rewrite_files, tables_of
 
+pytestmark = pytest.mark.long
+
 COMPACT = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.01"}
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 OLD = [[Message("a", str(n)), Message(f"k{n}", "1")] for n in range(9)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.oracle import OracleError
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import from_json
@@ -20,14 +20,15 @@ from tests.nights import spark_replay
 from tests.nights.fuzz import REGRESSIONS
 from tests.nights.spark_replay import Tally, expect, replay_topic
 
+pytestmark = pytest.mark.long
+
 TOPICS = 5
 
 
 @pytest.mark.parametrize(
-    ("seed", "options"),
-    [(1, ["--in-tasks"]), (FRESH_SEED, ["--map-bytes", "9000", "--holds"])],
-    ids=["fixed seed, in tasks", "fresh seed, on the driver, offset maps in shares, with holds"],
+    "options", [["--in-tasks"], ["--map-bytes", "9000", "--holds"]], ids=" ".join
 )
+@pytest.mark.parametrize("seed", seeds(__file__, 1))
 def test_kafka_leaves_the_same_of_random_topics(
     seed: int, options: list[str], kafka_jars: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,12 +15,14 @@ from ebbtide.errors import ExitCode
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from jobs import clean_log, delete_records, expire_segments
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import DAY_MS, clean, expire, ingest, mark, set_properties
 from tests.tables.planned import Jobs
 from tests.tables.planned import jobs as jobs
+
+pytestmark = pytest.mark.long
 
 PARTITIONS = (0, 1)
 CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.01"}
@@ -117,7 +119,7 @@ class RandomTopic:
 @pytest.mark.parametrize(
     "job", [clean_log, expire_segments, delete_records], ids=["clean", "expire", "delete"]
 )
-@pytest.mark.parametrize("seed", [FRESH_SEED + i for i in range(TOPICS)])
+@pytest.mark.parametrize("seed", seeds(__file__, *range(1, TOPICS)))
 def test_an_execution_removes_nothing_beyond_its_plan(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path, job: ModuleType, seed: int
 ) -> None:

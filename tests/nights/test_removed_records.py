@@ -22,13 +22,15 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs import application
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.nights.test_reported_numbers import PARTITIONS, other_settings, topic_of
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ANY_SHARE, DAY_MS, at, set_properties
+
+pytestmark = pytest.mark.long
 
 FIXED_SEED = 56
 DISTURBED_SHARE = 0.7
@@ -172,7 +174,7 @@ def lake(sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch) ->
     return lake
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+@pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_each_record_that_left_is_in_the_row_of_one_run(
     seed: int, lake: Lake, tmp_path: Path
 ) -> None:

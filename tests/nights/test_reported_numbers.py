@@ -27,7 +27,7 @@ from ebbtide.stages.erase_keys.stage import erase_keys
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
@@ -38,6 +38,8 @@ from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
 from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
 from tests.tables.partition_log import T0, append, batch, write_segments
 from tests.tables.truth import Change, Truth, size_bytes
+
+pytestmark = pytest.mark.long
 
 FIXED_SEED = 56
 PARTITIONS = 6
@@ -286,7 +288,7 @@ def some_keys(truth: Truth, rng: random.Random) -> list[bytes]:
     return [*rng.sample(held, min(3, len(held))), b"no such key"]
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+@pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_each_number_of_random_nights_is_what_the_tables_say(
     seed: int, sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:

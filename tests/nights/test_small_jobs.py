@@ -16,6 +16,8 @@ from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 
+pytestmark = pytest.mark.long
+
 TOMBSTONE_FLAG = 0x20
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}

@@ -40,6 +40,7 @@ def fill(lake: LakeSandbox, nights: int) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nights", [10, 400])
 def test_one_runs_rows_open_no_more_files_as_years_pass(
     nights: int, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
@@ -62,6 +63,7 @@ def test_one_runs_rows_open_no_more_files_as_years_pass(
     assert opened[0] <= 2
 
 
+@pytest.mark.long
 def test_after_ten_years_one_runs_rows_are_read_at_the_price_of_today(
     lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

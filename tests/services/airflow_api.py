@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any
 
+from ebbtide.orchestration.pages.views.run.progress import SETTLING
+from tests.waiting import wait_until
+
 ENDED = {"success", "failed"}
-READING_SECONDS = 15.0
 OVER = {*ENDED, "skipped", "upstream_failed"}  # of a task
 
 
@@ -39,14 +41,15 @@ class AirflowApi:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{method} {path}: {error.code} {error.read()!r}") from error
 
-    def wait_for_dags(self, count: int, seconds: float) -> None:
+    def wait_for_dags(self, count: int) -> None:
         """Until the dag-processor has read them all, without an error."""
-        deadline = time.monotonic() + seconds
-        while (dags := self._ask("GET", "/api/v2/dags")["total_entries"]) < count:
+
+        def are_there() -> bool:
             errors = self._ask("GET", "/api/v2/importErrors")["import_errors"]
             assert not errors, errors
-            assert time.monotonic() < deadline, f"{dags} of {count} DAGs after {seconds} s"
-            time.sleep(2)
+            return bool(self._ask("GET", "/api/v2/dags")["total_entries"] >= count)
+
+        wait_until(are_there, f"{count} DAGs", pause_s=2)
 
     def trigger(self, dag: str, conf: Mapping[str, Any]) -> str:
         """Unpause a DAG and start a run of it; the run's id."""
@@ -55,12 +58,13 @@ class AirflowApi:
         run_id: str = self._ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)["dag_run_id"]
         return run_id
 
-    def wait_for_a_run(self, dag: str, others: Collection[str], seconds: float) -> str:
+    def wait_for_a_run(self, dag: str, others: Collection[str]) -> str:
         """Wait until a DAG has a run beside these; its id."""
-        deadline = time.monotonic() + seconds
-        while not (new := [run_id for run_id in self.runs(dag) if run_id not in others]):
-            assert time.monotonic() < deadline, f"no new run of {dag} after {seconds} s"
-            time.sleep(1)
+        new = wait_until(
+            lambda: [run_id for run_id in self.runs(dag) if run_id not in others],
+            f"a new run of {dag}",
+            pause_s=1,
+        )
         return new[0]
 
     def runs(self, dag: str) -> list[str]:
@@ -68,58 +72,72 @@ class AirflowApi:
         runs = self._ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]
         return [run["dag_run_id"] for run in runs]
 
-    def must_succeed(self, dag: str, conf: Mapping[str, Any], seconds: float) -> str:
+    def must_succeed(self, dag: str, conf: Mapping[str, Any]) -> str:
         """Trigger a DAG and wait; the run's id when it has succeeded."""
         run_id = self.trigger(dag, conf)
-        state = self.wait(dag, run_id, seconds)
+        state = self.wait(dag, run_id)
         assert state == "success", f"{dag} {run_id}: {self.states(dag, run_id)}"
         return run_id
 
-    def wait_until(self, state: str, dag: str, run_id: str, task: str, seconds: float) -> None:
-        """Until the task is in a state, and not longer than that."""
-        deadline = time.monotonic() + seconds
-        while state not in (now := self.states(dag, run_id).get(task, [])):
-            assert not OVER & set(now), f"{task} was over before it was seen {state}: {now}"
-            assert time.monotonic() < deadline, self.states(dag, run_id)
-            time.sleep(1)
+    def wait_until(self, state: str, dag: str, run_id: str, task: str) -> None:
+        """Until the task is in a state; AssertionError if it was over before."""
 
-    def approve(self, dag: str, run_id: str, note: str, seconds: float) -> str:
+        def is_in_it() -> bool:
+            now = self.states(dag, run_id).get(task, [])
+            if state in now:
+                return True
+            assert not OVER & set(now), f"{task} was over before it was seen {state}: {now}"
+            return False
+
+        wait_until(is_in_it, f"{task} of {dag} to be {state}", pause_s=1)
+
+    def approve(self, dag: str, run_id: str, note: str) -> str:
         """Answer a run that must ask; the question."""
-        question = self.approve_if_asked(dag, run_id, note, seconds)
+        question = self.approve_if_asked(dag, run_id, note)
         assert question is not None, self.states(dag, run_id)
         return question
 
-    def approve_if_asked(self, dag: str, run_id: str, note: str, seconds: float) -> str | None:
+    def approve_if_asked(self, dag: str, run_id: str, note: str) -> str | None:
         """Answer a run if it asks, which it does where something would be removed; the question.
 
-        An answer takes as long as a person's. Airflow 3.3.2 fails the task if one comes before its
-        scheduler has heard from the executor that the task only waits.
+        It answers once Airflow's scheduler knows that the task waits, as ebbtide's pages do.
         """
-        deadline = time.monotonic() + seconds
-        while not OVER & set(now := self.states(dag, run_id).get("approve", [])):
-            if "awaiting_input" in now:
-                time.sleep(READING_SECONDS)
-                return self._answer(dag, run_id, note)
-            assert time.monotonic() < deadline, self.states(dag, run_id)
-            time.sleep(1)
-        return None
+        asks = OVER | {"awaiting_input"}
+        now = wait_until(
+            lambda: asks & set(self.states(dag, run_id).get("approve", [])),
+            f"{dag} to ask for an approval, or to need none",
+            pause_s=1,
+        )
+        if "awaiting_input" not in now:
+            return None
+        wait_until(lambda: self._is_settled(dag, run_id), "Airflow's scheduler to go on", pause_s=1)
+        return self._answer(dag, run_id, note)
+
+    def _is_settled(self, dag: str, run_id: str) -> bool:
+        detail = self._ask("GET", f"{self._approval(dag, run_id)}/hitlDetails")
+        health = self._ask("GET", "/api/v2/monitor/health")
+        heartbeat = health["scheduler"]["latest_scheduler_heartbeat"]
+        asked_at = datetime.fromisoformat(detail["created_at"])
+        return datetime.fromisoformat(heartbeat) >= asked_at + SETTLING
+
+    def _approval(self, dag: str, run_id: str) -> str:
+        return f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1"
 
     def _answer(self, dag: str, run_id: str, note: str) -> str:
-        path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/approve/-1/hitlDetails"
+        path = f"{self._approval(dag, run_id)}/hitlDetails"
         question: str = self._ask("GET", path)["body"]
         answer = {"chosen_options": ["Approve"], "params_input": {"note": note}}
         self._ask("PATCH", path, answer)
         return question
 
-    def wait(self, dag: str, run_id: str, seconds: float) -> str:
+    def wait(self, dag: str, run_id: str) -> str:
         """The run's state when it has ended."""
-        deadline = time.monotonic() + seconds
-        while True:
+
+        def ended() -> str:
             state: str = self._ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"]
-            if state in ENDED:
-                return state
-            assert time.monotonic() < deadline, self.states(dag, run_id)
-            time.sleep(2)
+            return state if state in ENDED else ""
+
+        return wait_until(ended, f"{dag} {run_id} to end", pause_s=2)
 
     def note(self, dag: str, run_id: str) -> str | None:
         """What Airflow shows beside a run."""

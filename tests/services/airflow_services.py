@@ -21,7 +21,6 @@ from tests.services.process import Server, free_port
 
 LOGIN = ("admin", "tests-login")
 DAGS = len(list((ROOT / "dags").glob("*.py")))
-UP_SECONDS = 120.0
 # After a crash Airflow waits so long before it takes a task for dead: minutes, if not set.
 SOON = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
@@ -99,7 +98,7 @@ class Airflow:
     def api(self) -> AirflowApi:
         """Its API, when it knows all DAGs."""
         opened = AirflowApi(self.url, *LOGIN)
-        opened.wait_for_dags(DAGS, UP_SECONDS)
+        opened.wait_for_dags(DAGS)
         return opened
 
     def kill_scheduler(self) -> None:

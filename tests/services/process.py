@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS = 90.0
+from tests.waiting import PATIENCE_S
+
+START_SECONDS = PATIENCE_S
 STOP_SECONDS = 30.0
 TAIL_LINES = 25
 

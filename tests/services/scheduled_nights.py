@@ -20,20 +20,19 @@ from tests.services.cells import CLUSTER, FIRST_NIGHT, REQUEST, SECOND_NIGHT, TO
 
 DESCRIBE = Path(__file__).with_name("describe_lake.py")
 NAMES = [f"{CLUSTER}.{topic}" for topic in TOPICS]
-RUN_SECONDS = 600.0
 
 
 def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     """All jobs by their DAGs; `disturb` is called while the second night cleans."""
-    api.must_succeed("ingest_segments", {"now": FIRST_NIGHT}, RUN_SECONDS)
+    api.must_succeed("ingest_segments", {"now": FIRST_NIGHT})
     for name in NAMES:
         settings = {"topic": name, "set": ["ebbtide.max.delete.ratio=1"], "plan_only": False}
         run_id = api.trigger("configure_topic", settings)
-        api.approve_if_asked("configure_topic", run_id, "the sample's limits", RUN_SECONDS)
-        state = api.wait("configure_topic", run_id, RUN_SECONDS)
+        api.approve_if_asked("configure_topic", run_id, "the sample's limits")
+        state = api.wait("configure_topic", run_id)
         assert state == "success", api.states("configure_topic", run_id)
 
-    night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT), RUN_SECONDS)
+    night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT))
     report = api.log("nightly_retention", night, "verdict")
     assert all(name in report for name in NAMES)
     page = api.read("GET", "/ebbtide/")
@@ -41,18 +40,18 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     assert page.count(f"/ebbtide/runs/{quote(night, safe='')}?dag=nightly_retention") >= len(NAMES)
 
     night = api.trigger("nightly_retention", _night_at(SECOND_NIGHT))
-    api.wait_until("running", "nightly_retention", night, "clean_log", RUN_SECONDS)
+    api.wait_until("running", "nightly_retention", night, "clean_log")
     disturb()
-    state = api.wait("nightly_retention", night, RUN_SECONDS)
+    state = api.wait("nightly_retention", night)
     assert state == "success", api.states("nightly_retention", night)
 
     (asked,) = REQUEST["topics"]
     offsets = {str(part["partition"]): part["offset"] for part in asked["partitions"]}
     run_id = api.trigger("delete_records", {"topic": asked["topic"], "offsets": offsets})
-    question = api.approve("delete_records", run_id, "tests", RUN_SECONDS)
+    question = api.approve("delete_records", run_id, "tests")
     assert f"### {asked['topic']}" in question
     assert "Asked for by **admin**" in question
-    state = api.wait("delete_records", run_id, RUN_SECONDS)
+    state = api.wait("delete_records", run_id)
     assert state == "success", api.states("delete_records", run_id)
     assert (api.note("delete_records", run_id) or "").startswith("Approved by admin (tests).")
 
@@ -60,7 +59,7 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
 def assert_a_failed_night_says_why(api: AirflowApi) -> None:
     """The note that the scheduler leaves on a run begins with the cause."""
     night = api.trigger("nightly_retention", {"topics": [f"{CLUSTER}.unknown"]})
-    assert api.wait("nightly_retention", night, RUN_SECONDS) == "failed"
+    assert api.wait("nightly_retention", night) == "failed"
     cause = f"expected topics that have a table, found {CLUSTER}.unknown; the lake holds "
     note = api.note("nightly_retention", night) or ""
     assert note.startswith(f"group_topics failed: {cause}")

@@ -23,10 +23,10 @@ from tests.services.process import Server
 from tests.services.rest_catalog import RestCatalog
 from tests.services.s3_api import BUCKET, S3Api
 from tests.services.spark_cluster import SparkCluster
+from tests.waiting import wait_until
 
 TRIES = 4
 AWAY_SECONDS = 3.0
-START_SECONDS = 10.0
 # Seen in a job's output when it is in the middle of its work.
 BEGUN = "INFO"
 GONE = Refusal(503, "ServiceUnavailable")
@@ -52,10 +52,10 @@ def executor_killed(cluster: SparkCluster) -> Disturbance:
 
     def disturb() -> None:
         children = ["pgrep", "-P", str(cluster.workers[0].pid)]
-        deadline = time.monotonic() + START_SECONDS
-        while not (pids := subprocess.run(children, capture_output=True).stdout.split()):
-            assert time.monotonic() < deadline, "the worker has no executor"
-            time.sleep(0.1)
+        pids = wait_until(
+            lambda: subprocess.run(children, capture_output=True).stdout.split(),
+            "the worker to have an executor",
+        )
         for child in pids:
             os.kill(int(child), signal.SIGKILL)
 

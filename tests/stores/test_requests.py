@@ -31,6 +31,8 @@ from tests.stores.nights import COMPACT, NIGHT_MS
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import clean, expire, ingest, mark, set_properties
 
+pytestmark = pytest.mark.long
+
 MOST_REQUESTS = 6  # for a data file that a job reads
 BATCH_RECORDS, VALUE_BYTES = 100, 6000
 

@@ -9,8 +9,8 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, table_exists
-from ebbtide.iceberg.files.table_store import catalog_store
 from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
@@ -21,6 +21,8 @@ from tests.services.s3_api import BUCKET, S3Api
 from tests.stores.nights import NIGHT_MS, view_after_a_night
 from tests.tables.logs import FIRST_MS
 from tests.tables.nights import ANY_SHARE, at, clean, ingest, mark, night
+
+pytestmark = pytest.mark.long
 
 MOST_REQUESTS = 6  # for a data file that a job reads
 

@@ -22,6 +22,8 @@ from tests.tables.kafka_view import view_of_table
 from tests.tables.logs import FIRST_MS
 from tests.tables.nights import ingest, night, set_properties
 
+pytestmark = pytest.mark.long
+
 OURS = Credentials("ours", "our-secret", "our-token")
 THEIRS = Credentials("theirs", "their-secret", "their-token")
 OUR_REGION, THEIR_REGION = "eu-west-3", "us-west-2"

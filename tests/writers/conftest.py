@@ -16,6 +16,7 @@ from tests.tables.fixtures import cluster as cluster
 from tests.tables.fixtures import kafka_jars as kafka_jars
 from tests.tables.fixtures import sandbox as sandbox
 from tests.tables.planned import jobs as jobs
+from tests.waiting import PATIENCE_S
 from tests.writers.connect_sink import CONTROL_TOPIC, JARS
 from tests.writers.producing import PARTITIONS
 
@@ -41,5 +42,5 @@ def topic(broker: KafkaBroker, cluster: str) -> str:
     topics = [NewTopic(cluster, PARTITIONS, 1, config=kept), NewTopic(CONTROL_TOPIC, 1, 1)]
     admin = AdminClient(broker.client())
     for created in admin.create_topics(topics).values():
-        created.result(timeout=30)
+        created.result(timeout=PATIENCE_S)
     return cluster

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 
@@ -14,11 +13,11 @@ from ebbtide.lake.reader import Lake, open_lake
 from jobs import adopt_table, clean_log, expire_segments, mark_tombstones
 from tests.tables.nights import HOUR_MS
 from tests.tables.planned import Jobs
+from tests.waiting import wait_until
 from tests.writers.fold import Night, fold
 from tests.writers.producing import Produced, ends
 from tests.writers.shapes import WrittenTable
 
-WAIT_SECONDS = 240.0
 DELETE_RETENTION_MS = 12 * HOUR_MS
 SETTINGS = {
     "kafka.cleanup.policy": "compact",
@@ -62,13 +61,6 @@ class Writers:
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         return 0 if snapshot is None else int(snapshot.snapshotId())
-
-
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, f"{what}: not so after {WAIT_SECONDS} s"
-        time.sleep(0.5)
 
 
 class Nights:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from confluent_kafka import Producer
 
 from tests.kafka.broker import KafkaBroker
+from tests.waiting import PATIENCE_S
 
 PARTITIONS = 2
 KEYS, RARE_KEYS = 25, 400
@@ -65,7 +66,7 @@ class Producing:
         while not self._ended.is_set():
             for _ in range(self._rng.randint(1, AT_ONCE)):
                 self._produce_one()
-            self._producer.flush(30)
+            self._producer.flush(PATIENCE_S)
             self._ended.wait(PAUSE_SECONDS)
         self._producer.flush(60)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from tests.jobs.submit import BIN
 from tests.lake_sandbox import LakeSandbox
 from tests.services.process import Server
+from tests.waiting import PATIENCE_S
 
 STREAM = Path(__file__).with_name("stream.py")
-END_SECONDS = 180.0
+END_SECONDS = PATIENCE_S
 
 
 class Streaming(Server):

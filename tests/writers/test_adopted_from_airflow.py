@@ -32,7 +32,6 @@ pytestmark = pytest.mark.services
 ORDERS = WrittenTable("raw.orders", CONNECT_FLAT, 3)
 CLICKS = WrittenTable("raw.clicks", REDPANDA, 2, "hours(redpanda.timestamp)")
 TABLES = (ORDERS, CLICKS)
-RUN_SECONDS = 600.0
 
 
 @pytest.fixture
@@ -99,8 +98,8 @@ def adopt_by_form(
     page.locator("[id='switch:element_plan_only'] [data-part='control']").click()
     page.screenshot(path=picture)
     page.get_by_test_id("trigger-dag-submit").click()
-    run_id = api.wait_for_a_run("adopt_table", before, RUN_SECONDS)
-    state = api.wait("adopt_table", run_id, RUN_SECONDS)
+    run_id = api.wait_for_a_run("adopt_table", before)
+    state = api.wait("adopt_table", run_id)
     assert state == "success", api.log("adopt_table", run_id, "adopt_table")
 
 
@@ -109,4 +108,4 @@ def a_night(api: AirflowApi, number: int) -> str:
     now = datetime.now(UTC) + timedelta(days=number)
     names = [of.name for of in TABLES]
     conf = {"now": now.isoformat(), "topics": names, "allow_future_now": True}
-    return api.must_succeed("nightly_retention", conf, RUN_SECONDS)
+    return api.must_succeed("nightly_retention", conf)

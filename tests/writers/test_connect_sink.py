@@ -19,6 +19,7 @@ from tests.writers.shapes import CONNECT_NESTED, WrittenTable
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.long
 def test_two_nights_beside_a_sink_lose_and_double_nothing(
     sandbox: LakeSandbox,
     cluster: str,

@@ -19,6 +19,7 @@ from tests.lake_sandbox import LakeSandbox
 DELETED = {"kafka.cleanup.policy": "delete"}
 
 
+@pytest.mark.long(but="one topic")
 @pytest.mark.parametrize(
     ("form", "asked"),
     [
@@ -48,6 +49,7 @@ def test_delete_records_makes_a_request(
     }
 
 
+@pytest.mark.long
 def test_a_request_of_many_partitions_is_no_argument(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_request_of_many_partitions_is_no_argument(
     assert not Path(file).exists()
 
 
+@pytest.mark.long(but="two things")
 @pytest.mark.parametrize(
     "form",
     [
@@ -111,6 +114,7 @@ def test_a_connections_secret_reaches_the_driver_and_nothing_else(
     assert "groups" in rendered(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("connection", [None, {**KAFKA, "conn_type": "http"}])
 def test_a_connection_that_airflow_does_not_have_is_left_to_the_job(
     lake: LakeSandbox,

@@ -55,6 +55,7 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     assert SECRET not in seen
 
 
+@pytest.mark.long
 def test_erase_keys_of_a_file_of_a_closed_archive(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -68,6 +69,7 @@ def test_erase_keys_of_a_file_of_a_closed_archive(
         assert (submitted.keys, submitted.connections) == (None, None)
 
 
+@pytest.mark.long
 def test_more_keys_than_an_environment_holds_are_refused(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -77,6 +79,7 @@ def test_more_keys_than_an_environment_holds_are_refused(
     assert spark_submit.submitted == []
 
 
+@pytest.mark.long
 def test_an_erasure_that_did_not_arrive_is_asked_for_again(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

@@ -30,6 +30,7 @@ def test_ingest_of_chosen_topics(spark_submit: FakeSpark) -> None:
     assert spark_submit.submitted[0].options.topic == ["log.a", "log.b"]
 
 
+@pytest.mark.long
 def test_an_ingest_that_fails_is_named(spark_submit: FakeSpark) -> None:
     spark_submit.failures["ingest_segments", "log.found"] = [ForeignLogError("another log")]
     run = run_dag("ingest_segments")
@@ -40,6 +41,7 @@ def test_an_ingest_that_fails_is_named(spark_submit: FakeSpark) -> None:
     }
 
 
+@pytest.mark.long
 def test_the_causes_of_two_partitions_are_one_whole_line_and_the_note(
     spark_submit: FakeSpark, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,6 +58,7 @@ def test_the_causes_of_two_partitions_are_one_whole_line_and_the_note(
     assert note(run) == failure
 
 
+@pytest.mark.long
 def test_an_ingest_that_dies_before_any_topic_fails_the_run(spark_submit: FakeSpark) -> None:
     spark_submit.dies_in["ingest_segments"] = 3
     run = run_dag("ingest_segments")

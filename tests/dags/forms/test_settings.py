@@ -40,6 +40,7 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
     assert (executed.options.set, len(executed.options.plan)) == ([], 1)
 
 
+@pytest.mark.long
 def test_settings_by_which_nothing_would_go_are_set_at_once(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
@@ -50,6 +51,7 @@ def test_settings_by_which_nothing_would_go_are_set_at_once(
     assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True, False]
 
 
+@pytest.mark.long
 def test_configure_takes_icebergs_setting(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a")
     for lines in ({"set": [f"{MAX_SNAPSHOT_AGE}=0"]}, {"unset": [MAX_SNAPSHOT_AGE]}):
@@ -83,6 +85,7 @@ def test_a_plan_changes_nothing_and_verdict_shows_it(
     assert spark_submit.submitted[0].options.plan_only
 
 
+@pytest.mark.long
 def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a")
     spark_submit.dies_in["configure_topic"] = 3
@@ -91,6 +94,7 @@ def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeS
     assert len(spark_submit.submitted) == 1
 
 
+@pytest.mark.long(but="topic")
 @pytest.mark.parametrize(
     ("form", "cause"),
     [
@@ -133,6 +137,7 @@ def test_a_refused_configuration_is_not_tried_again(
     assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True, False]
 
 
+@pytest.mark.long
 def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     """Also where the state shows that all is marked."""
     lake.topic("log.a", {0: state_of(first_dirty_offset=5)})
@@ -152,6 +157,7 @@ def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeS
     assert (len(marked.plan), marked.from_offset) == (1, [])
 
 
+@pytest.mark.long
 def test_a_refused_offset_is_not_tried_again(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
     lake.topic("log.a", {0: state_of(first_dirty_offset=0)})
     refusal = RequestError("expected an offset in [5, 9], found 3")

@@ -74,12 +74,14 @@ def test_what_cannot_be_a_topic_is_refused(
         adopt(spark, f"{cluster}.old")
 
 
+@pytest.mark.long
 def test_columns_of_places_stay(spark: SparkSession, name: str) -> None:
     adopt(spark, name)
     with pytest.raises(NotCoveredError, match="run abandon_table first"):
         adopt(spark, name, choices=Choices(offset="timestampType"))
 
 
+@pytest.mark.long
 def test_a_table_of_dead_letters_is_a_topic(spark: SparkSession, cluster: str) -> None:
     name = f"{cluster}.orders~dlq"
     REDPANDA.create(spark, name, 2)

@@ -19,6 +19,8 @@ from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, rewrit
 from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 ONE = [Record(0, "a"), Record(1, "b"), Record(2, "a")]
 OTHER = [Record(0, "a"), Record(1, "a"), Record(2, "a", None), Record(7, "z", partition=3)]
 

@@ -50,6 +50,7 @@ def both_ways(
     return by_columns, bool(found) and all(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_that_others_deleted_and_columns_that_were_renamed(
     spark: SparkSession, cluster: str, version: int, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def test_keys_in_structs(
     assert {p: list(of) for p, of in victims.offsets.items()} == {0: [0, 1]}
 
 
+@pytest.mark.long
 def test_what_only_iceberg_can_read_is_left_to_it(
     spark: SparkSession, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_what_only_iceberg_can_read_is_left_to_it(
     assert not both_ways(spark, name, 20_000, monkeypatch)[1]
 
 
+@pytest.mark.long
 def test_a_column_that_was_added_later_is_missing_in_older_files(
     spark: SparkSession, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

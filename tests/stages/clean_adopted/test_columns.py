@@ -17,6 +17,8 @@ from tests.tables.adopted import (
     spark_table,
 )
 
+pytestmark = pytest.mark.long
+
 MAPPED = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
 
 

@@ -13,6 +13,8 @@ from tests.tables.adopted import Record, adopt, append, clean, delete_places, li
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.upserts import delete_equal, upsert
 
+pytestmark = pytest.mark.long
+
 POSITIONS = 1  # the content of a delete file with positions
 
 

@@ -27,6 +27,8 @@ from tests.tables.adopted import (
 )
 from tests.tables.upserts import delete_equal, upsert
 
+pytestmark = pytest.mark.long
+
 KINDS = {2: {("EQUALITY_DELETES", "PARQUET"), ("POSITION_DELETES", "PARQUET")}}
 KINDS[3] = {("EQUALITY_DELETES", "PARQUET"), ("POSITION_DELETES", "PUFFIN")}
 

@@ -1,5 +1,7 @@
 """The jobs themselves on an adopted table, with their rows in `runs` and kept plans."""
 
+import pytest
+
 from ebbtide.iceberg.topics import load
 from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
@@ -22,6 +24,7 @@ from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
 
+@pytest.mark.long
 def test_a_table_of_others_through_its_jobs(sandbox: LakeSandbox, cluster: str, jobs: Jobs) -> None:
     spark, name = sandbox.session, f"{cluster}.t"
     spark_table(spark, name)

@@ -29,6 +29,7 @@ def horizons(spark: SparkSession, name: str, partition: int = 0) -> tuple[Horizo
     return load(spark, TopicName.parse(name)).partitions[partition].horizons
 
 
+@pytest.mark.long(but="2")
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_table_is_cleaned_night_after_night(
     spark: SparkSession, cluster: str, version: int
@@ -58,6 +59,7 @@ def test_a_table_is_cleaned_night_after_night(
     assert kinds == ({"PUFFIN"} if version == 3 else {"PARQUET"})
 
 
+@pytest.mark.long
 def test_rows_that_arrive_late_are_dirty_again(spark: SparkSession, cluster: str) -> None:
     name = f"{cluster}.t"
     spark_table(spark, name)
@@ -87,6 +89,7 @@ def test_rows_that_arrive_late_are_dirty_again(spark: SparkSession, cluster: str
     assert all(of.horizon_ms != PENDING for of in horizons(spark, name))
 
 
+@pytest.mark.long
 def test_updates_by_others_delay_no_tombstone(spark: SparkSession, cluster: str) -> None:
     name, table = f"{cluster}.t", TopicName(cluster, "t").records_table
     spark_table(spark, name)
@@ -103,6 +106,7 @@ def test_updates_by_others_delay_no_tombstone(spark: SparkSession, cluster: str)
     assert live(spark, name) == [0, 3]
 
 
+@pytest.mark.long
 def test_other_writers_are_never_in_the_way(
     spark: SparkSession, cluster: str, meanwhile: Meanwhile
 ) -> None:
@@ -148,6 +152,7 @@ def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
     assert snapshot.operation() == "delete"
 
 
+@pytest.mark.long
 def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
     spark: SparkSession, cluster: str
 ) -> None:
@@ -205,6 +210,7 @@ def test_a_killed_round_ends_as_an_unbroken_one(
     assert ends[0][0] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_tombstone_that_arrives_while_a_round_is_begun_anew_waits_for_its_own_horizon(
     spark: SparkSession, cluster: str, kill_at: list[Step]
 ) -> None:

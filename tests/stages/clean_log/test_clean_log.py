@@ -59,6 +59,7 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sent", "driver_rows"), [(1, tasks.LITTLE_ROWS), (2, tasks.LITTLE_ROWS), (4, 0)]
 )
@@ -238,6 +239,7 @@ def rows_in(value: object) -> int:
     return sum(map(rows_in, value)) if isinstance(value, list | tuple) else 0
 
 
+@pytest.mark.long
 def test_the_driver_gets_no_more_rows_from_a_segment_with_more_transactions(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

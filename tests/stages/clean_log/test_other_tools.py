@@ -80,6 +80,7 @@ def tags(spark: SparkSession, name: TopicName) -> set[str]:
 ROUND_STEPS = [s for s in Step if s.name.startswith("ROUND") and s is not Step.ROUND_STARTED]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("step", ROUND_STEPS)
 def test_a_killed_round_ends_as_an_unbroken_one_whatever_tools_did_since(
@@ -100,6 +101,7 @@ def test_a_killed_round_ends_as_an_unbroken_one_whatever_tools_did_since(
     assert tags(sandbox.session, topic) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.ROUND_BATCHES, Step.ROUND_STATE])
 def test_a_round_goes_on_while_tools_work(
     sandbox: LakeSandbox, topic: TopicName, unbroken: View, meanwhile: Meanwhile, step: Step
@@ -109,6 +111,7 @@ def test_a_round_goes_on_while_tools_work(
     assert view_of_table(sandbox.session, topic, 0) == unbroken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE])
 def test_a_killed_merge_is_finished_whatever_tools_did_since(
     sandbox: LakeSandbox, topic: TopicName, unbroken: View, kill_at: list[Step], step: Step
@@ -125,6 +128,7 @@ def test_a_killed_merge_is_finished_whatever_tools_did_since(
     assert tags(sandbox.session, topic) == set()
 
 
+@pytest.mark.long
 def test_what_a_killed_job_held_is_let_go(
     sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
 ) -> None:
@@ -136,6 +140,7 @@ def test_what_a_killed_job_held_is_let_go(
     assert tags(sandbox.session, topic) == set()
 
 
+@pytest.mark.long(but="0")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, number: int
@@ -150,6 +155,7 @@ def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
         clean(spark, str(topic), NIGHT_MS)
 
 
+@pytest.mark.long
 def test_a_topic_whose_tables_were_dropped_begins_anew(
     sandbox: LakeSandbox, topic: TopicName, unbroken: View, tmp_path: Path
 ) -> None:
@@ -170,6 +176,7 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
         clean(sandbox.session, str(topic), NIGHT_MS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "again"),
     [
@@ -212,6 +219,7 @@ def lose_held_snapshots(spark: SparkSession, topic: TopicName) -> None:
     rewrite_then_expire(spark, tables_of(topic))
 
 
+@pytest.mark.long
 def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
     sandbox: LakeSandbox,
     topic: TopicName,
@@ -244,6 +252,7 @@ def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows_on_driver", "after", "cause"),
     [(1_000_000, 1, "expired"), (1_000_000, 2, "deleted"), (0, 2, "deleted")],

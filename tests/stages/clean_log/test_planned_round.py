@@ -100,6 +100,7 @@ def test_a_night_without_a_plan_gathers_no_offsets(sandbox: LakeSandbox, name: T
     assert planned.effect.planned == {}
 
 
+@pytest.mark.long
 def test_a_round_ends_where_its_plan_does(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_round_ends_where_its_plan_does(
     assert left(sandbox, name) == [3, 4, 6, 7, 8]
 
 
+@pytest.mark.long
 def test_a_later_round_leaves_nothing_of_a_plan_to_do(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_later_round_leaves_nothing_of_a_plan_to_do(
     assert jobs.events(kept)[-1].numbers["records_removed"] == 0  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_markers_are_offsets_of_a_plan_too(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:
@@ -168,6 +171,7 @@ def test_an_execution_that_is_killed_at_each_commit_goes_on_with_its_plan(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
+@pytest.mark.long
 def test_a_round_in_flight_that_a_plan_does_not_have_is_not_finished_by_it(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_small_neighbours_become_one_file_and_nothing_else_changes(
     assert merge_segments(load(sandbox.session, name)) == 0
 
 
+@pytest.mark.long
 def test_a_night_after_a_merge_ends_as_one_without(sandbox: LakeSandbox, name: TopicName) -> None:
     merge_segments(load(sandbox.session, name))
     clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
@@ -107,6 +108,7 @@ def test_a_merge_that_is_killed_at_each_commit_is_finished_by_whoever_comes_next
     assert offsets(view_of(sandbox, name)) == [*range(3, 16, 2), 17, 18]
 
 
+@pytest.mark.long
 def test_a_round_is_not_planned_on_half_a_merge(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_round_is_not_planned_on_half_a_merge(
         plan_clean(load(sandbox.session, name), NIGHT_MS + DAY_MS)
 
 
+@pytest.mark.long
 def test_a_round_planned_before_a_merge_is_planned_again(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_round_planned_before_a_merge_is_planned_again(
     assert offsets(view_of(sandbox, name)) == [*range(3, 16, 2), 17, 18]
 
 
+@pytest.mark.long
 def test_a_round_in_flight_is_not_disturbed(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:
@@ -139,6 +143,7 @@ def test_a_round_in_flight_is_not_disturbed(
     assert offsets(view_of(sandbox, name)) == [*range(3, 16, 2), 17, 18]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS])
 def test_what_lies_below_the_log_start_goes_though_a_merge_moves_it(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile, step: Step

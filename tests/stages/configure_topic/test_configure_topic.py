@@ -44,6 +44,7 @@ def test_configuring_shows_what_the_next_run_removes(sandbox: LakeSandbox, name:
     assert load(sandbox.session, name).config.retention_ms == 1
 
 
+@pytest.mark.long
 def test_what_is_not_marked_yet_is_foreseen_as_the_next_night_marks_it(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -57,6 +58,7 @@ def test_what_is_not_marked_yet_is_foreseen_as_the_next_night_marks_it(
     assert set(plan.removes()[0]) == before - left == {0, 1, 2}
 
 
+@pytest.mark.long
 def test_a_changed_tombstone_rule_is_foreseen_with_what_the_quarantine_takes(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_plan_names_the_settings_by_which_a_later_night_removes_more(
     assert kept.text.splitlines()[-1] == later
 
 
+@pytest.mark.long
 def test_a_topic_with_a_wrong_setting_is_repaired_by_a_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_topic_with_a_wrong_setting_is_repaired_by_a_plan(
     assert load(sandbox.session, name).config.retention_ms == 99 * DAY_MS
 
 
+@pytest.mark.long
 def test_later_records_are_not_the_plans(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ def test_settings_that_came_between_stop_the_plan(
     assert again.removes == {0: offset_range(0, 5)}
 
 
+@pytest.mark.long
 def test_four_eyes_hold_for_settings_that_would_remove(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:

@@ -43,6 +43,7 @@ def test_records_below_an_offset_leave(sandbox: LakeSandbox, cluster: str, jobs:
     assert load(spark, TopicName.parse(name)).partitions[0].log_start_offset == 5
 
 
+@pytest.mark.long
 def test_a_time_is_the_first_record_at_or_after_it(sandbox: LakeSandbox, cluster: str) -> None:
     """A record below the log start is not found, nor one without a time; older ones stay behind."""
     spark, name = sandbox.session, TopicName(cluster, "t")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -17,6 +15,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.delete_records import replica_truncation
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.stages.delete_records.replica_truncation import Replicas
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.replicate_log.replicas import (
     replica_of,
@@ -28,6 +27,8 @@ from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ingest
+
+pytestmark = pytest.mark.long
 
 __all__ = ["sandbox"]
 
@@ -98,12 +99,17 @@ def test_a_replica_that_is_behind_times_out_and_a_retry_finishes_it(
 
 
 def test_a_replica_that_catches_up_in_time_is_waited_for(
-    sandbox: LakeSandbox, name: TopicName
+    sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = Thread(target=lambda: (time.sleep(2), replicate(sandbox, name)))
-    late.start()
-    outcome = delete(sandbox, name, {0: -1}, timeout_ms=300_000)
-    late.join()
+    wait = Replicas._wait
+
+    def catch_up(waiting: Replicas) -> bool:
+        monkeypatch.setattr(Replicas, "_wait", wait)
+        replicate(sandbox, name)
+        return wait(waiting)
+
+    monkeypatch.setattr(Replicas, "_wait", catch_up)
+    outcome = delete(sandbox, name, {0: -1}, timeout_ms=3_600_000)
     assert replies(outcome) == {0: (6, "NONE")}
     assert left(sandbox, replica_of(name)) == []
 

@@ -132,6 +132,7 @@ def test_a_request_that_is_killed_at_each_commit_is_finished_when_it_is_asked_ag
     assert offsets(view_of_table(sandbox.session, name, 0)) == [5, 6, 7]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS])
 def test_what_is_ingested_meanwhile_into_a_segment_that_leaves_stays(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile, step: Step
@@ -149,6 +150,7 @@ def test_what_is_ingested_meanwhile_into_a_segment_that_leaves_stays(
     assert view.batches[-1]["base_offset"] == 8
 
 
+@pytest.mark.long
 def test_no_vector_is_written_for_a_file_that_another_request_drops_meanwhile(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
 ) -> None:

@@ -149,6 +149,7 @@ def test_older_records_after_the_first_at_a_time_stay_and_are_counted(asked: Ask
     assert counted == dict.fromkeys(counted, 0) | with_older
 
 
+@pytest.mark.long
 def test_a_table_of_others_means_the_same_by_times_and_groups(
     broker: KafkaBroker, asked: Asked, sandbox: LakeSandbox
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_table_and_its_live_topic_move_together_once_the_broker_lets_them(
     assert live.log_start_offsets([partition]) == {partition: 3}
 
 
+@pytest.mark.long
 def test_a_run_that_truncated_the_live_topic_is_not_undone(
     asked: Asked, sandbox: LakeSandbox, jobs: Jobs, with_replica: Callable[[str], None]
 ) -> None:
@@ -315,6 +317,7 @@ def test_groups_that_a_user_may_not_read_are_refused(
         ask(sandbox, DELETED, {0: entry})
 
 
+@pytest.mark.long
 def test_a_frozen_follower_is_waited_for_and_a_retry_finishes_it(
     broker: KafkaBroker, tmp_path: Path
 ) -> None:

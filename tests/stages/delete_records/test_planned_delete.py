@@ -121,6 +121,7 @@ def test_a_plan_is_executed_as_approved_and_only_once(
     assert not row.is_transient
 
 
+@pytest.mark.long
 def test_an_ingest_after_the_plan_stays(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_an_ingest_after_the_plan_stays(
     assert left(sandbox, name) == [8]
 
 
+@pytest.mark.long
 def test_a_time_means_what_it_meant_when_planned(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_time_means_what_it_meant_when_planned(
     assert left(sandbox, name) == [8]
 
 
+@pytest.mark.long
 def test_records_of_a_time_that_stay_behind_newer_ones_are_told(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:
@@ -187,6 +190,7 @@ def test_more_than_the_plan_has_stops_the_execution_before_anything_moves(
     assert stopped.numbers == {"0": {"new": 2, "first": 1}}
 
 
+@pytest.mark.long
 def test_tables_created_anew_are_not_those_of_the_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -212,6 +216,7 @@ def test_an_edited_plan_is_not_executed(sandbox: LakeSandbox, jobs: Jobs, name: 
     assert jobs.events(kept) == []
 
 
+@pytest.mark.long
 def test_an_expired_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
     set_properties(sandbox.session, str(name), {"ebbtide.plan.expire.ms": "1"})
     kept = plan(jobs, name)
@@ -230,6 +235,7 @@ def test_a_rejected_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: Topi
     assert left(sandbox, name) == list(range(8))
 
 
+@pytest.mark.long
 def test_an_answer_that_nobody_gave_in_time_is_a_rejection(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -256,6 +262,7 @@ def test_an_unknown_plan_is_refused_before_anything(jobs: Jobs, name: TopicName)
     assert jobs.run(delete_records, "--plan", "delete_records-20260101-00000000") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_all", [False, True], ids=["of the topic", "of all topics"])
 def test_four_eyes_are_required_where_it_is_executed(
     sandbox: LakeSandbox,
@@ -283,6 +290,7 @@ def test_four_eyes_are_required_where_it_is_executed(
     assert jobs.run(delete_records, *asked, *at_once) == ExitCode.DONE
 
 
+@pytest.mark.long(but="truncate_records")
 @pytest.mark.parametrize("step", [Step.PLAN_ROW, Step.PLAN_EVENT, Step.TRUNCATE_RECORDS])
 def test_what_is_killed_is_asked_again_with_the_same_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step], step: Step

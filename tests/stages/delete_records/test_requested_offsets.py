@@ -62,6 +62,7 @@ def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(
     assert offsets(view_of_table(sandbox.session, name, 0)) == [2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_partitions_may_be_asked_in_different_ways(sandbox: LakeSandbox, name: TopicName) -> None:
     by_age = {"partition": 0, "age": "PT0.951S"}  # before now, 1000 ms after the first
     unknown = {"partition": 7, "timestamp": EARLY}
@@ -71,6 +72,7 @@ def test_partitions_may_be_asked_in_different_ways(sandbox: LakeSandbox, name: T
     assert outcome.partitions[0]["timestamp_ms"] == FIRST_MS + 49
 
 
+@pytest.mark.long
 def test_a_record_below_the_log_start_is_not_found_though_its_row_is_there(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:

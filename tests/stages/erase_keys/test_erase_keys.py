@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
@@ -60,6 +61,7 @@ def test_tombstones_are_appended_and_the_round_takes_the_values(
     assert states[1].segments[-1] == (2, ERASED_MS)
 
 
+@pytest.mark.long
 def test_a_tombstone_says_who_asked_when_why_and_where(
     spark: SparkSession, name: TopicName
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_tombstone_says_who_asked_when_why_and_where(
     assert of_tombstone["attributes"] == 0x40
 
 
+@pytest.mark.long
 def test_a_request_makes_no_event_old(spark: SparkSession, name: TopicName) -> None:
     before = load(spark, name).partitions
     erase(spark, name, erasure_of("a", "b"))
@@ -89,6 +92,7 @@ def test_a_request_makes_no_event_old(spark: SparkSession, name: TopicName) -> N
     }
 
 
+@pytest.mark.long
 def test_the_report_key_by_key(spark: SparkSession, name: TopicName) -> None:
     erase(spark, name, erasure_of("a", "c", "x"))
     a, c, x = (hash_of(key) for key in (b"a", b"c", b"x"))
@@ -118,6 +122,7 @@ def test_the_report_key_by_key(spark: SparkSession, name: TopicName) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_tombstones_leave_after_their_horizon(spark: SparkSession, name: TopicName) -> None:
     erase(spark, name, erasure_of("a", "b", "c", "d"))
     clean(spark, str(name), ERASED_MS + DAY_MS - 1)
@@ -126,6 +131,7 @@ def test_the_tombstones_leave_after_their_horizon(spark: SparkSession, name: Top
     assert records(spark, name) == []
 
 
+@pytest.mark.long
 def test_again_is_no_second_tombstone(spark: SparkSession, name: TopicName) -> None:
     erase(spark, name, erasure_of("a"))
     again = erase(spark, name, erasure_of("a", run_id="erase-2", now_ms=ERASED_MS + 1))
@@ -134,6 +140,7 @@ def test_again_is_no_second_tombstone(spark: SparkSession, name: TopicName) -> N
     assert again.topic["superseded"] == again.topic["left"] == 0
 
 
+@pytest.mark.long
 def test_many_keys_are_batches_of_at_most_max_message_bytes(
     spark: SparkSession, cluster: str, tmp_path: Path
 ) -> None:
@@ -151,6 +158,7 @@ def test_many_keys_are_batches_of_at_most_max_message_bytes(
     assert load(spark, name).partitions[0].log_end_offset == 200
 
 
+@pytest.mark.long
 def test_once_their_files_are_rewritten_the_same_request_has_the_date(
     spark: SparkSession, name: TopicName
 ) -> None:
@@ -163,6 +171,7 @@ def test_once_their_files_are_rewritten_the_same_request_has_the_date(
     assert "; they leave the disk with the first expire_snapshots after " in outcome.topic["note"]
 
 
+@pytest.mark.long
 def test_a_tag_that_keeps_old_files_is_named(spark: SparkSession, name: TopicName) -> None:
     spark.sql(f"ALTER TABLE {name.records_table} CREATE TAG audit")
     erase(spark, name, erasure_of("a"))
@@ -172,6 +181,7 @@ def test_a_tag_that_keeps_old_files_is_named(spark: SparkSession, name: TopicNam
     assert "the tag audit of the records table keeps old files" in outcome.topic["note"]
 
 
+@pytest.mark.long
 def test_what_keeps_a_round_away_is_said(spark: SparkSession, name: TopicName) -> None:
     mark(spark, str(name))
     clean(spark, str(name), T0 + DAY_MS)
@@ -186,6 +196,7 @@ def test_what_keeps_a_round_away_is_said(spark: SparkSession, name: TopicName) -
     assert outcome.topic["off_disk_from_ms"] is None
 
 
+@pytest.mark.long
 def test_the_next_round_takes_what_this_one_could_not(spark: SparkSession, name: TopicName) -> None:
     configure(spark, name, {"kafka.min.compaction.lag.ms": str(HOUR_MS)})
     outcome = erase(spark, name, erasure_of("a"))
@@ -195,6 +206,7 @@ def test_the_next_round_takes_what_this_one_could_not(spark: SparkSession, name:
     assert [key for _, _, key, value in records(spark, name) if value] == ["b", "d"]
 
 
+@pytest.mark.long
 def test_keys_in_a_file(spark: SparkSession, name: TopicName, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("YQ==\n\nYg==\nYQ==\n")
@@ -202,6 +214,7 @@ def test_keys_in_a_file(spark: SparkSession, name: TopicName, tmp_path: Path) ->
     assert [key for _, _, key, value in records(spark, name) if value] == ["d"]
 
 
+@pytest.mark.long
 def test_an_export_holds_them_and_a_broker_takes_it(
     spark: SparkSession, name: TopicName, tmp_path: Path, kafka_jars: Path
 ) -> None:

@@ -34,8 +34,9 @@ from tests.lake_sandbox import LakeSandbox
 from tests.stages.erase_keys.closed_archive import configure, erasures
 from tests.tables.fixtures import Meanwhile
 from tests.tables.nights import DAY_MS, clean, ingest, mark
+from tests.waiting import PATIENCE_S, wait_for_clock, wait_until
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 TOPIC = "people"
 SEGMENT_MS = 1_000
@@ -72,7 +73,7 @@ def write(broker: KafkaBroker, records: Mapping[tuple[int, bytes], str]) -> None
     producer = Producer(broker.client())
     for (partition, key), value in records.items():
         producer.produce(TOPIC, value.encode(), key, partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 def log_ends(broker: KafkaBroker) -> dict[int, int]:
@@ -86,10 +87,8 @@ def read(broker: KafkaBroker) -> dict[tuple[str, int], list[Any]]:
 def take_in(broker: KafkaBroker, spark: SparkSession, name: TopicName) -> None:
     """Ingest the broker's log directory once it says that all of it is below the high watermark."""
     ends = {f"{TOPIC} {partition} {end}" for partition, end in log_ends(broker).items()}
-    deadline = time.monotonic() + 30
-    while not ends <= lines_of(broker.log_dir / "replication-offset-checkpoint"):
-        assert time.monotonic() < deadline, "the broker does not write its checkpoint"
-        time.sleep(0.1)
+    checkpoint = broker.log_dir / "replication-offset-checkpoint"
+    wait_until(lambda: ends <= lines_of(checkpoint), f"{ends} in {checkpoint.name}")
     ingest(spark, str(name), broker.log_dir, now_ms())
 
 
@@ -103,10 +102,11 @@ def now_ms() -> int:
 
 def erase(spark: SparkSession, name: TopicName, *keys: bytes, **fields: Any) -> JobOutcome:
     ordinary = {"run_id": "erase-1", "requested_by": "privacy office", "reason": "request 17"}
-    erasure = Erasure(keys=keys, now_ms=now_ms(), **{**ordinary, "timeout_ms": 60_000, **fields})
+    erasure = Erasure(keys=keys, now_ms=now_ms(), **{**ordinary, "timeout_ms": 3_600_000, **fields})
     return erase_keys(spark, name, erasure)
 
 
+@pytest.mark.long
 def test_produced_ingested_marked_cleaned_gone(
     broker: KafkaBroker, spark: SparkSession, cluster: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +125,7 @@ def test_produced_ingested_marked_cleaned_gone(
     )
     late = pytest.raises(UnavailableError, match="partition 0 ends at 2, before 3")
     with late, caplog.at_level(logging.INFO, "ebbtide"):
-        erase(spark, name, b"a", b"x", timeout_ms=10_000)
+        erase(spark, name, b"a", b"x", timeout_ms=2_000)
     (waits,) = [message for message in caplog.messages if "waits up to" in message]
     assert "Unless one is scheduled soon, trigger ingest_topic for this topic" in waits
     before = read(broker)
@@ -140,11 +140,15 @@ def test_produced_ingested_marked_cleaned_gone(
     }
     assert load(spark, name).partitions[0].first_appended_offset == -1
 
-    with ThreadPoolExecutor() as pool:
+    caplog.clear()
+    with ThreadPoolExecutor() as pool, caplog.at_level(logging.INFO, "ebbtide"):
         waiting = pool.submit(erase, spark, name, b"a", b"x")
-        time.sleep(2)
+        wait_until(
+            lambda: any("waits up to" in message for message in caplog.messages),
+            "the job to wait for an ingest",
+        )
         take_in(broker, spark, name)
-        outcome = waiting.result(120)
+        outcome = waiting.result(PATIENCE_S)
     assert read(broker) == before
     assert (outcome.topic["way"], outcome.topic["left"]) == ("produced", 2)
     assert "records of the keys wait for a cleaner round" in outcome.partitions[0]["note"]
@@ -153,7 +157,7 @@ def test_produced_ingested_marked_cleaned_gone(
     assert (rows[1, hash_of(b"a")]["way"], rows[1, hash_of(b"a")]["found"]) == ("produced", 1)
     assert rows[None, hash_of(b"x")]["found"] == 0
 
-    time.sleep(SEGMENT_MS / 1000)
+    wait_for_clock(now_ms() + SEGMENT_MS)
     write(broker, {(0, b"z"): "1", (1, b"z"): "1"})
     take_in(broker, spark, name)
     mark(spark, str(name))
@@ -166,6 +170,7 @@ def test_produced_ingested_marked_cleaned_gone(
     assert {(_, p): r[:3] for (_, p), r in read(broker).items()} == before
 
 
+@pytest.mark.long
 def test_a_retry_after_a_kill_produces_no_tombstone_that_has_arrived(
     broker: KafkaBroker, spark: SparkSession, cluster: str, meanwhile: Meanwhile
 ) -> None:
@@ -186,6 +191,7 @@ def test_a_retry_after_a_kill_produces_no_tombstone_that_has_arrived(
     assert log_ends(broker) == ends
 
 
+@pytest.mark.long
 def test_a_topic_that_was_created_anew_gets_no_tombstones(
     broker: KafkaBroker, spark: SparkSession, cluster: str
 ) -> None:

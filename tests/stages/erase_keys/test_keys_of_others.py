@@ -19,6 +19,8 @@ from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 ASKED = ("--requested-by", "ann", "--reason", "7")
 SECRET = "somebody@example.org"
 

@@ -46,6 +46,7 @@ def test_an_erasure_that_is_killed_at_one_commit_after_the_other_is_finished_by_
     erased(spark, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", APPEND_STEPS)
 def test_a_killed_erasure_is_finished_by_another_request(
     spark: SparkSession, name: TopicName, kill_at: list[Step], step: Step
@@ -62,6 +63,7 @@ def test_a_killed_erasure_is_finished_by_another_request(
     assert APPEND not in load(spark, name).properties
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.APPEND_STARTED, Step.APPEND_RECORDS])
 def test_of_two_at_a_time_each_key_gets_one_tombstone(
     spark: SparkSession, name: TopicName, meanwhile: Meanwhile, step: Step
@@ -77,6 +79,7 @@ def test_of_two_at_a_time_each_key_gets_one_tombstone(
     assert counts == [2]
 
 
+@pytest.mark.long
 def test_an_ingest_takes_no_offsets_that_were_appended(
     spark: SparkSession, name: TopicName, source: Path
 ) -> None:
@@ -101,6 +104,7 @@ def test_what_a_killed_ingest_left_is_not_passed_over(
         erase(spark, name, erasure_of("a"))
 
 
+@pytest.mark.long
 def test_what_another_erasure_left_beyond_the_end_is_taken_in(
     spark: SparkSession, name: TopicName, kill_at: list[Step]
 ) -> None:
@@ -117,6 +121,7 @@ def test_what_another_erasure_left_beyond_the_end_is_taken_in(
     erased(spark, name)
 
 
+@pytest.mark.long
 def test_a_plan_made_before_another_appended_is_made_again(
     spark: SparkSession, name: TopicName, kill_at: list[Step]
 ) -> None:

@@ -42,6 +42,7 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+@pytest.mark.long
 def test_a_plan_names_the_records_and_no_key(
     spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_plan_is_executed_with_the_same_keys_given_again(
     assert [row[3] for row in records(spark, name) if row[2] == "a"][-1] is None
 
 
+@pytest.mark.long
 def test_a_record_that_came_since_stops_the_erasure(
     spark: SparkSession, jobs: Jobs, name: TopicName, source: Path, typed: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_record_that_came_since_stops_the_erasure(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.STOPPED]
 
 
+@pytest.mark.long
 def test_an_erasure_under_four_eyes_needs_a_plan(
     spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +106,7 @@ def test_an_erasure_under_four_eyes_needs_a_plan(
     assert records(spark, name) == before
 
 
+@pytest.mark.long
 def test_four_eyes_are_about_who_started_the_run_and_not_for_whom(
     spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
 ) -> None:

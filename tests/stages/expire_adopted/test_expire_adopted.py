@@ -22,6 +22,7 @@ def expire(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
     return execute_expire_adopted(plan_expire_adopted(topic, now_ms))
 
 
+@pytest.mark.long(but="copy-on-write")
 @pytest.mark.parametrize(
     ("version", "limit", "mode"),
     [
@@ -65,6 +66,7 @@ def test_segments_past_a_limit_leave(
     assert files.count() == 2
 
 
+@pytest.mark.long
 def test_single_rows_past_the_event_time_limit_leave(
     sandbox: LakeSandbox, cluster: str, jobs: Jobs
 ) -> None:

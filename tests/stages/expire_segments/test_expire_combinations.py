@@ -34,6 +34,8 @@ from tests.log.retention_model import (
 )
 from tests.tables.nights import expire, ingest, set_properties
 
+pytestmark = pytest.mark.long
+
 INGEST_MS = NOW_MS - 150
 TOPICS_AT_ONCE = 4
 TRACKED = "tracked"  # whether the table has a max event time

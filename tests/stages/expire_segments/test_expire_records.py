@@ -82,6 +82,7 @@ def test_records_past_the_limit_go_wherever_they_lie(
     assert len(outcome.snapshot_ids) == 3
 
 
+@pytest.mark.long
 def test_only_the_files_that_hold_such_records_are_read(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def data_files(sandbox: LakeSandbox, name: TopicName) -> dict[int, Path]:
     return {segment: Path(path.removeprefix("file:")) for segment, path in rows}
 
 
+@pytest.mark.long
 def test_both_times_must_say_so_where_all_is_asked_for(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_both_times_must_say_so_where_all_is_asked_for(
     assert offsets(view_of_table(sandbox.session, name, 0)) == LEFT
 
 
+@pytest.mark.long
 def test_a_future_event_time_counts_as_the_append_time(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ def test_what_is_left_of_a_killed_execution_is_within_its_plan(
     assert (view.log_start_offset, offsets(view)) == (2, LEFT)
 
 
+@pytest.mark.long
 def test_what_an_ingest_has_not_finished_stays(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step]
 ) -> None:
@@ -198,6 +202,7 @@ def test_what_an_ingest_has_not_finished_stays(
     assert offsets(view_of_table(sandbox.session, name, 0)) == LEFT
 
 
+@pytest.mark.long
 def test_the_other_jobs_go_on_with_what_is_left(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, kafka_jars: Path
 ) -> None:
@@ -228,6 +233,7 @@ def exported(sandbox: LakeSandbox, name: TopicName, target: Path) -> Path:
     return target
 
 
+@pytest.mark.long
 def test_an_export_still_refuses_rows_that_others_deleted(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:

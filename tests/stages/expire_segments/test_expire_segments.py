@@ -28,6 +28,7 @@ def topic_with(
     return TopicName(cluster, "t")
 
 
+@pytest.mark.long(but="older than retention.ms")
 @pytest.mark.parametrize(
     ("config", "start", "rule"),
     [
@@ -81,6 +82,7 @@ def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(
     assert after == before
 
 
+@pytest.mark.long
 def test_no_data_file_is_read_when_segments_leave(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_it_counts_aborted_data_and_no_markers_and_never_moves_back(
     assert newest_ms(spark, name) == 501
 
 
+@pytest.mark.long
 def test_where_it_is_missing_what_is_left_says_a_lower_bound(
     spark: SparkSession, name: TopicName, source: Path
 ) -> None:

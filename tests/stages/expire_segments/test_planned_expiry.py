@@ -84,6 +84,7 @@ def test_whole_segments_are_a_range_and_told_by_rule(
     }
 
 
+@pytest.mark.long
 def test_a_plan_keeps_its_clock_and_bounds_while_the_log_grows(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_plan_keeps_its_clock_and_bounds_while_the_log_grows(
     assert left(sandbox, name) == [6, 7, 8]
 
 
+@pytest.mark.long
 def test_an_active_segment_that_has_grown_does_not_go_with_its_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_an_active_segment_that_has_grown_does_not_go_with_its_plan(
     assert left(sandbox, name, 1) == []
 
 
+@pytest.mark.long
 def test_a_setting_that_removes_more_stops_the_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_setting_that_removes_more_stops_the_plan(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.STOPPED]
 
 
+@pytest.mark.long
 def test_single_records_are_planned_one_by_one(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:
@@ -161,6 +165,7 @@ def test_single_records_are_planned_one_by_one(
     assert left(sandbox, name) == [0, 2]
 
 
+@pytest.mark.long(but="share")
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
@@ -199,6 +204,7 @@ def test_a_guard_leaves_the_topic_as_it_is_and_keeps_a_plan(
     assert len(left(sandbox, name)) < 8
 
 
+@pytest.mark.long
 def test_at_its_limits_a_night_passes(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
     limits = {"ebbtide.max.delete.ratio": "0.75", "ebbtide.max.delete.records": "12"}
     set_properties(sandbox.session, str(name), {**limits, "ebbtide.max.emptied.partitions": "0"})
@@ -207,6 +213,7 @@ def test_at_its_limits_a_night_passes(sandbox: LakeSandbox, jobs: Jobs, name: To
     assert jobs.plans(topic=str(name)) == []
 
 
+@pytest.mark.long
 def test_the_next_night_replaces_an_unanswered_plan(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -227,6 +234,7 @@ def test_the_next_night_replaces_an_unanswered_plan(
     assert jobs.kinds(second) == [Event.REJECTED]
 
 
+@pytest.mark.long
 def test_a_round_stops_at_the_guards_too(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:

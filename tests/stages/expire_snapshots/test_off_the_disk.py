@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
+from tests.waiting import wait_for_clock
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
 SECRET = "a secret"
@@ -113,12 +113,13 @@ def nights(
     return nights
 
 
+@pytest.mark.long
 def test_a_file_that_is_rewritten_late_is_there_until_the_date(
     nights: Nights, tmp_path: Path
 ) -> None:
     removed_ms = nights.newest_ms()
     assert "1 deleted rows stay in their files until 30% of" in nights.expire(removed_ms + 1)
-    time.sleep(AGE_MS / 1000)
+    wait_for_clock(removed_ms + AGE_MS)
     nights.segments(tmp_path / "3", OLD, [Message("a", "2")], [Message("e", "1")], [])
     young_ms = nights.newest_ms()
     set_properties(nights.sandbox.session, str(nights.name), REWRITE_ALL)
@@ -132,6 +133,7 @@ def test_a_file_that_is_rewritten_late_is_there_until_the_date(
     assert not nights.is_on_disk()
 
 
+@pytest.mark.long(but="TAG")
 @pytest.mark.parametrize("kind", ["TAG", "BRANCH"])
 def test_a_ref_of_another_tool_is_named_until_it_is_dropped(nights: Nights, kind: str) -> None:
     table, spark = nights.name.records_table, nights.sandbox.session

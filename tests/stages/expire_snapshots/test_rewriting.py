@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import Row
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import java_table, open_table
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
@@ -71,6 +71,7 @@ def test_rows_stay_with_their_ids_and_no_deletion_is_left(
     assert find_deletions(load(sandbox.session, name)) == (0, 0, 0, [], [])
 
 
+@pytest.mark.long
 def test_ids_stay_where_a_file_says_them_itself(sandbox: LakeSandbox, name: TopicName) -> None:
     before = rows_of(sandbox, name)
     rewrite_by_iceberg(sandbox.session, [name.records_table])
@@ -81,6 +82,7 @@ def test_ids_stay_where_a_file_says_them_itself(sandbox: LakeSandbox, name: Topi
     assert rows_of(sandbox, name) == before
 
 
+@pytest.mark.long
 def test_columns_of_others_stay(sandbox: LakeSandbox, name: TopicName) -> None:
     spark, table = sandbox.session, name.records_table
     spark.sql(f"ALTER TABLE {table} ADD COLUMN note map<string, decimal(9, 2)>")
@@ -95,10 +97,11 @@ def test_a_file_without_a_live_row_leaves(sandbox: LakeSandbox, name: TopicName)
     before = rows_of(sandbox, name)
     rewrite(sandbox, name)
     assert rows_of(sandbox, name) == before
-    files = current_files(spark, java_table(spark, table))
+    files = current_files(open_table(spark, table))
     assert 40 not in {file.partition["segment"] for file in files}
 
 
+@pytest.mark.long
 def test_the_active_segment_is_left_alone(sandbox: LakeSandbox, name: TopicName) -> None:
     active = load(sandbox.session, name).partitions[0].active_segment
     rewrite(sandbox, name)
@@ -107,6 +110,7 @@ def test_the_active_segment_is_left_alone(sandbox: LakeSandbox, name: TopicName)
     assert find_deletions(load(sandbox.session, name)) == (0, 1, 0, [], [])
 
 
+@pytest.mark.long
 def test_no_table_keeps_a_vector_where_none_may_stay(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +135,7 @@ def test_no_table_keeps_a_vector_where_none_may_stay(
     assert sorted(spark.table(name.batches_table).collect()) == sorted(headers)
 
 
+@pytest.mark.long
 def test_what_another_deletes_meanwhile_is_not_undone(
     sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +152,7 @@ def test_what_another_deletes_meanwhile_is_not_undone(
     assert 39 not in {row["offset"] for row in rows_of(sandbox, name)}
 
 
+@pytest.mark.long
 def test_only_so_many_files_a_run_the_worst_first(
     sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +172,7 @@ def test_only_so_many_files_a_run_the_worst_first(
     assert deletions.rows == deletions.rows_due > 0
 
 
+@pytest.mark.long
 def test_a_deletion_vector_for_a_file_that_is_gone_is_put_away(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:

@@ -19,6 +19,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import rewrite_files, tables_of
+from tests.waiting import wait_for_clock
 
 COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
 OLD = [[Message("a", "1"), Message("b", "1"), Message("c", "1"), Message("d", "1")], []]
@@ -34,7 +35,7 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     mark(sandbox.session, f"{cluster}.t")
     set_properties(sandbox.session, f"{cluster}.t", AT_ONCE)
     name = TopicName(cluster, "t")
-    time.sleep(0.01)
+    wait_for_clock(time.time_ns() // 1_000_000)
     expire_snapshots(sandbox, name)
     return name
 
@@ -106,6 +107,7 @@ def test_what_is_written_has_to_be_looked_at(
     assert is_idle(sandbox, name)
 
 
+@pytest.mark.long
 def test_a_snapshot_that_gets_old_has_to_be_looked_at(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_snapshot_that_gets_old_has_to_be_looked_at(
     assert is_idle(sandbox, name)
 
 
+@pytest.mark.long
 def test_a_file_of_vectors_stays_while_one_of_them_is_live(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
@@ -137,7 +140,7 @@ def test_a_file_of_vectors_stays_while_one_of_them_is_live(
         assert len(deletes) == 2
         assert len({vector["file_path"] for vector in deletes}) == min(night + 1, 2)
     set_properties(spark, str(name), AT_ONCE)
-    time.sleep(0.01)
+    wait_for_clock(time.time_ns() // 1_000_000)
     assert expire_snapshots(sandbox, name).topic["snapshots_expired"] > 0
     rows = spark.table(name.records_table).orderBy("partition", "offset").collect()
     places = [(row["partition"], row["offset"]) for row in rows]

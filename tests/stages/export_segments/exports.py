@@ -30,9 +30,29 @@ def kafkas_states(directory: Path, jars: Path, rounds: Sequence[Round] = ()) -> 
     """Every partition of a log directory as Kafka's classes load it, by directory name; with
     `rounds`, as the last of them leaves it.
     """
+    (states,) = states_of_each([directory], jars, rounds)
+    return states
+
+
+def states_of_each(
+    directories: Sequence[Path], jars: Path, rounds: Sequence[Round] = ()
+) -> list[dict[str, LogState]]:
+    """The same of several log directories, by one start of Kafka's classes."""
+    logs = [_logs_of(directory, rounds) for directory in directories]
+    results = iter(run_oracle([log for of in logs for log in of], jars))
+    return [
+        {
+            log.directory.name: (result.initial, *result.rounds)[-1]
+            for log, result in ((log, next(results)) for log in of)
+        }
+        for of in logs
+    ]
+
+
+def _logs_of(directory: Path, rounds: Sequence[Round]) -> list[SourceLog]:
     manifest = read_manifest(str(directory))
     assert manifest is not None
-    logs = [
+    return [
         SourceLog(
             directory=Path(listed.path),
             config=manifest.topic_configs[listed.topic],
@@ -42,8 +62,6 @@ def kafkas_states(directory: Path, jars: Path, rounds: Sequence[Round] = ()) -> 
         )
         for listed in list_log_directory(str(directory))
     ]
-    results = zip(logs, run_oracle(logs, jars), strict=True)
-    return {log.directory.name: (result.initial, *result.rounds)[-1] for log, result in results}
 
 
 def exact(batch: dict[str, Any]) -> dict[str, Any]:

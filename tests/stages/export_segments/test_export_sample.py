@@ -29,6 +29,8 @@ from tests.tables.kafka_view import View, view_of_kafka, view_of_table
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark, night
 
+pytestmark = pytest.mark.long
+
 FLIGHTS = TopicName("log", "flights")
 PARTITIONS = range(3)
 GROWN = TopicName("log", "grown")
@@ -82,6 +84,7 @@ def kafkas(nights: dict[int, Exported], kafka_jars: Path) -> dict[int, dict[str,
     return {n: kafkas_states(exported.directory, kafka_jars) for n, exported in nights.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("number", NIGHTS)
 def test_kafkas_classes_read_what_the_tables_hold(
@@ -98,6 +101,7 @@ def test_kafkas_classes_read_what_the_tables_hold(
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", NIGHTS)
 def test_an_untouched_uncompressed_batch_has_its_own_crc(
     nights: dict[int, Exported], kafkas: dict[int, dict[str, LogState]], number: int
@@ -214,6 +218,7 @@ def set_topic_id(spark: SparkSession, name: TopicName, directory: Path) -> None:
     execute_configure(plan_configure(load(spark, name), changes, FIRST_MS))
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_a_broker_serves_what_the_view_and_the_table_hold(
@@ -232,6 +237,7 @@ def test_a_broker_serves_what_the_view_and_the_table_hold(
     assert all(selected.values())
 
 
+@pytest.mark.long
 def test_what_is_ingested_again_is_the_same(
     nights: dict[int, Exported], sandbox: LakeSandbox
 ) -> None:

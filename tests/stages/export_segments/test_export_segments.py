@@ -68,6 +68,7 @@ def batch_bytes(path: Path, base_offset: int) -> bytes:
     return path.read_bytes()[row["position"] : row["position"] + row["size_bytes"]]
 
 
+@pytest.mark.long
 def test_a_horizon_makes_deltas_negative_and_may_make_a_batch_too_large(
     sandbox: LakeSandbox, topic: TopicName, kafka_jars: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def before(golden: Path, kafka_jars: Path) -> dict[str, LogState]:
     return kafkas_states(golden, kafka_jars)
 
 
+@pytest.mark.long(but="cleaned")
 @pytest.mark.parametrize("case", [*CASES, "far"])
 def test_what_kafkas_classes_wrote_they_read_again(
     sandbox: LakeSandbox,
@@ -130,6 +132,7 @@ def test_what_kafkas_classes_wrote_they_read_again(
         assert replace(ours, **unset) == replace(theirs, **unset)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["magic-0", "magic-1"])
 def test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves(
     sandbox: LakeSandbox, kafka_jars: Path, tmp_path: Path, case: str
@@ -153,6 +156,7 @@ def test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_below_the_log_start_offset_only_headers_are_left(
     sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path, policy: str
@@ -307,6 +311,7 @@ def test_records_that_another_deleted_are_missed(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_topic_that_moves_while_it_is_planned_is_read_again(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path
 ) -> None:

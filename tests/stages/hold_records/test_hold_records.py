@@ -85,6 +85,7 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
     assert f"{hold} keeps 1 records" in report
 
 
+@pytest.mark.long
 def test_widening_acts_at_once_and_what_covers_less_needs_an_approval(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -116,6 +117,7 @@ def test_widening_acts_at_once_and_what_covers_less_needs_an_approval(
     assert "found that it ended at" in jobs.last_run().error
 
 
+@pytest.mark.long
 def test_kept_rows_leave_after_their_hold_with_the_next_expiry_of_a_tidy_topic(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -136,6 +138,7 @@ def test_kept_rows_leave_after_their_hold_with_the_next_expiry_of_a_tidy_topic(
     assert kept(spark, name) == {}
 
 
+@pytest.mark.long
 def test_what_others_removed_is_kept_before_its_snapshot_expires(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ def test_what_others_removed_is_kept_before_its_snapshot_expires(
     assert kept(spark, name) == {hold.hold_id: [0]}
 
 
+@pytest.mark.long
 def test_held_keys_are_not_erased(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:

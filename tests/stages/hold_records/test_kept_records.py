@@ -61,6 +61,7 @@ def run(jobs: Jobs, job: ModuleType, name: TopicName) -> Any:
     return jobs.last_run()
 
 
+@pytest.mark.long
 def test_each_hold_keeps_what_it_covers_and_the_log_is_as_without(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_killed_job_is_run_again_and_nothing_is_kept_twice_or_lost(
     assert kept(spark, name) == {"h-1": [0, 1, 2, 3, 5]}
 
 
+@pytest.mark.long
 def test_a_hold_that_is_made_while_a_round_is_in_flight_keeps_what_another_job_removes(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_hold_that_is_made_while_a_round_is_in_flight_keeps_what_another_job_r
     assert kept(spark, name) == {"h-1": [2, 3, 5]}
 
 
+@pytest.mark.long
 def test_what_lies_below_a_new_log_start_is_kept(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step]
 ) -> None:
@@ -146,6 +149,7 @@ def test_what_lies_below_a_new_log_start_is_kept(
     assert kept(spark, name) == {"h-1": [1, 2], "h-2": [2]}
 
 
+@pytest.mark.long
 def test_retention_keeps_segments_and_single_records(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -163,6 +167,7 @@ def test_retention_keeps_segments_and_single_records(
     assert kept(spark, name) == {"h-1": [1, 3, 5, 7]}
 
 
+@pytest.mark.long
 def test_what_had_left_before_a_hold_was_made_comes_from_snapshots(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -179,6 +184,7 @@ def test_what_had_left_before_a_hold_was_made_comes_from_snapshots(
     assert kept(spark, name) == {"h-1": [0, 1, 2, 3, 4, 5]}
 
 
+@pytest.mark.long
 def test_rows_leave_with_their_hold_and_no_sooner(sandbox: LakeSandbox, name: TopicName) -> None:
     spark = sandbox.session
     make_hold(spark, name)
@@ -196,6 +202,7 @@ def test_rows_leave_with_their_hold_and_no_sooner(sandbox: LakeSandbox, name: To
     assert drop_unheld(topic) == 0
 
 
+@pytest.mark.long
 def test_a_killed_end_is_ended_later(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:

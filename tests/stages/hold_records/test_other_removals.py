@@ -30,6 +30,8 @@ from tests.tables.logs import FIRST_MS, Message
 from tests.tables.nights import at, mark
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 __all__ = ["sandbox"]
 
 

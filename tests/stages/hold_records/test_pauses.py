@@ -118,6 +118,7 @@ def test_delete_records_is_refused_by_the_holds_name(
     assert left(sandbox, name, 1) == [3, 4, 5]
 
 
+@pytest.mark.long
 def test_a_plan_made_before_the_pause_removes_nothing_of_its_partition(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:

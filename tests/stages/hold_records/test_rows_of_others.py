@@ -26,6 +26,8 @@ from tests.tables.fixtures import KilledError
 from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 WHY = ("--case-id", "7", "--reason", "asked by a court", "--owner", "legal")
 NOW = ("--now", at(10_000).isoformat())
 

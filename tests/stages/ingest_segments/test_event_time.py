@@ -126,6 +126,7 @@ NOT_OF_THE_RUN = [
 ]
 
 
+@pytest.mark.long
 def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
     event_times = [
         event_time_of(spark, EventTime("sql", expression)) for expression in NOT_OF_THE_RUN
@@ -135,6 +136,7 @@ def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
     assert [at and at.year for at in shown] == [None, None, None, 2020, None, None]
 
 
+@pytest.mark.long(but="no function")
 @pytest.mark.parametrize(
     ("expression", "actual"),
     [
@@ -226,6 +228,7 @@ def test_a_header_says_it_from_then_on(
     assert load(spark, name).partitions[0].max_event_time_ms == NOW_MS
 
 
+@pytest.mark.long
 def test_a_batch_without_records_here_says_nothing_of_headers(
     spark: SparkSession, name: TopicName, tmp_path: Path
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_batch_without_records_here_says_nothing_of_headers(
     assert [states[p].max_event_time_ms for p in (0, 1, 2)] == [T0, 1_001, -1]
 
 
+@pytest.mark.long(but="cast(string(value) AS BIGINT)-CAST_INVALID_INPUT")
 @pytest.mark.parametrize(
     ("expression", "condition"),
     [
@@ -275,6 +279,7 @@ def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
     assert times_of(spark, name) == [T0, T0 + 1]
 
 
+@pytest.mark.long
 def test_an_expression_set_by_sql_that_is_none_fails_the_ingest_before_anything_moves(
     spark: SparkSession, name: TopicName, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.records.compression import Codec
 from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
-from ebbtide.runs.runs_table import JobAttempt, JobOutcome, append_run
+from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append_runs
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from ebbtide.stages.ingest_segments import stage, walk_slice
 from ebbtide.stages.ingest_segments.segment_source import WALK_SCHEMA, FileToWalk, WalkedFile
@@ -69,7 +69,7 @@ def row_in_runs(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Ro
         now=now,
     )
     create_runs(spark)
-    append_run(spark, attempt, outcome, outcome.error)
+    append_runs(spark, [EndedAttempt(attempt, outcome, outcome.error)])
     (row,) = spark.table(RUNS_TABLE).where(F.col("topic") == str(name)).collect()
     return row
 
@@ -133,6 +133,7 @@ def anywhere(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[No
     spark.conf.unset(DRIVER_ROWS_SETTING)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(
     ("bomb", "settings"),
@@ -171,6 +172,7 @@ class TestSlices:
         monkeypatch.setattr(walk_slice, "MAX_BATCHES", 1)
         monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", 1)
 
+    @pytest.mark.long
     def test_leave_the_same_as_one(
         self, spark: SparkSession, name: TopicName, source: Path, unbroken: Contents
     ) -> None:
@@ -182,6 +184,7 @@ class TestSlices:
         assert [numbers[n] for n in ("records", "batches", "segments")] == [15, 5, 3]
         assert numbers["log_end_offset"] == 15
 
+    @pytest.mark.long(but="6")
     @pytest.mark.parametrize("commit", [4, 5, 6, 7, 12])
     def test_killed_in_a_later_one_are_finished_by_the_next_ingest(
         self,
@@ -206,6 +209,7 @@ class TestSlices:
         ingest(spark, str(name), source, NOW_MS)
         assert contents(spark, name) == unbroken
 
+    @pytest.mark.long
     def test_end_where_a_file_is_damaged_or_the_high_watermark_lies(
         self, spark: SparkSession, name: TopicName, source: Path
     ) -> None:
@@ -220,6 +224,7 @@ class TestSlices:
         assert str(outcome.error).count("expected CRC-32C") == 1
 
 
+@pytest.mark.long
 def test_a_slice_ends_after_so_many_files(
     spark: SparkSession,
     name: TopicName,
@@ -263,6 +268,7 @@ class TestAFileThatVanishes:
         assert offsets(tables) == [5, 6, 7, 8, 9]
         assert tables.states[0].log_start_offset == 5
 
+    @pytest.mark.long
     def test_between_walking_and_reading_too(
         self,
         spark: SparkSession,

@@ -23,6 +23,7 @@ NOW = at(T0 + HOUR_MS).isoformat()
 GOOD, BAD = TopicName("log", "t"), TopicName("log", "bad")
 
 
+@pytest.mark.long
 def test_a_killed_process_and_one_that_meets_damage(sandbox: LakeSandbox, tmp_path: Path) -> None:
     source = write_segments(tmp_path / "source", {0: [batch(0, 5)], 5: [batch(5, 5)]})
     arguments = ["--source", str(source), "--cluster", "log", "--now", NOW]

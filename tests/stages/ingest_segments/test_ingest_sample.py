@@ -16,6 +16,8 @@ from tests.kafka.consume import Consumed, ConsumedRecord, Isolation, consume_log
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import DAY_MS, ingest
 
+pytestmark = pytest.mark.long
+
 TOPICS = {"flights": 3, "audit": 1}
 PARTITIONS = [(topic, p) for topic, count in TOPICS.items() for p in range(count)]
 NOW_MS = 1_795_306_400_000 + DAY_MS

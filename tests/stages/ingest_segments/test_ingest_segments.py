@@ -50,6 +50,7 @@ def snapshots(spark: SparkSession, name: TopicName) -> list[int | None]:
     return [current_snapshot(spark, table) for table in (name.records_table, name.batches_table)]
 
 
+@pytest.mark.long
 def test_what_only_a_round_can_change_is_in_the_header_yet(unbroken: Contents) -> None:
     for row in unbroken.batches:
         assert row["header_base_offset"] is None
@@ -220,6 +221,7 @@ def test_times_are_kept_as_the_log_has_them(
     assert tables.states[0].max_event_time_ms == NOW_MS + HOUR_MS
 
 
+@pytest.mark.long
 def test_a_transaction_that_is_open_between_two_ingests(
     spark: SparkSession, name: TopicName, tmp_path: Path
 ) -> None:

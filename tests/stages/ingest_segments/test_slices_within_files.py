@@ -92,6 +92,7 @@ def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> 
     return contents(sandbox.session, TopicName("unbroken", "t"))
 
 
+@pytest.mark.long
 def test_files_are_cut_where_a_slice_ends(
     spark: SparkSession,
     name: TopicName,
@@ -138,6 +139,7 @@ def test_killed_at_any_commit_of_any_slice_they_are_finished_by_the_next_ingest(
     assert max(piece.rows.num_rows for piece in walked) <= 2 * MOST + 1
 
 
+@pytest.mark.long
 def test_what_a_killed_slice_has_appended_comes_whole_also_in_smaller_slices(
     spark: SparkSession,
     name: TopicName,
@@ -157,6 +159,7 @@ def test_what_a_killed_slice_has_appended_comes_whole_also_in_smaller_slices(
     assert contents(spark, name) == unbroken
 
 
+@pytest.mark.long
 def test_a_slice_that_reads_only_what_a_partition_holds_leaves_the_rest_to_the_next(
     spark: SparkSession,
     name: TopicName,
@@ -190,6 +193,7 @@ def with_torn_middle(source: Path) -> None:
     append(source, 0, batch(20)[:-3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", [with_wrong_crc, with_torn_tail, with_torn_middle])
 def test_what_is_wrong_behind_a_slice_is_refused_as_in_one(
     spark: SparkSession,
@@ -215,6 +219,7 @@ def test_what_is_wrong_behind_a_slice_is_refused_as_in_one(
     ]
 
 
+@pytest.mark.long
 def test_a_record_that_does_not_decode_stops_its_slice_and_names_its_place(
     spark: SparkSession, name: TopicName, source: Path, walked: list[WalkedSlice]
 ) -> None:

@@ -62,6 +62,7 @@ def test_what_is_new_is_copied_run_after_run(
     assert again.snapshot_ids == []
 
 
+@pytest.mark.long
 def test_a_copy_has_every_rule_of_a_topic(
     spark: SparkSession, name: TopicName, source: str
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_copy_has_every_rule_of_a_topic(
     assert [record.offset for record in held(spark, name)] == [2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_rows_with_an_offset_that_was_copied_are_counted(
     spark: SparkSession, name: TopicName, source: str
 ) -> None:
@@ -98,6 +100,7 @@ def test_rows_with_an_offset_that_was_copied_are_counted(
     assert [record.offset for record in held(spark, name)] == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_late_rows_go_to_the_quarantine_and_are_named(
     spark: SparkSession, name: TopicName, source: str
 ) -> None:
@@ -119,6 +122,7 @@ def test_late_rows_go_to_the_quarantine_and_are_named(
     assert len(held(spark, name, name.quarantine_table)) == 2
 
 
+@pytest.mark.long
 def test_expired_snapshots_let_offsets_tell_what_is_new(
     spark: SparkSession, name: TopicName, source: str
 ) -> None:
@@ -177,6 +181,7 @@ def test_another_source_or_table_is_refused(
         copy(spark, name)
 
 
+@pytest.mark.long
 def test_offsets_that_records_were_given_to_directly_are_never_mixed(
     spark: SparkSession, name: TopicName, source: str
 ) -> None:

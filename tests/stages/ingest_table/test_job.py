@@ -16,6 +16,7 @@ from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
 
+@pytest.mark.long
 def test_topics_are_named_once_and_known_from_then_on(
     sandbox: LakeSandbox, cluster: str, jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import COPIED_SLICE
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.stages.ingest_table.copying import as_held, copied, copy, ends, held, rewrite
 from tests.tables.adopted import Record, append
 from tests.tables.contents import contents
@@ -42,6 +42,7 @@ def test_a_run_that_is_killed_at_each_commit_is_finished_without_a_duplicate_or_
     assert COPIED_SLICE not in load(spark, name).properties
 
 
+@pytest.mark.long
 def test_late_rows_are_kept_once_whenever_a_run_is_killed(
     spark: SparkSession, name: TopicName, source: str, kill_at: list[Step]
 ) -> None:
@@ -80,6 +81,7 @@ def test_these_are_all_steps_of_a_run(
     assert {step for step in Step if step.startswith("copy")} == {Step.COPY_SLICE, Step.COPY_SEEN}
 
 
+@pytest.mark.long
 def test_two_runs_at_a_time_copy_each_row_once(
     spark: SparkSession, name: TopicName, source: str, meanwhile: Meanwhile
 ) -> None:
@@ -93,7 +95,8 @@ def test_two_runs_at_a_time_copy_each_row_once(
     assert [record.offset for record in held(spark, name)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_each_row_is_copied_or_late_whatever_happens(
     spark: SparkSession, name: TopicName, source: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def headers(spark: SparkSession, name: TopicName) -> list[list[tuple[str, bytes 
     ]
 
 
+@pytest.mark.long
 def test_tableflow(spark: SparkSession, name: TopicName) -> None:
     """Bytes are taken as they are; without them, the columns of the schema stand for them."""
     columns = (
@@ -65,6 +66,7 @@ def test_tableflow(spark: SparkSession, name: TopicName) -> None:
     assert values(spark, name)[3] == {"m": 3, "more": "new"}
 
 
+@pytest.mark.long
 def test_aiven(spark: SparkSession, name: TopicName) -> None:
     columns = (
         "kafka struct<`partition`: int, offset: bigint, timestamp: bigint, "
@@ -91,6 +93,7 @@ def test_aiven(spark: SparkSession, name: TopicName) -> None:
     assert held(spark, name)[0].timestamp_ms == 1000
 
 
+@pytest.mark.long
 def test_debezium_marks_tombstones_and_has_keys_of_columns(
     spark: SparkSession, name: TopicName
 ) -> None:

@@ -18,6 +18,7 @@ from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import ConsumedRecord
 from tests.tables.nights import at
+from tests.waiting import PATIENCE_S
 
 CONNECTION = "main"
 FIRST_MS = 1_700_000_000_000
@@ -36,7 +37,7 @@ def create(broker: KafkaBroker, topic: str, partitions: int = 1, **config: str) 
     settings = KEPT | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient(broker.client())
     for made in admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]).values():
-        made.result(timeout=30)
+        made.result(timeout=PATIENCE_S)
 
 
 def take(
@@ -109,7 +110,7 @@ class Writer:
                 partition=partition,
                 timestamp=self._first_ms + i * step_ms,
             )
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(PATIENCE_S) == 0
         return self
 
     def begin(self) -> Self:

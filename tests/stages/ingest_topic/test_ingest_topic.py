@@ -33,6 +33,7 @@ from tests.stages.ingest_topic.live import (
 from tests.tables.contents import contents
 from tests.tables.nights import at
 from tests.tables.truth import Truth, size_bytes
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.broker
 
@@ -51,7 +52,7 @@ def test_a_topic_goes_into_the_tables_as_a_consumer_gets_it(
             timestamp=FIRST_MS + i,
             headers=[("a", b"1"), ("é", None), ("a", b"")] if i % 4 > 1 else None,
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
     outcome = take(spark, name)
 
@@ -96,6 +97,7 @@ def test_the_next_run_adds_what_is_new_and_one_with_nothing_new_changes_nothing(
     assert [row["last_offset"] for row in contents(spark, name).batches] == [4, 7]
 
 
+@pytest.mark.long
 def test_slices_of_few_offsets_make_the_same_log(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -112,6 +114,7 @@ def test_slices_of_few_offsets_make_the_same_log(
     assert {row["segment"] for row in tables.records} == {0}
 
 
+@pytest.mark.long
 def test_only_what_is_decided_is_taken_and_nothing_of_what_was_aborted(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -136,6 +139,7 @@ def test_only_what_is_decided_is_taken_and_nothing_of_what_was_aborted(
     assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 8, 9, 10]
 
 
+@pytest.mark.long
 def test_read_uncommitted_takes_all_up_to_the_high_watermark(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -149,6 +153,7 @@ def test_read_uncommitted_takes_all_up_to_the_high_watermark(
     writer.abort()
 
 
+@pytest.mark.long
 def test_records_that_the_broker_stamped_say_so(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -167,6 +172,7 @@ def test_records_that_the_broker_stamped_say_so(
     assert load(spark, name).properties["kafka.message.timestamp.type"] == "LogAppendTime"
 
 
+@pytest.mark.long
 def test_a_new_partition_begins_where_the_broker_begins_it(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -175,7 +181,7 @@ def test_a_new_partition_begins_where_the_broker_begins_it(
     take(spark, name)
     admin = AdminClient(broker.client())
     for done in admin.create_partitions([NewPartitions(name.topic, 2)]).values():
-        done.result(timeout=30)
+        done.result(timeout=PATIENCE_S)
     Writer(broker, name.topic, 1).write(3)
     take(spark, name)
     assert {p: s.log_end_offset for p, s in load(spark, name).partitions.items()} == {0: 2, 1: 3}
@@ -190,7 +196,7 @@ def test_a_topic_that_was_created_anew_is_refused(
     held = contents(spark, name)
     admin = AdminClient(broker.client())
     for deleted in admin.delete_topics([name.topic]).values():
-        deleted.result(timeout=30)
+        deleted.result(timeout=PATIENCE_S)
     create(broker, name.topic)
     Writer(broker, name.topic).write(5)
     with pytest.raises(ForeignLogError, match="the topic was deleted and created anew"):
@@ -198,6 +204,7 @@ def test_a_topic_that_was_created_anew_is_refused(
     assert contents(spark, name) == held
 
 
+@pytest.mark.long
 def test_offsets_that_the_broker_removed_before_are_lost_only_if_that_is_accepted(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -225,7 +232,7 @@ def remove(broker: KafkaBroker, topic: str, before: int) -> None:
     """DeleteRecords on partition 0."""
     admin = AdminClient(broker.client())
     for done in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-        done.result(timeout=30)
+        done.result(timeout=PATIENCE_S)
 
 
 def test_a_plan_creates_nothing_and_says_how_much_there_is(
@@ -247,6 +254,7 @@ def test_a_topic_that_the_brokers_do_not_have_is_named(
     assert not exists(spark, name)
 
 
+@pytest.mark.long
 def test_brokers_that_do_not_answer_may_answer_a_retry(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

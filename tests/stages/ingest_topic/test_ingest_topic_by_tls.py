@@ -12,7 +12,7 @@ from tests.kafka.tls_broker import TlsBroker
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.ingest_topic.live import Writer, connect, create, records_of, take
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 
 def test_a_topic_is_taken_with_the_connections_certificates(

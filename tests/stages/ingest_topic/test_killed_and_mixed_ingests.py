@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from pyspark.sql import SparkSession
 
@@ -31,6 +29,7 @@ from tests.stages.ingest_topic.live import (
 from tests.tables.contents import contents
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.nights import ingest
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 STEPS = (
@@ -58,6 +57,7 @@ def test_a_run_that_is_killed_at_each_commit_is_finished_without_a_duplicate_or_
     assert SLICE not in load(spark, name).properties
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS[1:])
 def test_a_killed_run_is_finished_also_when_the_topic_has_grown(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step], step: Step
@@ -89,6 +89,7 @@ def test_these_are_all_steps_of_a_run(
     assert {step for step in Step if step.startswith(("ingest", "live"))} < set(STEPS)
 
 
+@pytest.mark.long
 def test_a_topic_ingested_from_its_segments_goes_on_live(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_topic_ingested_from_its_segments_goes_on_live(
     assert producers == [False, False, False, False, True]
 
 
+@pytest.mark.long
 def test_a_topic_taken_live_goes_on_from_its_segments(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_topic_taken_live_goes_on_from_its_segments(
     assert epochs == [None, None, None, 0]
 
 
+@pytest.mark.long
 def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, kill_at: list[Step]
 ) -> None:
@@ -144,6 +147,7 @@ def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
     assert records_of(spark, name) == []
 
 
+@pytest.mark.long
 def test_records_that_were_appended_directly_are_never_mixed_with_the_brokers(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -159,6 +163,7 @@ def test_records_that_were_appended_directly_are_never_mixed_with_the_brokers(
         take(spark, name)
 
 
+@pytest.mark.long
 def test_two_runs_at_a_time_are_found_out(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, meanwhile: Meanwhile
 ) -> None:
@@ -179,6 +184,7 @@ def test_two_runs_at_a_time_are_found_out(
     assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(
     spark: SparkSession, name: TopicName, broker: KafkaBroker
 ) -> None:
@@ -200,8 +206,6 @@ def ingest_segments(
 ) -> None:
     """From the broker's own directory, once its checkpoints say that it ends there."""
     checkpoint = broker.log_dir / "replication-offset-checkpoint"
-    deadline = time.monotonic() + 30
-    while f"{name.topic} 0 {log_end_offset}" not in lines_of(checkpoint):
-        assert time.monotonic() < deadline, checkpoint.read_text()
-        time.sleep(0.1)
+    said = f"{name.topic} 0 {log_end_offset}"
+    wait_until(lambda: said in lines_of(checkpoint), f"{said!r} in {checkpoint.name}")
     ingest(spark, str(name), broker.log_dir, NOW_MS)

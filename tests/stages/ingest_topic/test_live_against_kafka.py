@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,11 +39,11 @@ from tests.stages.ingest_topic.live import (
 )
 from tests.tables.kafka_view import view_of_kafka, view_of_table
 from tests.tables.nights import HOUR_MS, clean, ingest, mark
+from tests.waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +75,11 @@ def checkpointed(broker: KafkaBroker, checkpoint: str, topic: str) -> int:
     return -1
 
 
-def wait_until(broker: KafkaBroker, checkpoint: str, topic: str, offset: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while (offset_there := checkpointed(broker, checkpoint, topic)) < offset:
-        assert time.monotonic() < deadline, f"{checkpoint} of {topic} stays at {offset_there}"
-        time.sleep(0.1)
+def wait_for_offset(broker: KafkaBroker, checkpoint: str, topic: str, offset: int) -> None:
+    wait_until(
+        lambda: checkpointed(broker, checkpoint, topic) >= offset,
+        f"{checkpoint} to have offset {offset} of {topic}",
+    )
 
 
 def alter(broker: KafkaBroker, topic: str, **config: str) -> None:
@@ -92,7 +91,7 @@ def alter(broker: KafkaBroker, topic: str, **config: str) -> None:
     admin = AdminClient(broker.client())
     asked = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     for done in admin.incremental_alter_configs([asked]).values():
-        done.result(timeout=30)
+        done.result(timeout=PATIENCE_S)
 
 
 def write_all_kinds(broker: KafkaBroker, topic: str) -> int:
@@ -115,7 +114,7 @@ def test_a_topic_is_the_same_by_its_files_and_live(
     live, files = TopicName("live", "kinds"), TopicName("files", "kinds")
     create(broker, "kinds", segment_ms="1")  # but for the last, each batch can be cleaned
     end = write_all_kinds(broker, "kinds")
-    wait_until(broker, "replication-offset-checkpoint", "kinds", end)
+    wait_for_offset(broker, "replication-offset-checkpoint", "kinds", end)
     take(spark, live, max_offsets=11)
     ingest(spark, str(files), broker.log_dir, NOW_MS)
     expected = consumed(broker, "kinds")
@@ -129,7 +128,7 @@ def test_a_topic_is_the_same_by_its_files_and_live(
         compare_and_set(load(spark, name), Step.CONFIGURE_TOPIC, lambda _: compact)
         mark(spark, str(name))
     Writer(broker, "kinds", first_ms=FIRST_MS + 1000).write(1, "last")
-    wait_until(broker, "replication-offset-checkpoint", "kinds", end + 1)
+    wait_for_offset(broker, "replication-offset-checkpoint", "kinds", end + 1)
     for name in (live, files):
         take(spark, name) if name is live else ingest(spark, str(name), broker.log_dir, NOW_MS)
         mark(spark, str(name))
@@ -185,7 +184,7 @@ def test_what_the_night_leaves_of_a_live_topic_is_what_its_brokers_cleaner_leave
     assert "kafka.cleanup.policy" not in load(spark, name).properties
 
     alter(broker, "cleaned", min_cleanable_dirty_ratio="0")
-    wait_until(broker, "cleaner-offset-checkpoint", "cleaned", active)
+    wait_for_offset(broker, "cleaner-offset-checkpoint", "cleaned", active)
     topic = load(spark, name)
     changes = changes_from_source(topic)
     assert changes == {

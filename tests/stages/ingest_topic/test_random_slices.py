@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ebbtide.log.settings.names import TopicName
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
@@ -18,8 +18,9 @@ from tests.nights.expected_numbers import of_ingest
 from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
 from tests.stages.ingest_topic.live import FIRST_MS, NOW_MS, connect, create, take
 from tests.tables.nights import HOUR_MS, set_properties
+from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]
 
 FIXED_SEED = 7
 PARTITIONS = 3
@@ -47,12 +48,12 @@ def write_some(producer: Producer, topic: str, rng: random.Random) -> None:
             timestamp=FIRST_MS + rng.randrange(HOUR_MS),
             headers=rng.choice([None, [("a", b"1"), ("b", None)]]),
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
     end = producer.commit_transaction if rng.random() < 0.7 else producer.abort_transaction
     end(30)
 
 
-@pytest.mark.parametrize("seed", [FIXED_SEED, FRESH_SEED])
+@pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_each_number_of_random_slices_is_what_the_tables_say(
     sandbox: LakeSandbox,
     cluster: str,

@@ -61,6 +61,7 @@ def marked_by_header(sandbox: LakeSandbox, name: TopicName, directory: Path) -> 
     configure(sandbox, name, SAYS_D)
 
 
+@pytest.mark.long(but="None")
 @pytest.mark.parametrize("step", [None, Step.MARK_AGAIN, Step.MARK_RECORDS, Step.MARK_STATE])
 def test_a_changed_rule_is_for_what_is_marked_again(
     sandbox: LakeSandbox,
@@ -96,6 +97,7 @@ def test_a_changed_rule_is_for_what_is_marked_again(
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 6
 
 
+@pytest.mark.long
 def test_what_was_a_tombstone_may_be_what_the_log_must_not_hold(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_what_is_cleaned_is_not_marked_again(
     mark(sandbox.session, str(name), [FromOffset(0, 4)])
 
 
+@pytest.mark.long
 def test_a_round_does_not_start_on_what_is_being_marked_again(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyroaring import BitMap64
 
 from ebbtide.errors import ExitCode
@@ -52,6 +53,7 @@ def test_a_plan_has_the_offsets_that_the_quarantine_takes_and_no_later_ones(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
+@pytest.mark.long
 def test_with_four_eyes_a_night_marks_and_who_marks_again_needs_another_person(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.mark_tombstones.stage import plan_mark
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.export_segments.exports import export, kafkas_states
+from tests.stages.export_segments.exports import export, kafkas_states, states_of_each
 from tests.stages.mark_tombstones.tombstones import (
     BY_HEADER,
     COMPACT,
@@ -51,6 +51,7 @@ def name(cluster: str) -> TopicName:
     return TopicName(cluster, "t")
 
 
+@pytest.mark.long
 def test_a_null_value_that_nothing_marks_leaves_the_log(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,13 +103,16 @@ def test_a_marking_that_is_killed_at_each_commit_quarantines_each_record_once(
     """And at no time is the log one that an export refuses."""
     forbidden_topic(sandbox, name, tmp_path / "log")
     kill_at += QUARANTINE_STEPS
+    exported, expected = list[Path](), list[list[int]]()
     while kill_at:
         with pytest.raises(KilledError):
             mark(sandbox.session, str(name))
-        exported = tmp_path / f"killed-{len(kill_at)}"
-        export(sandbox.session, name, exported)
-        states = kafkas_states(exported, kafka_jars)
-        assert offsets(view_of_kafka(states["t-0"])) == left(sandbox, name)
+        exported.append(tmp_path / f"killed-{len(kill_at)}")
+        export(sandbox.session, name, exported[-1])
+        expected.append(left(sandbox, name))
+    states = states_of_each(exported, kafka_jars)
+    assert [offsets(view_of_kafka(state["t-0"])) for state in states] == expected
+    assert len(expected) == len(QUARANTINE_STEPS)
     mark(sandbox.session, str(name))
     assert [row["offset"] for row in quarantine(sandbox, name)] == FORBIDDEN_OFFSETS
     assert left(sandbox, name) == [0, 2, 3, 6, 7]
@@ -116,6 +120,7 @@ def test_a_marking_that_is_killed_at_each_commit_quarantines_each_record_once(
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
 
 
+@pytest.mark.long
 def test_the_other_jobs_go_on_with_what_is_left(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kafka_jars: Path
 ) -> None:
@@ -140,6 +145,7 @@ def test_the_other_jobs_go_on_with_what_is_left(
     assert left(sandbox, name) == [0, 7, 9]
 
 
+@pytest.mark.long
 def test_what_its_owner_deletes_from_the_quarantine_leaves_the_disk(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -154,6 +160,7 @@ def test_what_its_owner_deletes_from_the_quarantine_leaves_the_disk(
     assert [row[0] for row in on_disk] == [2]
 
 
+@pytest.mark.long
 def test_a_log_that_begins_anew_shares_no_place_with_the_one_before(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -169,6 +176,7 @@ def test_a_log_that_begins_anew_shares_no_place_with_the_one_before(
     assert left(sandbox, name) == [0, 2, 3, 6, 7]
 
 
+@pytest.mark.long
 def test_what_delete_records_hides_is_not_quarantined(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -178,6 +186,7 @@ def test_what_delete_records_hides_is_not_quarantined(
     assert [row["offset"] for row in quarantine(sandbox, name)] == [5]
 
 
+@pytest.mark.long(but="1")
 @pytest.mark.parametrize("magic", [0, 1])
 def test_before_magic_2_a_null_value_is_always_a_tombstone(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, magic: int
@@ -196,6 +205,7 @@ def test_before_magic_2_a_null_value_is_always_a_tombstone(
     assert outcome.rows_removed == 0
 
 
+@pytest.mark.long
 def test_formats_are_told_apart_in_one_log(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -215,6 +225,7 @@ def test_formats_are_told_apart_in_one_log(
     assert [row["offset"] for row in quarantine(sandbox, name)] == [end, end + 2]
 
 
+@pytest.mark.long
 def test_configuring_shows_how_many_would_go(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -237,6 +248,7 @@ def test_configuring_shows_how_many_would_go(
     assert "mark_tombstones" not in marked.partitions[0]["next_run"]
 
 
+@pytest.mark.long
 def test_a_message_with_an_empty_value_is_no_tombstone(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -247,6 +259,7 @@ def test_a_message_with_an_empty_value_is_no_tombstone(
     assert left(sandbox, name) == [0]
 
 
+@pytest.mark.long
 def test_a_replica_marks_and_quarantines_by_itself(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kafka_jars: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pyroaring import BitMap64
 
 from ebbtide.errors import ExitCode
@@ -38,6 +39,7 @@ def refused(jobs: Jobs, plan_id: str) -> str:
     return str(row.error)
 
 
+@pytest.mark.long
 def test_copies_leave_as_planned_also_if_the_repair_was_killed(
     sandbox: LakeSandbox, jobs: Jobs, topic: TopicName, kill_at: list[Step]
 ) -> None:
@@ -64,6 +66,7 @@ def test_copies_leave_as_planned_also_if_the_repair_was_killed(
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
+@pytest.mark.long
 def test_a_plan_ends_with_the_next_change_of_others(
     sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_lost_state_is_rebuilt_by_a_plan_that_another_person_approves(
     assert after.max_event_time_ms == max(77, told.max_event_time_ms or -1)
 
 
+@pytest.mark.long
 def test_what_cannot_be_taken_back_keeps_no_plan(
     sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
 ) -> None:

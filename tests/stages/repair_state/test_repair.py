@@ -50,6 +50,7 @@ def snapshots(spark: SparkSession, name: TopicName) -> list[int]:
     return [int(table.currentSnapshot().snapshotId()) for table in tables]
 
 
+@pytest.mark.long
 def test_a_topic_that_nobody_changed_is_left_alone(sandbox: LakeSandbox, topic: TopicName) -> None:
     before = contents(sandbox.session, topic)
     plan = repair(sandbox.session, topic)
@@ -65,6 +66,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long(but="records removed")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_taken_back(sandbox: LakeSandbox, topic: TopicName, change: str) -> None:
     spark = sandbox.session
@@ -81,6 +83,7 @@ def test_a_change_is_taken_back(sandbox: LakeSandbox, topic: TopicName, change: 
     assert contents(spark, topic) == before
 
 
+@pytest.mark.long
 def test_a_table_that_was_rolled_back_comes_back(sandbox: LakeSandbox, topic: TopicName) -> None:
     spark = sandbox.session
     old = snapshots(spark, topic)
@@ -107,6 +110,7 @@ def test_a_killed_repair_is_done_by_the_next(
     assert contents(spark, topic) == before
 
 
+@pytest.mark.long
 def test_what_is_expired_cannot_be_taken_back(sandbox: LakeSandbox, topic: TopicName) -> None:
     spark = sandbox.session
     spark.sql(f"DELETE FROM {topic.records_table} WHERE segment = 3")
@@ -115,6 +119,7 @@ def test_what_is_expired_cannot_be_taken_back(sandbox: LakeSandbox, topic: Topic
         repair(spark, topic)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step", [None, Step.REPAIR_BATCHES, Step.HEADERS_REBUILT, Step.REPAIR_STATE]
 )
@@ -146,6 +151,7 @@ def test_rows_that_are_gone_for_good_are_told_of_no_more(
     assert_counted(spark, topic)
 
 
+@pytest.mark.long
 def test_a_repair_tells_what_it_removes(sandbox: LakeSandbox, topic: TopicName) -> None:
     """A copy lies in a file of its own, which leaves as a whole."""
     spark = sandbox.session
@@ -167,6 +173,7 @@ def files(spark: SparkSession, table: str) -> set[str]:
     return {row["file_path"] for row in spark.table(f"{table}.data_files").collect()}
 
 
+@pytest.mark.long
 def test_superseded_records_that_came_back_are_cleaned_again(
     sandbox: LakeSandbox, topic: TopicName
 ) -> None:
@@ -183,6 +190,7 @@ def test_superseded_records_that_came_back_are_cleaned_again(
     assert [row["offset"] for row in contents(spark, topic).records] == cleaned
 
 
+@pytest.mark.long
 def test_erased_records_that_came_back_go_at_once(sandbox: LakeSandbox, topic: TopicName) -> None:
     """Only the tombstone, which came back too, waits for the next round."""
     spark = sandbox.session
@@ -212,6 +220,7 @@ def test_erased_records_that_came_back_go_at_once(sandbox: LakeSandbox, topic: T
     assert b"b" not in [row["key"] for row in contents(spark, topic).records]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["edited", "dropped"])
 def test_a_lost_state_is_rebuilt(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, how: str
@@ -252,6 +261,7 @@ def large(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     return TopicName(f"{cluster}_large", "t")
 
 
+@pytest.mark.long
 def test_the_driver_gets_a_row_a_file_however_many_rows_go(
     sandbox: LakeSandbox, large: TopicName, driver_rows: list[int]
 ) -> None:
@@ -267,6 +277,7 @@ def test_the_driver_gets_a_row_a_file_however_many_rows_go(
     assert contents(spark, large).records == before
 
 
+@pytest.mark.long
 def test_headers_are_rebuilt_a_few_segments_at_a_time(
     sandbox: LakeSandbox,
     large: TopicName,

@@ -28,6 +28,8 @@ from tests.tables.logs import Message, write_log
 from tests.tables.nights import clean, ingest, mark
 from tests.tables.other_tools import expire_all, tables_of
 
+pytestmark = pytest.mark.long
+
 JOBS = ("ingest", "clean", "merge", "delete")
 RECORDS, BATCHES = 0, 1
 # A step that a job is killed before, and the table whose commit was made by then.

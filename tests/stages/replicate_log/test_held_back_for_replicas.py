@@ -15,6 +15,8 @@ from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import view_of_table
 from tests.tables.nights import DAY_MS, clean
 
+pytestmark = pytest.mark.long
+
 # -- what a replica has not reached is held back
 
 

@@ -34,6 +34,8 @@ from tests.tables.kafka_view import view_of_table
 from tests.tables.nights import DAY_MS, at, clean
 from tests.tables.other_tools import expire_all, rewrite_files, tables_of
 
+pytestmark = pytest.mark.long
+
 STEPS = tuple(step for step in Step if step.name.startswith("REPLICATE"))
 
 

@@ -21,7 +21,7 @@ from ebbtide.stages.expire_segments.plan import plan_expire
 from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.kafka.random_logs import DAY_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
@@ -35,12 +35,14 @@ from tests.tables.headers import read_headers
 from tests.tables.nights import ingest, mark
 from tests.tables.truth import Truth
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 12
 ATTEMPTS = 10
 Values = dict[tuple[int, bytes], bytes]
 
 
-@pytest.mark.parametrize("seed", [853830, 411176, FRESH_SEED])
+@pytest.mark.parametrize("seed", seeds(__file__, 853830, 411176))
 def test_a_replica_ends_with_its_primarys_values(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path, seed: int
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_new_replica_is_its_primary(sandbox: LakeSandbox, name: TopicName) -> 
     }
 
 
+@pytest.mark.long
 def test_rows_are_counted_though_other_tools_expire_the_snapshots_that_brought_them(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
 ) -> None:
@@ -76,6 +77,7 @@ def test_rows_are_counted_though_other_tools_expire_the_snapshots_that_brought_t
     assert (numbers["records"], numbers["batches"]) == (24, 8)
 
 
+@pytest.mark.long
 def test_nothing_to_replicate_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
     replicate(sandbox, name)
     tables = [t for of in (name, replica_of(name)) for t in (of.records_table, of.batches_table)]
@@ -89,6 +91,7 @@ def metadata_of(sandbox: LakeSandbox, table: str) -> str:
     return str(operations.current().metadataFileLocation())
 
 
+@pytest.mark.long
 def test_only_what_is_new_is_appended(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -104,6 +107,7 @@ def test_only_what_is_new_is_appended(
     assert snapshot.operation() == "append"
 
 
+@pytest.mark.long
 def test_settings_follow_but_for_the_replicas_own(sandbox: LakeSandbox, name: TopicName) -> None:
     replicate(sandbox, name)
     topic, replica = load(sandbox.session, name), load(sandbox.session, replica_of(name))
@@ -121,6 +125,7 @@ def test_settings_follow_but_for_the_replicas_own(sandbox: LakeSandbox, name: To
     assert "ebbtide.replicas" not in copy.properties
 
 
+@pytest.mark.long
 def test_a_late_replica_of_a_cleaned_and_merged_primary_ends_like_it(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -141,6 +146,7 @@ def test_a_late_replica_of_a_cleaned_and_merged_primary_ends_like_it(
     assert_sound(sandbox, replica_of(name))
 
 
+@pytest.mark.long
 def test_a_log_start_offset_is_followed_and_what_lies_below_it_goes(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
@@ -175,6 +181,7 @@ def test_a_table_that_holds_another_log_is_refused(
     assert current_snapshot(sandbox.session, other.records_table) == before
 
 
+@pytest.mark.long
 def test_one_replica_out_of_reach_does_not_stop_the_others(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:

@@ -91,6 +91,7 @@ class Bench:
         return java_table(self.spark, self.name.records_table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "mode"), [(2, ""), (3, "copy-on-write")])
 def test_a_run_goes_back_as_if_it_had_never_been(
     sandbox: LakeSandbox, cluster: str, jobs: Jobs, version: int, mode: str
@@ -183,6 +184,7 @@ def test_a_killed_undo_is_finished_by_the_next_job(
     assert live(bench.spark, str(bench.name)) == sorted([*range(5), *range(5)])
 
 
+@pytest.mark.long
 def test_what_was_undone_before_returns_once(
     sandbox: LakeSandbox, cluster: str, jobs: Jobs
 ) -> None:
@@ -197,6 +199,7 @@ def test_what_was_undone_before_returns_once(
     assert [state.log_start_offset for state in bench.states().values()] == [0, 0]
 
 
+@pytest.mark.long
 def test_what_cannot_be_known_is_not_undone(
     sandbox: LakeSandbox, cluster: str, jobs: Jobs, meanwhile: Meanwhile
 ) -> None:

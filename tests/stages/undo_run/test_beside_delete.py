@@ -22,6 +22,8 @@ from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 NOW = ("--now", at(FIRST_MS + DAY_MS).isoformat())
 # The last is small: an undo that gives back whole segments alone writes a small one anew.
 SEGMENTS = [[Message(key, "1") for key in keys] for keys in ("ab", "ab", "ab", "a")]

@@ -10,13 +10,17 @@ import pytest
 from ebbtide.iceberg.commits import Step
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.expire_snapshots import stage
-from tests.fresh_seed import FRESH_SEED
+from tests.fresh_seed import seeds
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.undo_run.twins import Twins
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
 
+
+@pytest.mark.parametrize("seed", seeds(__file__, 1))
 def test_an_undo_is_as_if_the_nights_had_not_been(
+    seed: int,
     sandbox: LakeSandbox,
     jobs: Jobs,
     cluster: str,
@@ -26,7 +30,7 @@ def test_an_undo_is_as_if_the_nights_had_not_been(
 ) -> None:
     """Also where jobs were killed in between, and where segments have been merged."""
     monkeypatch.setattr(stage, "merge_segments", partial(merge_segments, at_least=2))
-    twins = Twins(sandbox, jobs, cluster, tmp_path / "log", FRESH_SEED, kill_at)
+    twins = Twins(sandbox, jobs, cluster, tmp_path / "log", seed, kill_at)
     for _ in range(twins.random.randint(0, 1)):
         twins.night(*twins.both)
         twins.change()

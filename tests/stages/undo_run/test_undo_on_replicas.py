@@ -30,6 +30,8 @@ from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.tables.planned import Jobs
 
+pytestmark = pytest.mark.long
+
 __all__ = ["sandbox"]
 
 NOW = ("--now", at(FIRST_MS + DAY_MS).isoformat())

@@ -76,6 +76,7 @@ def test_each_removing_job_notes_the_topic_as_it_was(
     assert noted == ["clean_log", "expire_segments", "delete_records"]
 
 
+@pytest.mark.long
 def test_a_job_that_removes_nothing_notes_nothing(
     sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_job_that_removes_nothing_notes_nothing(
     assert points(sandbox, topic) == []
 
 
+@pytest.mark.long
 def test_snapshots_stay_until_both_the_age_and_the_time_of_undo_have_passed(
     sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
 ) -> None:

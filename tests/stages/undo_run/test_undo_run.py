@@ -94,6 +94,7 @@ def bench(sandbox: LakeSandbox, jobs: Jobs, topic: TopicName) -> Bench:
     return Bench(sandbox, jobs, topic)
 
 
+@pytest.mark.long
 def test_later_runs_go_back_too_but_only_where_the_run_has_removed(bench: Bench) -> None:
     bench.clean()
     deleted = bench.delete(p0=2)
@@ -115,6 +116,7 @@ def test_later_runs_go_back_too_but_only_where_the_run_has_removed(bench: Bench)
     assert bench.jobs.last_run().rows_removed == 0
 
 
+@pytest.mark.long
 def test_what_returned_is_left_alone_for_a_week(bench: Bench) -> None:
     cleaned = bench.clean()
     assert bench.undo(cleaned) == 0
@@ -147,6 +149,7 @@ def tables(bench: Bench) -> tuple[str, str]:
     return bench.name.records_table, bench.name.batches_table
 
 
+@pytest.mark.long
 def test_readers_of_a_stream_get_no_old_record_as_a_new_one(bench: Bench) -> None:
     """They skip overwrites, and would deliver an append; also where whole segments come back."""
     assert bench.jobs.run(expire_segments, *bench.of_topic, *NOW) == 0
@@ -157,6 +160,7 @@ def test_readers_of_a_stream_get_no_old_record_as_a_new_one(bench: Bench) -> Non
         assert java_table(bench.spark, table).currentSnapshot().operation() == "overwrite"
 
 
+@pytest.mark.long
 def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays(
     bench: Bench,
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays
     assert f"from before run {cleaned}, is gone: another tool has expired it" in bench.error
 
 
+@pytest.mark.long
 def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its own run, nor a night that removed an erased key's record."""
     set_properties(bench.spark, str(bench.name), {"ebbtide.source": ""})
@@ -186,6 +191,7 @@ def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert "1 records of keys that were erased would return" in bench.error
 
 
+@pytest.mark.long
 def test_what_others_did_and_a_repair_kept_is_not_undone_either(bench: Bench) -> None:
     cleaned = bench.clean()
     bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 4")
@@ -204,6 +210,7 @@ def test_more_that_was_removed_since_the_plan_needs_a_new_one(bench: Bench) -> N
     assert bench.left(0) == [4]
 
 
+@pytest.mark.long
 def test_a_round_that_a_killed_run_began_goes_back_with_the_run_that_finished_it(
     bench: Bench, kill_at: list[Step]
 ) -> None:
@@ -229,6 +236,7 @@ def assert_nothing_in_flight(bench: Bench) -> None:
         assert java_table(bench.spark, table).refs().size() == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "left"),
     [
