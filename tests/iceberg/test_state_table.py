@@ -10,11 +10,12 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.state_table import HeldState, create_state, read_state
-from ebbtide.iceberg.topics import compare_and_set, load, read_again
+from ebbtide.iceberg.state_table import HeldState, create_state, drop_state, read_state
+from ebbtide.iceberg.topics import compare_and_set, load, read_again, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
+from tests.tables.fixtures import KilledError
 from tests.tables.nights import DAY_MS
 from tests.tables.partition_log import T0
 
@@ -46,6 +47,33 @@ def test_a_catalog_that_takes_a_commit_from_an_older_base_is_refused(
     assert read_state(spark, name) is None
     create_state(spark, name, {})
     assert read_state(spark, name) is not None
+
+
+def test_a_state_of_an_older_version_moves_once_whenever_a_job_is_killed(
+    sandbox: LakeSandbox, cluster: str, kill_at: list[Step]
+) -> None:
+    """It stood in properties of the records table."""
+    spark, catalog = sandbox.session, "older"
+    sandbox.add_catalog(catalog)
+    name = TopicName(cluster, "t", catalog)
+    old = to_properties(0, state_of(log_end_offset=9))
+    kill_at.append(Step.PROBE)
+    with pytest.raises(KilledError):
+        sandbox.topic(str(name))
+    sandbox.topic(str(name))
+    drop_state(spark, name)
+    set_properties(spark, name.records_table, old)
+    moved = to_properties(0, state_of(log_start_offset=4, log_end_offset=9))
+    for step in (Step.STATE_TABLE, Step.STATE_MOVED):
+        kill_at.append(step)
+        with pytest.raises(KilledError):
+            compare_and_set(load(spark, name), Step.LOG_START_OFFSET, lambda _: moved)
+        assert load(spark, name).partitions[0] == state_of(log_end_offset=9)
+    after = compare_and_set(load(spark, name), Step.LOG_START_OFFSET, lambda _: moved)
+    assert after.partitions[0] == state_of(log_start_offset=4, log_end_offset=9)
+    assert read_again(after).partitions == after.partitions
+    left = java_table(spark, name.records_table).properties()
+    assert not old.keys() & set(left)
 
 
 def segments_of(rng: random.Random) -> tuple[tuple[int, int], ...]:

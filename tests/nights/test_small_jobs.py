@@ -16,8 +16,6 @@ from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 
-pytestmark = pytest.mark.long
-
 TOMBSTONE_FLAG = 0x20
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
@@ -40,6 +38,7 @@ def marks(sandbox: LakeSandbox, name: TopicName) -> dict[int, Any]:
     return {row["offset"]: (row["tombstone_by"], row["value"]) for row in rows}
 
 
+@pytest.mark.long
 def test_null_values_and_flagged_records_are_tombstones_and_empty_values_are_not(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -49,6 +48,7 @@ def test_null_values_and_flagged_records_are_tombstones_and_empty_values_are_not
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
 
 
+@pytest.mark.long
 def test_marking_again_reads_and_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
     mark(sandbox.session, str(name))
     before = current_snapshot(sandbox.session, name.records_table)
@@ -56,6 +56,7 @@ def test_marking_again_reads_and_commits_nothing(sandbox: LakeSandbox, name: Top
     assert current_snapshot(sandbox.session, name.records_table) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.MARK_RECORDS, Step.MARK_STATE])
 def test_a_killed_marking_is_finished_by_the_next(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
@@ -68,6 +69,7 @@ def test_a_killed_marking_is_finished_by_the_next(
     assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
 
 
+@pytest.mark.long
 def test_a_flagged_tombstone_keeps_its_value_until_its_horizon(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_flagged_tombstone_keeps_its_value_until_its_horizon(
     assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 6, 7]
 
 
+@pytest.mark.long
 def test_expired_snapshots_take_the_removed_values_off_the_disk(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
@@ -101,27 +104,19 @@ def test_expired_snapshots_take_the_removed_values_off_the_disk(
         assert sandbox.session.sql(f"SELECT * FROM {table}.snapshots").count() == 1
 
 
-def test_a_note_that_a_topic_is_tidy_which_was_killed_is_made_by_the_next(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
-) -> None:
-    kill_at.append(Step.TIDIED)
-    with pytest.raises(KilledError):
-        execute_expire_snapshots(load(sandbox.session, name))
-    assert TIDIED not in load(sandbox.session, name).properties
-    execute_expire_snapshots(load(sandbox.session, name))
-    assert TIDIED in load(sandbox.session, name).properties
-
-
-@pytest.mark.parametrize("step", [Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS])
 def test_a_killed_expiry_of_snapshots_loses_nothing(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
+    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:
     mark(sandbox.session, str(name))
     clean(sandbox.session, str(name), NIGHT_MS)
     set_properties(sandbox.session, str(name), {"history.expire.max-snapshot-age-ms": "0"})
     kept = view_of_table(sandbox.session, name, 0)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        execute_expire_snapshots(load(sandbox.session, name))
+    for step in (Step.REWRITE_FILES, Step.EXPIRE_SNAPSHOTS, Step.TIDIED):
+        kill_at.append(step)
+        with pytest.raises(KilledError):
+            execute_expire_snapshots(load(sandbox.session, name))
+        assert view_of_table(sandbox.session, name, 0) == kept
+        assert TIDIED not in load(sandbox.session, name).properties
     execute_expire_snapshots(load(sandbox.session, name))
     assert view_of_table(sandbox.session, name, 0) == kept
+    assert TIDIED in load(sandbox.session, name).properties

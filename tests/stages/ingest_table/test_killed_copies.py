@@ -61,12 +61,20 @@ def test_late_rows_are_kept_once_whenever_a_run_is_killed(
     assert held(spark, name, name.quarantine_table) == as_held(late)
     new = [Record(7, "c"), Record(8, "d"), Record(9, "e")]
     assert held(spark, name) == as_held([*records, *new])
-    append(spark, source, [late[1]])
+
+
+def test_a_row_that_came_before_is_seen_once_more_by_the_run_after_a_killed_one(
+    spark: SparkSession, name: TopicName, source: str, kill_at: list[Step]
+) -> None:
+    append(spark, source, [Record(4, "a")])
+    copy(spark, name)
+    append(spark, source, [Record(4, "a")])
     kill_at.append(Step.COPY_SEEN)
     with pytest.raises(KilledError):
         copy(spark, name)
     assert copy(spark, name).partitions[0]["repeated"] == 1
-    assert len(held(spark, name, name.quarantine_table)) == 2
+    assert held(spark, name) == as_held([Record(4, "a")])
+    assert copy(spark, name).partitions[0]["repeated"] == 0
 
 
 def test_these_are_all_steps_of_a_run(

@@ -61,7 +61,7 @@ def marked_by_header(sandbox: LakeSandbox, name: TopicName, directory: Path) -> 
     configure(sandbox, name, SAYS_D)
 
 
-@pytest.mark.long(but="None")
+@pytest.mark.long(but="mark_again")
 @pytest.mark.parametrize("step", [None, Step.MARK_AGAIN, Step.MARK_RECORDS, Step.MARK_STATE])
 def test_a_changed_rule_is_for_what_is_marked_again(
     sandbox: LakeSandbox,

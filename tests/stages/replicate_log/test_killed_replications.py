@@ -34,11 +34,10 @@ from tests.tables.kafka_view import view_of_table
 from tests.tables.nights import DAY_MS, at, clean
 from tests.tables.other_tools import expire_all, rewrite_files, tables_of
 
-pytestmark = pytest.mark.long
-
 STEPS = tuple(step for step in Step if step.name.startswith("REPLICATE"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.CREATE_TOPIC, *STEPS, Step.TRUNCATE_RECORD_SEGMENTS])
 def test_a_killed_replication_is_finished_by_the_next(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kill_at: list[Step], step: Step
@@ -71,12 +70,26 @@ def test_a_killed_replication_is_finished_by_the_next(
     assert latest_values(sandbox, replica_of(name)) == latest_values(sandbox, name)
 
 
+def test_a_replication_that_is_killed_at_one_commit_after_the_other_is_finished(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, kill_at: list[Step]
+) -> None:
+    kill(sandbox, name, kill_at, Step.CREATE_TOPIC)
+    replicate(sandbox, name)
+    grow(sandbox, name, tmp_path, NIGHTS[:5])
+    for step in (s for s in STEPS if s is not Step.REPLICATE_LEFTOVERS):
+        kill(sandbox, name, kill_at, step)
+    kill(sandbox, name, kill_at, Step.REPLICATE_LEFTOVERS)
+    replicate(sandbox, name)
+    assert_equal(sandbox, name)
+
+
 def kill(sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step) -> None:
     kill_at.append(step)
     with pytest.raises(KilledError):
         replicate(sandbox, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [s for s in STEPS if s is not Step.REPLICATE_LEFTOVERS])
 def test_of_two_runs_at_a_time_one_goes_on(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile, step: Step
@@ -91,6 +104,7 @@ def test_of_two_runs_at_a_time_one_goes_on(
     assert_equal(sandbox, name)
 
 
+@pytest.mark.long
 def test_a_primary_whose_snapshot_goes_while_it_is_read_is_read_again(
     sandbox: LakeSandbox,
     name: TopicName,
@@ -111,6 +125,7 @@ def test_a_primary_whose_snapshot_goes_while_it_is_read_is_read_again(
     assert_equal(sandbox, name)
 
 
+@pytest.mark.long
 def test_what_another_run_left_just_before_is_taken_over(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
