@@ -162,7 +162,6 @@ def test_what_only_moves_rows_is_not_minded(sandbox: LakeSandbox, topic: TopicNa
     assert_counted(sandbox.session, topic)
 
 
-@pytest.mark.long
 def test_a_count_that_was_killed_is_done_by_the_next(
     sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
 ) -> None:
@@ -201,7 +200,7 @@ KILLED = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.long(but="rows_removing")
 @pytest.mark.parametrize("step", KILLED)
 def test_a_killed_job_is_no_stranger_whatever_tools_did_since(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, kill_at: list[Step], step: Step

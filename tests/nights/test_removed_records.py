@@ -30,8 +30,6 @@ from tests.nights.test_reported_numbers import PARTITIONS, other_settings, topic
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ANY_SHARE, DAY_MS, at, set_properties
 
-pytestmark = pytest.mark.long
-
 FIXED_SEED = 56
 DISTURBED_SHARE = 0.7
 CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0"}
@@ -174,6 +172,7 @@ def lake(sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch) ->
     return lake
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(__file__, FIXED_SEED))
 def test_each_record_that_left_is_in_the_row_of_one_run(
     seed: int, lake: Lake, tmp_path: Path
@@ -186,13 +185,14 @@ def test_each_record_that_left_is_in_the_row_of_one_run(
     assert lake.reported() == len(lake.gone), dict(lake.disturbances.happened)
 
 
+@pytest.mark.long(but="killed before its row")
 @pytest.mark.parametrize(
     ("step", "end", "then", "note"),
     [
         (Step.ROUND_RECORDS, kill, "expire_segments", LEFT_BEHIND),
         (Step.ROUND_BATCHES, kill, "clean_log", None),
         (Step.ROUND_BATCHES, fail, "clean_log", "before the run failed"),
-        (Step.RUN_ROW, kill, "clean_log", KILLED),
+        pytest.param(Step.RUN_ROW, kill, "clean_log", KILLED, id="killed before its row"),
     ],
 )
 def test_a_note_says_how_records_left_that_the_numbers_do_not_hold(

@@ -128,7 +128,6 @@ def test_a_killed_merge_is_finished_whatever_tools_did_since(
     assert tags(sandbox.session, topic) == set()
 
 
-@pytest.mark.long
 def test_what_a_killed_job_held_is_let_go(
     sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
 ) -> None:
@@ -176,7 +175,7 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
         clean(sandbox.session, str(topic), NIGHT_MS)
 
 
-@pytest.mark.long
+@pytest.mark.long(but="round_batches-lost_round_state")
 @pytest.mark.parametrize(
     ("step", "again"),
     [

@@ -19,8 +19,6 @@ from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
-pytestmark = pytest.mark.long
-
 ASKED = ("--requested-by", "ann", "--reason", "7")
 SECRET = "somebody@example.org"
 
@@ -80,6 +78,7 @@ def _files(spark: SparkSession, name: TopicName) -> list[Any]:
     return list(spark.table(f"{name.records_table}.data_files").collect())
 
 
+@pytest.mark.long
 def test_a_plan_erases_what_it_says_and_no_run_before_it_is_undone(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
@@ -101,6 +100,7 @@ def test_a_plan_erases_what_it_says_and_no_run_before_it_is_undone(
     assert "keys were erased" in str(jobs.last_run().error)
 
 
+@pytest.mark.long
 def test_what_cannot_be_promised_is_refused(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:

@@ -202,7 +202,6 @@ def test_rows_leave_with_their_hold_and_no_sooner(sandbox: LakeSandbox, name: To
     assert drop_unheld(topic) == 0
 
 
-@pytest.mark.long
 def test_a_killed_end_is_ended_later(
     sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
 ) -> None:

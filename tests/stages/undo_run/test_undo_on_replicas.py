@@ -30,8 +30,6 @@ from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.tables.planned import Jobs
 
-pytestmark = pytest.mark.long
-
 __all__ = ["sandbox"]
 
 NOW = ("--now", at(FIRST_MS + DAY_MS).isoformat())
@@ -108,6 +106,7 @@ def deleted(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> str:
     return jobs.run_id
 
 
+@pytest.mark.long
 def test_both_get_back_what_the_run_removed(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str
 ) -> None:
@@ -130,6 +129,7 @@ def test_both_get_back_what_the_run_removed(
     assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
 
 
+@pytest.mark.long(but="undo_told")
 @pytest.mark.parametrize("step", [Step.UNDO_STATE, Step.UNDO_TOLD])
 def test_an_undo_killed_between_both_is_finished_by_a_retry(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str, kill_at: list[Step], step: Step
@@ -143,6 +143,7 @@ def test_an_undo_killed_between_both_is_finished_by_a_retry(
     assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.UNDO_POINT, Step.LOG_START_OFFSET])
 def test_a_request_removes_nothing_at_a_replica_once_it_was_undone(
     sandbox: LakeSandbox,
@@ -162,6 +163,7 @@ def test_a_request_removes_nothing_at_a_replica_once_it_was_undone(
     assert_all_is_back(sandbox, name)
 
 
+@pytest.mark.long
 def test_an_undo_that_knows_of_nothing_at_the_replica_keeps_a_request_from_it(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_an_undo_that_knows_of_nothing_at_the_replica_keeps_a_request_from_it(
     assert_all_is_back(sandbox, name)
 
 
+@pytest.mark.long
 def test_an_undo_that_a_request_outran_at_the_replica_takes_that_back_too(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def deleted_before(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> str:
     return deleted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", [delete_records, replicate_log], ids=["a request", "a copy"])
 def test_a_replica_goes_back_by_what_a_later_run_has_removed_from_it(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted_before: str, job: ModuleType
@@ -208,6 +212,7 @@ def test_a_replica_goes_back_by_what_a_later_run_has_removed_from_it(
     assert_all_is_back(sandbox, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [Step.UNDO_POINT, Step.REPLICATE_STARTED])
 def test_a_copy_brings_no_log_start_to_a_replica_once_it_was_undone(
     sandbox: LakeSandbox,
@@ -223,6 +228,7 @@ def test_a_copy_brings_no_log_start_to_a_replica_once_it_was_undone(
     assert_all_is_back(sandbox, name)
 
 
+@pytest.mark.long
 def test_a_replica_stays_where_its_topic_cannot_go_back(
     sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
 ) -> None:
@@ -247,6 +253,7 @@ def test_a_replica_stays_where_its_topic_cannot_go_back(
         assert starts == [0, 3]
 
 
+@pytest.mark.long
 def test_the_topic_stays_where_its_replica_cannot_go_back(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, deleted: str
 ) -> None:
