@@ -22,6 +22,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs import application
+from tests.commit_points import record_hit
 from tests.fresh_seed import seeds
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
@@ -44,6 +45,7 @@ class KilledError(BaseException):
 
 
 def kill(step: Step) -> None:
+    record_hit(step)
     raise KilledError(step)
 
 
