@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -100,6 +101,8 @@ def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 class Bench:
     """Runs jobs on topics of the lake that a broker has written."""
 
+    _tags = itertools.count()
+
     def __init__(
         self, sandbox: LakeSandbox, broker: KafkaBroker, folder: Path, kill_at: list[Step]
     ) -> None:
@@ -130,7 +133,9 @@ class Bench:
 
     def fill(self, prefix: str, count: int) -> list[TopicName]:
         """New topics that were taken live and are marked, with records that a round cleans."""
-        names = [TopicName(PRIMARY, f"{prefix}-{i}") for i in range(count)]
+        # The broker has those of this module's other tests.
+        tag = next(self._tags)
+        names = [TopicName(PRIMARY, f"{prefix}-{tag}-{i}") for i in range(count)]
         for name in names:
             create(self._broker, name.topic)
         self._succeed("ingest_topic", *names)
