@@ -15,7 +15,7 @@ from tests.lake_sandbox import ROOT, LakeSandbox
 
 CLUSTER = "scale"
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "expire_snapshots")
-TOPICS_PER_APPLICATION = 50  # as the DAGs have it
+TOPICS_PER_APPLICATION = 250  # as the DAGs have it
 SETTINGS = {
     "kafka.cleanup.policy": "compact,delete",
     "kafka.min.cleanable.dirty.ratio": "0.01",

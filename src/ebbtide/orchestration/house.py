@@ -100,7 +100,7 @@ def plan_only(then: str = "which approve_plan executes until it expires") -> Par
 def topics_per_application(**schema: Any) -> Param:
     """Return the size of a group that one Spark application serves."""
     return Param(
-        50,
+        250,
         type="integer",
         minimum=1,
         maximum=1000,
