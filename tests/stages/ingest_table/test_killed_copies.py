@@ -61,6 +61,9 @@ def test_late_rows_are_kept_once_whenever_a_run_is_killed(
     assert held(spark, name, name.quarantine_table) == as_held(late)
     new = [Record(7, "c"), Record(8, "d"), Record(9, "e")]
     assert held(spark, name) == as_held([*records, *new])
+    append(spark, source, [late[1]])
+    assert copy(spark, name).partitions[0]["repeated"] == 1
+    assert len(held(spark, name, name.quarantine_table)) == 2
 
 
 def test_a_row_that_came_before_is_seen_once_more_by_the_run_after_a_killed_one(

@@ -104,7 +104,7 @@ def test_a_plan_ends_with_the_next_change_of_others(
 
 
 def test_a_lost_state_is_rebuilt_by_a_plan_that_another_person_approves(
-    sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
+    sandbox: LakeSandbox, jobs: Jobs, topic: TopicName, kill_at: list[Step]
 ) -> None:
     set_properties(sandbox.session, str(topic), {"ebbtide.plan.four.eyes": "true"})
     told = load(sandbox.session, topic).partitions[0]
@@ -119,6 +119,8 @@ def test_a_lost_state_is_rebuilt_by_a_plan_that_another_person_approves(
     assert {"log-start-offset 0", "log-end-offset 15"} <= set(sets)
     approved = ("--plan", kept.plan_id, "--approved-by")
     assert jobs.run(repair_state, *approved, "ann") == ExitCode.FAILED
+    kill_at.append(Step.REPAIR_STATE)
+    assert jobs.run(repair_state, *approved, "bob") == ExitCode.FAILED
     assert jobs.run(repair_state, *approved, "bob") == ExitCode.DONE
     after = load(sandbox.session, topic).partitions[0]
     assert (after.log_start_offset, after.log_end_offset) == (0, told.log_end_offset)
