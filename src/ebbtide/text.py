@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 WIDTH = 160
 NOTHING = "-"
@@ -55,13 +54,6 @@ def one_line(text: str) -> str:
 def number(value: int | None) -> str:
     """Format digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"
-
-
-def moment(ms: int | None) -> str:
-    """Return a time in UTC to the minute; Kafka's -1 is none."""
-    if ms is None or ms < 0:
-        return NOTHING
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
 
 
 def seconds(value: float | None) -> str:

@@ -7,8 +7,9 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.state.left_on_disk import LeftOnDisk
+from ebbtide.moments import minute
 from ebbtide.orchestration.report import render_run
-from ebbtide.text import WIDTH, aligned, moment, number, seconds, size
+from ebbtide.text import WIDTH, aligned, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 
 CLEANED = partition_result(
@@ -193,9 +194,9 @@ def test_a_table_fits_its_width() -> None:
     [
         (number(None), "-"),
         (number(1_234_567), "1,234,567"),
-        (moment(-1), "-"),
-        (moment(None), "-"),
-        (moment(0), "1970-01-01 00:00"),
+        (minute(-1), "-"),
+        (minute(None), "-"),
+        (minute(0), "1970-01-01 00:00"),
         (seconds(None), "-"),
         (seconds(1.26), "1.3"),
         (size(None), "-"),

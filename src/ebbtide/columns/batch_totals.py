@@ -37,7 +37,8 @@ def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Tab
     batches = rows["batch"].to_numpy()
     starts = np.flatnonzero(np.append(True, batches[1:] != batches[:-1]))
     append_ms, event_ms = _ms(rows["append_time"]), _ms(rows["event_time"])
-    is_future = (append_ms != _NONE) & (event_ms > append_ms + future_limit_ms)
+    has_both = (append_ms != _NONE) & (event_ms != _NONE)
+    is_future = has_both & (event_ms - append_ms > future_limit_ms)
     is_untimed = rows["timestamp"].is_null().to_numpy().astype(np.int64)
     count = len(starts)
     return pa.table(

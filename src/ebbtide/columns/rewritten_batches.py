@@ -171,7 +171,7 @@ def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str,
     has_horizon, max_ms = headers.has_bit(DELETE_HORIZON), headers.column("max_timestamp_ms")
     sets_horizon = (left.tombstones > 0) & ~has_horizon
     bases_ms = np.where(has_horizon, headers.column("base_timestamp_ms"), left.first_timestamps_ms)
-    bases_ms[sets_horizon] = this_round.now_ms + this_round.delete_retention_ms
+    bases_ms[sets_horizon] = this_round.horizon_ms
     newest_ms = np.where(headers.has_bit(LOG_APPEND_TIME), max_ms, left.max_timestamps_ms)
     is_remembered = (newest_ms != max_ms) & (headers.column("producer_id") != NO_PRODUCER_ID)
     known_ms = headers.table["producer_timestamp_ms"]

@@ -42,7 +42,7 @@ class Records(NamedTuple):
         is_first[1:] = batches[1:] != batches[:-1]
         starts = np.flatnonzero(is_first)
         event_ms, append_ms = to_ms(rows["event_time"]), to_ms(rows["append_time"])
-        is_future = (append_ms >= 0) & (event_ms > append_ms + future_limit_ms)
+        is_future = (append_ms >= 0) & (event_ms - append_ms > future_limit_ms)
         return cls(
             rows["offset"].to_numpy(),
             rows["key"],

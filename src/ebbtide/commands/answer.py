@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ebbtide.errors import EbbtideError, ExitCode
+from ebbtide.moments import to_datetime
 
 # Rises when a field of a document goes or means something else; new fields do not change it.
 VERSION = 1
@@ -56,4 +57,4 @@ def iso(when: datetime | None) -> str | None:
 
 def iso_ms(ms: int | None) -> str | None:
     """Return milliseconds since the epoch as ISO 8601 in UTC; Kafka's -1 is none."""
-    return None if ms is None or ms < 0 else iso(datetime.fromtimestamp(ms / 1000, UTC))
+    return None if ms is None or ms < 0 else iso(to_datetime(ms))

@@ -19,7 +19,8 @@ from ebbtide.lake.key_rows import key_of_hash
 from ebbtide.lake.reader import open_lake
 from ebbtide.local.progress import working
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
-from ebbtide.text import aligned, moment, number, without_empty
+from ebbtide.moments import minute
+from ebbtide.text import aligned, number, without_empty
 
 SHA256 = "sha-256"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -112,9 +113,9 @@ def _row(record: KeyRecord) -> list[str]:
     return [
         str(record.partition),
         number(record.offset),
-        moment(time_ms),
+        minute(time_ms),
         number(record.size_bytes),
         (record.tombstone_by or "not marked yet") if record.is_tombstone else "-",
-        moment(record.delete_horizon_ms) if record.is_tombstone else "-",
+        minute(record.delete_horizon_ms) if record.is_tombstone else "-",
         record.fate.value,
     ]

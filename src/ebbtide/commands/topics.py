@@ -14,7 +14,8 @@ from ebbtide.lake.contents import read_contents
 from ebbtide.lake.holds import HoldStanding, read_holds
 from ebbtide.lake.reader import Lake, LakeTopic, open_lake
 from ebbtide.local.progress import working
-from ebbtide.text import aligned, moment, number, size, without_empty
+from ebbtide.moments import minute
+from ebbtide.text import aligned, number, size, without_empty
 
 HEADER = (
     "topic",
@@ -91,7 +92,7 @@ def _row(topic: Mapping[str, Any]) -> list[str]:
         number(topic["partitions"]),
         number(topic["records"]),
         size(topic["bytes_on_disk"]),
-        moment(topic["next_horizon_ms"]),
+        minute(topic["next_horizon_ms"]),
         number(topic["replicas"] or None),
         number(topic["holds"] or None),
         "-" if topic["is_enabled"] else "no",

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import JOB, OWN, TOPIC
+from ebbtide.moments import to_datetime
 
 _ADDED = ("added-records",)
 _REMOVED = ("deleted-records", "added-position-deletes", "added-equality-deletes")
@@ -85,7 +85,7 @@ class Snapshot(NamedTuple):
         )
 
     def __str__(self) -> str:
-        at = datetime.fromtimestamp(self.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        at = to_datetime(self.at_ms).isoformat(timespec="seconds")
         engine = self.summary.get("engine-name")
         by = f" by {engine} {self.summary.get('engine-version', '')}".rstrip() if engine else ""
         added, removed = (

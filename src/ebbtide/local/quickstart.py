@@ -25,6 +25,7 @@ from ebbtide.local.dag_runs import DagRuns
 from ebbtide.local.progress import working
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.log.results import BY_JOB
+from ebbtide.moments import to_datetime
 from ebbtide.orchestration.driver.installation import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import failed, find_run, render_run
@@ -100,7 +101,7 @@ def lake_size(where: Paths) -> str:
 
 def last_append_of(manifest: Path) -> datetime:
     """Return when the broker that wrote the log last appended to it."""
-    return datetime.fromtimestamp(_read(manifest)["last_append_ms"] / 1000, UTC)
+    return to_datetime(_read(manifest)["last_append_ms"])
 
 
 def topics_of(manifest: Path) -> list[str]:

@@ -15,6 +15,7 @@ from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.producers import LastRecord
 from ebbtide.log.reasons import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
+from ebbtide.moments import later
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     DELETE_HORIZON,
@@ -79,6 +80,11 @@ class Round(NamedTuple):
     first_dirty_offset: int = 0
     segments: Sequence[SegmentStart] = ()
     held_back_from: int = MAX_OFFSET
+
+    @property
+    def horizon_ms(self) -> int:
+        """The delete horizon that this round gives. Kafka's own sum wraps around, and is past."""
+        return later(self.now_ms, self.delete_retention_ms)
 
     def is_held_back(self, batch: Batch) -> bool:
         """Return whether the batch's tombstones or marker must stay, whatever their horizon."""
@@ -192,7 +198,7 @@ def rewrite(
         changes |= _converted(survivors)
     if sets_horizon:
         changes["attributes"] = batch.attributes | DELETE_HORIZON
-        changes["base_timestamp_ms"] = this_round.now_ms + this_round.delete_retention_ms
+        changes["base_timestamp_ms"] = this_round.horizon_ms
     elif batch.delete_horizon_ms is None and not survivors.hidden:
         changes["base_timestamp_ms"] = survivors.first_timestamp_ms
     changes |= _retimed(batch, survivors)
@@ -266,7 +272,7 @@ def control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors
     left = Survivors(batch.record_count, first_timestamp_ms=at_ms, max_timestamp_ms=at_ms)
     if not needs_horizon(batch, verdict, left):
         return left
-    horizon_ms = this_round.now_ms + this_round.delete_retention_ms
+    horizon_ms = this_round.horizon_ms
     # A control record's length fits in one varint byte: it stays below 64.
     body_bytes = batch.size_bytes - HEADER_BYTES - 1
     body_bytes -= varint_size(at_ms - batch.base_timestamp_ms)

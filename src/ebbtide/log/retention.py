@@ -10,9 +10,11 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
+from ebbtide.json_text import MAX_LONG
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
+from ebbtide.moments import later
 
 # The settings that retention goes by.
 _LIMITS = (
@@ -113,7 +115,8 @@ def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
     newest_ms = (
         first.max_append_time_ms if event_limit_ms is not None else first.largest_timestamp_ms
     )
-    return newest_ms + limit_ms + 1
+    due_ms = later(newest_ms, limit_ms + 1)
+    return NEVER if due_ms == MAX_LONG else due_ms
 
 
 def expiry_basis(state: PartitionState, config: TopicConfig) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from ebbtide.lake.reader import LakeTopic, Run
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.log.undo.points import UndoPoint, standing_points
+from ebbtide.moments import to_datetime
 from ebbtide.orchestration.outcome import cause_of
 
 JOB = "expire_snapshots"
@@ -149,7 +150,7 @@ def _dates(topic: LakeTopic, runs: Sequence[Run], clock: datetime, removal: Run)
     age_ms = max_snapshot_age_ms(topic.properties)
     expires_ms = None if progress.dated is None else progress.dated.expires_ms(age_ms)
     if expires_ms is not None:
-        due = datetime.fromtimestamp(expires_ms / 1000, UTC)
+        due = to_datetime(expires_ms)
         if due > clock:
             return DeletionDates(rows, out, due=due)
     wait = _hindrance(topic, runs, progress.last_at or out) or _wait(topic, progress, due)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
@@ -21,6 +20,7 @@ from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.retention import expiry_basis, is_retained_at
 from ebbtide.log.state.snapshot_expiry import is_tidy
 from ebbtide.log.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
+from ebbtide.moments import to_datetime
 
 # Of these, the jobs that look at tables that others write; there are no replicas to truncate.
 LOOKING_AT_ADOPTED = frozenset({"clean_log", "expire_segments"})
@@ -98,7 +98,7 @@ def retention_of(topic: LakeTopic) -> dict[str, Any]:
 
 
 def _iso(at_ms: int | None) -> str | None:
-    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+    return None if at_ms is None else to_datetime(at_ms).isoformat()
 
 
 def low_watermarks_of_run(run: Run) -> list[LowWatermark]:

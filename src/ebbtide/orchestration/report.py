@@ -19,18 +19,10 @@ from ebbtide.log.results import (
     DeletedPartition,
     ExpiredPartition,
 )
+from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.text import (
-    WIDTH,
-    aligned,
-    changes_in_words,
-    moment,
-    number,
-    seconds,
-    size,
-    without_empty,
-)
+from ebbtide.text import WIDTH, aligned, changes_in_words, number, seconds, size, without_empty
 
 PARTITION_HEADER = (
     "topic",
@@ -103,7 +95,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
 def promises(topics: Iterable[TopicNow]) -> list[str]:
     """List what waits for a horizon, and the run that removes it; Kafka would wait for new data."""
     return [
-        f"{now.topic}: the first run at or after {moment(min(dues))} UTC removes the tombstones "
+        f"{now.topic}: the first run at or after {minute(min(dues))} UTC removes the tombstones "
         "and markers whose horizon is then reached, also when nothing new arrives."
         for now in topics
         if now.cleans_idle
@@ -251,7 +243,7 @@ def _partition_cells(
         number(clean.get("aborted")),
         number(clean.get("tombstones_kept")),
         number(clean.get("tombstones_removed")),
-        moment(clean.get("next_horizon_ms", next_horizon_ms)),
+        minute(clean.get("next_horizon_ms", next_horizon_ms)),
         number(expired.get("segments_expired")),
         number(expired.get("records_expired") or None),
         number(deleted.get("records_removed") or None),

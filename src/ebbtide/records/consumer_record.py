@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import RequestError, SourceError
 from ebbtide.records.arrays import to_ms
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_LEADER_EPOCH, NO_TIMESTAMP, TOMBSTONE
 from ebbtide.records.files.log_directory import PartitionDirectory, list_log_directory
@@ -81,7 +81,10 @@ def read_partition(
     directory: PartitionDirectory, *, is_explicit: bool = False
 ) -> Iterator[ConsumerRecord]:
     """Yield the records from the log start offset on and below the high watermark, if known."""
+    if directory.error is not None:
+        raise directory.error
     first, end = directory.log_start_offset or 0, directory.high_watermark
+    next_offset = 0
     for segment in directory.segments:
         is_last = segment == directory.segments[-1]
         for record in read_segment(
@@ -91,6 +94,14 @@ def read_partition(
             is_last=is_last,
             is_explicit=is_explicit,
         ):
+            if record.offset < next_offset:
+                raise SourceError(
+                    f"{segment.path}: expected offsets of {next_offset} or more, where the file "
+                    f"before it ends, found {record.offset}; copy the directory again, and delete "
+                    "from the copy what is not there any more",
+                    segment.path,
+                )
+            next_offset = record.offset + 1
             if end is not None and record.offset >= end:
                 return
             if record.offset >= first:

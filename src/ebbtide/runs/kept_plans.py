@@ -29,6 +29,7 @@ from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import TopicName
+from ebbtide.moments import after, to_datetime
 from ebbtide.runs.held.keeping import KeptRows, count_leaving
 from ebbtide.runs.holds_table import holds_to_review
 from ebbtide.runs.plan_text import render_plan
@@ -110,7 +111,7 @@ def keep_plan(
     """Keep the proposal as a plan; return it, and its numbers, which name it."""
     topic, made_at = proposal.topic, datetime.now(UTC)
     plan_id = new_plan_id(args.job, made_at)
-    expires_at = made_at + _expires_after(topic)
+    expires_at = after(made_at, _plan_expire_ms(topic))
     outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
     if kept := count_leaving(topic, removes):
@@ -120,7 +121,7 @@ def keep_plan(
     decisive: dict[str, Any] = {
         "job": args.job,
         "topic": str(topic.name),
-        "now": datetime.fromtimestamp(order.now_ms / 1000, UTC),
+        "now": to_datetime(order.now_ms),
         "parameters": json.loads(json.dumps(order.parameters)),
         "bounds": proposal.fixed(),
         "removes": removes,
@@ -146,13 +147,13 @@ def _add_note(outcome: JobOutcome, notes: Sequence[str]) -> None:
     outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
-def _expires_after(topic: Topic) -> timedelta:
+def _plan_expire_ms(topic: Topic) -> int:
     """Return the topic's setting, or the default where a setting is wrong that a plan repairs."""
     try:
         config = topic.config
     except ConfigurationError:
         config = TopicConfig()
-    return timedelta(milliseconds=config.plan_expire_ms)
+    return config.plan_expire_ms
 
 
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:

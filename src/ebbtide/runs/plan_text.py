@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ebbtide.moments import minute
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.text import aligned, changes_in_words, moment, number, size, without_empty
+from ebbtide.text import aligned, changes_in_words, number, size, without_empty
 
 NOTHING_CHANGED = "plan only, nothing was changed"
 MAX_PARTITIONS = 200  # of a table; a plan is also kept with Airflow's run
@@ -92,5 +93,5 @@ def _shown(key: str, value: Any) -> str:
     if not isinstance(value, int):
         return str(value)
     if key.endswith("_ms"):
-        return moment(value)
+        return minute(value)
     return size(value) if "bytes" in key else number(value)

@@ -8,7 +8,7 @@ what it removed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pyarrow.compute as pc
@@ -23,8 +23,9 @@ from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.moments import minute, to_datetime
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.text import moment, number
+from ebbtide.text import number
 
 # How far back a killed run of the job is looked for.
 LOOKS_BACK = timedelta(days=7)
@@ -77,7 +78,7 @@ def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str
         why = "by a cleaner round that a killed job had left and that this run finished first"
     else:
         why = "in an attempt before this run's last"
-    return f"{number(removal.rows)} records left at {moment(made.at_ms)} UTC {why}"
+    return f"{number(removal.rows)} records left at {minute(made.at_ms)} UTC {why}"
 
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
@@ -107,7 +108,7 @@ def _uncounted(
     earlier = [made.at_ms for made in candidates if made.id not in commits.snapshots]
     counted: Collection[int] = ()
     if earlier:
-        oldest = datetime.fromtimestamp(min(earlier) / 1000, UTC)
+        oldest = to_datetime(min(earlier))
         counted = _counted(spark, name, oldest - LONGEST_RUN)
     return [
         RemovingCommit(made, rows, _files_removed(made))

@@ -48,7 +48,7 @@ def test_text_in_backticks_is_code_and_all_is_escaped() -> None:
 
 
 def test_a_query_has_what_is_given() -> None:
-    assert query({"a": "x y", "b": None, "c": "", "d": 2}) == "?a=x+y&d=2"
+    assert query({"a": "x y", "b": None, "c": "", "d": 2, "e": 0, "f": False}) == "?a=x+y&d=2&e=0"
     assert query({}) == ""
 
 

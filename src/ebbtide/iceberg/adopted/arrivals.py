@@ -17,6 +17,7 @@ from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
 from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.moments import later
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class EventClock(NamedTuple):
 
     def event_time_ms(self) -> Column:
         """Return the event time of a row by its timestamp."""
-        is_future = F.col("timestamp_ms") > self.now_ms + self.after_max_ms
+        is_future = F.col("timestamp_ms") > later(self.now_ms, self.after_max_ms)
         return F.when(is_future, F.lit(self.now_ms)).otherwise(F.col("timestamp_ms"))
 
 

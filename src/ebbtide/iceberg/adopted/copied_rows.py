@@ -24,6 +24,8 @@ from ebbtide.iceberg.history import history_since
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.log.adopted.layout import Column, Columns, Layout, NamedLayout
 from ebbtide.log.settings.names import quoted
+from ebbtide.records.arrays import MAX_TIMESTAMP_MS
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 _APPEND, _REPLACE = "append", "replace"
@@ -141,14 +143,16 @@ def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> 
         is_of_topic = _column(of.topic).eqNullSafe(F.lit(rows.ids.topic_name))
         table_rows = table_rows.where(is_of_topic)
     key = F.lit(None).cast("binary") if of.key is None else _bytes(of.key)
+    time_ms, headers = _time_ms(of.timestamp), _headers(of.headers)
+    is_in_column = time_ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
     return table_rows.select(
         _column(of.partition).cast("int").alias("partition"),
         _column(of.offset).cast("long").alias("offset"),
-        _timestamp(of.timestamp).alias("timestamp"),
+        F.when(is_in_column, F.timestamp_millis(time_ms)).alias("timestamp"),
         F.lit(STAMPED if is_stamped else 0).alias("timestampType"),
         key.alias("key"),
         _value(rows).alias("value"),
-        _headers(of.headers).alias("headers"),
+        F.when(is_in_column, headers).otherwise(_with_time(headers, time_ms)).alias("headers"),
     )
 
 
@@ -156,12 +160,19 @@ def _column(column: Column) -> Expression:
     return F.col(quoted(*column.path))
 
 
-def _timestamp(column: Column) -> Expression:
-    """Return the time of a column of times, or of milliseconds since the epoch; -1 for null."""
+def _time_ms(column: Column) -> Expression:
+    """Return the ms since the epoch of a column of times, or of such numbers; -1 for null."""
     of = _column(column)
     if column.type != "long":
         of = F.unix_millis(of.cast("timestamp"))
-    return F.timestamp_millis(F.coalesce(of, F.lit(-1)))
+    return F.coalesce(of, F.lit(-1))
+
+
+def _with_time(headers: Expression, time_ms: Expression) -> Expression:
+    """Return the headers with a time that the column of microseconds cannot hold."""
+    value = time_ms.cast("string").cast("binary").alias("value")
+    kept = F.struct(F.lit(TIMESTAMP_HEADER).alias("key"), value)
+    return F.concat(F.coalesce(headers, F.array().cast(_HEADERS)), F.array(kept))
 
 
 def _value(rows: SourceRows) -> Expression:

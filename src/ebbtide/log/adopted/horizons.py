@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ebbtide.moments import later
+
 # Of a range whose tombstones no round has covered: rows that arrived late.
 PENDING = -1
 # Of a range whose horizon has passed and whose tombstones are gone.
@@ -64,7 +66,7 @@ def after_round(
         if inside < of.end_offset:
             after.append(of)
     if end_offset > covered_end(horizons):
-        after.append(HorizonRange(end_offset, now_ms + delete_retention_ms))
+        after.append(HorizonRange(end_offset, later(now_ms, delete_retention_ms)))
     return _merged(after)
 
 
@@ -88,7 +90,7 @@ def next_horizon_ms(horizons: Horizons, now_ms: int) -> int | None:
 
 def _horizon_after(of: HorizonRange, now_ms: int, delete_retention_ms: int) -> int:
     if of.horizon_ms == PENDING:
-        return now_ms + delete_retention_ms
+        return later(now_ms, delete_retention_ms)
     return NOTHING_LEFT if of.horizon_ms <= now_ms else of.horizon_ms
 
 

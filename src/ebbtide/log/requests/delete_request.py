@@ -15,7 +15,7 @@ import json
 import re
 from calendar import timegm
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import pendulum
 from ebbtide.errors import RequestError
 from ebbtide.json_text import parse_json
 from ebbtide.log.settings.names import TopicName
+from ebbtide.moments import to_datetime
 
 TIMEOUT_MS = 30_000
 MAX_INT = 2**31 - 1
@@ -60,7 +61,7 @@ class OlderThan(NamedTuple):
 
     def at(self, now_ms: int) -> AtTime:
         """Return the selector as a time; months and years count back in the calendar, in UTC."""
-        now = pendulum.instance(_EPOCH + timedelta(milliseconds=now_ms))
+        now = pendulum.instance(to_datetime(now_ms))
         try:
             then = now - self.age
         except (OverflowError, ValueError):  # before the calendar begins

@@ -11,11 +11,11 @@ import binascii
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.moments import to_datetime
 
 # In the driver's environment: the keys that were typed in, one a line, since they may be personal.
 KEYS = "EBBTIDE_ERASE_KEYS"
@@ -67,7 +67,7 @@ class Erasure:
         """The record headers of each tombstone."""
         values = {
             REQUESTED_BY: self.requested_by,
-            REQUESTED_AT: datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat(),
+            REQUESTED_AT: to_datetime(self.now_ms).isoformat(),
             REASON: self.reason,
             RUN_ID: self.run_id,
         }

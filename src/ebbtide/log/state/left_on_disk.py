@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from ebbtide.log.results import SnapshotsTopic
+from ebbtide.moments import later
 
 
 class LeftOnDisk(NamedTuple):
@@ -65,7 +66,7 @@ class LeftOnDisk(NamedTuple):
         """Return when the last snapshot that needs an old file may expire; None without one."""
         if self.old_files_ms is None:
             return None
-        return max(self.old_files_ms + max_age_ms, self.undo_until_ms or 0)
+        return max(later(self.old_files_ms, max_age_ms), self.undo_until_ms or 0)
 
     @property
     def rows(self) -> int:

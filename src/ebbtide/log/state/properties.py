@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.json_text import MALFORMED, parse_json, whole
+from ebbtide.json_text import MALFORMED, parse_json, parse_whole, whole
 
 T = TypeVar("T")
 
@@ -52,9 +53,9 @@ def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
 
 
 def parse_snapshot_age(text: str) -> int:
-    """Milliseconds of up to 18 ASCII digits; ConfigurationError for any other text."""
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)
+    """Parse a whole number of milliseconds; ConfigurationError for any other text."""
+    with suppress(ValueError):
+        return parse_whole(text)
     raise ConfigurationError(
         f"expected a whole number of milliseconds for {MAX_SNAPSHOT_AGE}, found {text!r:.40}; "
         "set it anew"

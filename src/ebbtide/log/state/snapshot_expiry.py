@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.properties import max_snapshot_age_ms, parse_property
 from ebbtide.log.state.topic_state import MERGE, ROUND, TIDIED
+from ebbtide.moments import earlier
 
 # Rises when expire_snapshots reports or rewrites more, so that each topic is looked at once more.
 _REPORTED = 3
@@ -47,7 +48,7 @@ def is_tidy(
         return False
     if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
         return False
-    oldest_ms = clock_ms - max_snapshot_age_ms(properties)
+    oldest_ms = earlier(clock_ms, max_snapshot_age_ms(properties))
     return all(of.oldest_ms is None or of.oldest_ms >= oldest_ms for of in tables.values())
 
 

@@ -9,8 +9,9 @@ from ebbtide.log.plans.plan import Plan
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN
+from ebbtide.moments import minute
 from ebbtide.orchestration.approval.settings import page_of
-from ebbtide.text import moment, number, seconds, size
+from ebbtide.text import number, seconds, size
 
 MAX_ROWS = 20  # of a plan's table; its page has them all
 MAX_PLANS = 10  # with a table of their own
@@ -106,8 +107,8 @@ def _table(plan: Plan) -> Iterator[str]:
                 number(of_partition["files"]),
                 size(of_partition["bytes"]),
                 _rules(of_partition),
-                moment(of_partition["oldest_event_ms"]),
-                moment(of_partition["newest_event_ms"]),
+                minute(of_partition["oldest_event_ms"]),
+                minute(of_partition["newest_event_ms"]),
             ]
         )
     if len(leaving) > MAX_ROWS:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.plans.events import PlanEvent, Standing, standing_of
+from ebbtide.moments import before
 from ebbtide.orchestration.approval.plan_table import removes_something
 
 
@@ -19,7 +20,7 @@ def count_waiting(lake: Lake, topics: Sequence[LakeTopic], clock: datetime) -> C
     if not topics:
         return Counter()
     longest_ms = max(topic.config.plan_expire_ms for topic in topics)
-    since = clock - timedelta(milliseconds=longest_ms)
+    since = before(clock, longest_ms)
     plans = [
         plan
         for plan in lake.plans(since, topic=[topic.name for topic in topics])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.text import moment
+from ebbtide.moments import minute
 
 # Coordinates of a partition's bar and of a chart; the page stretches both to the width it has.
 BAR_WIDTH = 1000
@@ -147,6 +147,6 @@ def chart(
         path=f"M{line}",
         area=f"M0,{CHART_HEIGHT} L{line} L{CHART_WIDTH},{CHART_HEIGHT} Z",
         highest=in_words(int(max(p.value for p in points))),
-        first=moment(first_ms),
-        last=moment(last_ms),
+        first=minute(first_ms),
+        last=minute(last_ms),
     )

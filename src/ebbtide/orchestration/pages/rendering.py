@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ebbtide import __version__
+from ebbtide.moments import beyond, minute, to_datetime
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.text import NOTHING, moment, number, seconds, size
+from ebbtide.text import NOTHING, number, seconds, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,7 +44,7 @@ def environment() -> Environment:
     made.filters |= {
         "number": number,
         "size": size,
-        "moment": moment,
+        "moment": minute,
         "seconds": seconds,
         "share": share,
         "relative": relative,
@@ -86,7 +87,7 @@ def value_in_words(text: str, name: str) -> str:
 
 def relative(ms: int | None, clock_ms: int) -> str:
     """Say how far from now a time is, in its largest unit; empty where there is no time."""
-    if ms is None or ms < 0:
+    if ms is None or ms < 0 or beyond(ms):
         return ""
     distance = abs(ms - clock_ms)
     for unit, length in _UNITS:
@@ -98,7 +99,7 @@ def relative(ms: int | None, clock_ms: int) -> str:
 
 def iso(ms: int) -> str:
     """Return a time for the attribute `datetime` of the element `time`."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+    return to_datetime(ms).isoformat(timespec="seconds")
 
 
 def with_code(text: str) -> Markup:
@@ -110,5 +111,9 @@ def with_code(text: str) -> Markup:
 
 def query(values: dict[str, Any]) -> str:
     """Return a query string of those values that are not empty, with its question mark."""
-    given = {name: value for name, value in values.items() if value not in (None, "", False)}
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None and value != "" and value is not False
+    }
     return f"?{urlencode(given)}" if given else ""

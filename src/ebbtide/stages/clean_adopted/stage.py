@@ -43,6 +43,7 @@ from ebbtide.log.state.topic_state import (
     PartitionState,
     to_properties,
 )
+from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
@@ -53,7 +54,6 @@ from ebbtide.stages.clean_adopted.state_after import state_after
 from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
 from ebbtide.stages.clean_log.choice import RoundBounds, bounds_of_round
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves
-from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def plan_adopted(
     """
     rows = AdoptedRows.of(topic)
     if (in_flight := open_round(topic)) is not None:
-        log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
+        log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
         return _resumed(topic, rows, in_flight)
     ends = {p: of.first_uncleanable_offset for p, of in (bounds or {}).items()}
     look = look_at_log(topic, rows, now_ms, ends)

@@ -13,8 +13,9 @@ from ebbtide.iceberg.files.data_files import DeletionVector
 from ebbtide.log.compaction import MAX_OFFSET, Round, judge
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.state.topic_state import NEVER
+from ebbtide.moments import minute
 from ebbtide.stages.planned_rows import PlannedRows
-from ebbtide.text import moment, number, size
+from ebbtide.text import number, size
 
 # Numbers of a partition, in words.
 _REMOVED = {
@@ -202,5 +203,5 @@ def described(numbers: Mapping[str, Any]) -> str:
         f"removes {', '.join(removed) or 'no record'}; "
         f"{size(numbers['bytes_before'])} become {size(numbers['bytes_after'])}; "
         f"{number(numbers['tombstones_kept'])} tombstones stay, next horizon "
-        f"{moment(numbers['next_horizon_ms'])}"
+        f"{minute(numbers['next_horizon_ms'])}"
     )

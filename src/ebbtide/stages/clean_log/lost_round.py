@@ -29,9 +29,9 @@ from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.moments import minute
 from ebbtide.spark.job_log import note
 from ebbtide.spark.tasks import map_segments
-from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
         rebuilt += rebuild_headers(topic, changes)
     note(
         log,
-        f"the round begun at {moment(lost.now_ms)} UTC was given up, since another tool expired "
+        f"the round begun at {minute(lost.now_ms)} UTC was given up, since another tool expired "
         f"the snapshots that it held: {rebuilt} batch headers were rebuilt from the "
         "records that are left, and the sizes of compressed ones are estimates",
     )

@@ -47,6 +47,7 @@ from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
@@ -67,7 +68,6 @@ from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves, summaries_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.stages.clean_log.state_after import finish_state
-from ebbtide.text import moment
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def plan_clean(
     """
     in_flight = open_round(topic)
     if in_flight is not None:
-        log.info("finishes the round begun at %s UTC", moment(in_flight.now_ms))
+        log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
         in_flight = _repinned(topic, in_flight)
         keeps_offsets = keeps_offsets or bool(that_keep(holds_at(topic, now_ms)))
         effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)

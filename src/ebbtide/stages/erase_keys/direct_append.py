@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.requests.erase_request import RUN_ID, Erasure, sliced
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import APPEND, NEVER, PartitionState, to_properties
+from ebbtide.moments import to_datetime
 from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
@@ -170,7 +171,7 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
         for _ in range(start, end)
     ]
     count = len(keys)
-    now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
+    now = to_datetime(erasure.now_ms)
     record_headers = [{"key": name, "value": value} for name, value in erasure.headers]
     columns: dict[str, pa.Array] = {
         "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
@@ -199,7 +200,7 @@ def _event_time(state: PartitionState, now: datetime) -> datetime:
     newest_ms = state.max_event_time_ms
     if newest_ms is None or newest_ms == NEVER:
         return now
-    return min(now, datetime.fromtimestamp(newest_ms / 1000, UTC))
+    return min(now, to_datetime(newest_ms))
 
 
 def _finish(topic: Topic, ends: Ends) -> Appended:
@@ -207,8 +208,8 @@ def _finish(topic: Topic, ends: Ends) -> Appended:
     written, snapshots = _read_back(topic, ends), []
     if written.num_rows:
         pinned = current_snapshot(topic.spark, topic.name.batches_table)
-        held = find_ends(topic, ends)
-        lacking = [p for p in ends if held[p].batches_end <= ends[p]]
+        found = find_ends(topic, ends)
+        lacking = [p for p in ends if p not in found.left_batches]
         is_lacking = pc.is_in(written["partition"], pa.array(lacking, pa.int32()))
         batches = _batches(topic, written.filter(is_lacking))
         if batches.num_rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from ebbtide.iceberg.catalog import open_table
@@ -12,6 +11,7 @@ from ebbtide.iceberg.erasures_table import REPORTED, KeyRow, append_erasures, ha
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.requests.erase_request import PartitionKey
 from ebbtide.log.state.properties import max_snapshot_age_ms
+from ebbtide.moments import minute
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import CleanPlan
 from ebbtide.stages.erase_keys.held_keys import LeftOfKey, find_left
@@ -111,7 +111,7 @@ def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> st
 def _moment(ms: int) -> str:
     """Format the first full minute at or after a time."""
     ms = -(-ms // 60_000) * 60_000
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{minute(ms)} UTC"
 
 
 def _delay(rows: list[KeyRow], cleaning: CleanPlan, partition: int) -> dict[str, str]:

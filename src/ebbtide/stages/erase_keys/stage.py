@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
@@ -23,6 +22,7 @@ from ebbtide.iceberg.topics import Topic, load, read_again
 from ebbtide.log.plans.offsets import new_offsets
 from ebbtide.log.requests.erase_request import Erasure, PartitionKey, produced_headers
 from ebbtide.log.settings.names import TopicName
+from ebbtide.moments import to_datetime
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
@@ -68,7 +68,7 @@ def prepare_erase(
 
 
 def _mark(topic: Topic, erasure: Erasure, done: JobOutcome) -> None:
-    now = datetime.fromtimestamp(erasure.now_ms / 1000, UTC)
+    now = to_datetime(erasure.now_ms)
     _add(done, execute_mark(plan_mark(topic), RunOf(erasure.run_id, now)))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from datetime import UTC, datetime
 
 from ebbtide.iceberg.metadata import TableMetadata
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.undo.points import can_be_undone, standing_points
+from ebbtide.moments import earlier, to_datetime
 from ebbtide.runs.undo_points import read_points
 
 
@@ -23,10 +23,10 @@ def needed_until_ms(
     undo_ms = topic.config.undo_ms
     if not snapshots or not undo_ms:
         return {}
-    since_ms = int(time.time() * 1000) - undo_ms
+    since_ms = earlier(int(time.time() * 1000), undo_ms)
     if table.current_since(since_ms).isdisjoint(snapshots):
         return {}
-    since = datetime.fromtimestamp(since_ms / 1000, UTC)
+    since = to_datetime(since_ms)
     standing = standing_points(read_points(topic.spark, topic.name, since)).values()
     points = [p for of in standing for n, p in enumerate(of) if can_be_undone(of[n:])]
     until_ms: dict[int, int] = {}

@@ -25,6 +25,7 @@ from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
+from ebbtide.moments import earlier
 from ebbtide.runs.held.keeping import drop_unheld, keep_removed
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
@@ -268,7 +269,7 @@ def _due_of(topic: Topic) -> dict[str, list[int]]:
 
 
 def _due_snapshots(spark: SparkSession, table: str, max_age_ms: int) -> list[int]:
-    older_than_ms = _clock_ms() - max_age_ms
+    older_than_ms = earlier(_clock_ms(), max_age_ms)
     unnamed = open_table(spark, table).metadata.unnamed
     return [snapshot for snapshot, ms in unnamed.items() if ms < older_than_ms]
 

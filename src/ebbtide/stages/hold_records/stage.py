@@ -23,6 +23,7 @@ from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers
 from ebbtide.log.requests.hold_request import EVENTS, Action, hold_asked, narrows
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
+from ebbtide.moments import following
 from ebbtide.runs.held.keeping import add_kept, count_covered, keep_removed, offsets_let_go
 from ebbtide.runs.held.sources import check_has_key_bytes
 from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds
@@ -116,7 +117,8 @@ def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan
     if asked.get("key_hashes"):
         check_has_key_bytes(topic)
     asked = {**asked, "approver": order.approved_by}
-    after = hold_asked(asked, str(name), before, at=datetime.now(UTC), run_id=run_id)
+    at = following([] if before is None else [before.at], datetime.now(UTC))
+    after = hold_asked(asked, str(name), before, at=at, run_id=run_id)
     if after.partition is not None and after.partition not in topic.partitions:
         known = ", ".join(map(str, topic.partitions))
         raise RequestError(

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ebbtide.errors import RequestError
 from ebbtide.lake.key_records import Fate, KeyRecord
@@ -22,8 +21,8 @@ from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.moments import minute, to_datetime
 from ebbtide.orchestration.pages.views.holds import HoldRow, holds_of_key, standing_holds
-from ebbtide.text import moment
 
 SHA256 = "sha-256"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -109,7 +108,7 @@ class KeyPage:
 def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
     """Look a key up; RequestError where it cannot be, UnknownTopicError for no such topic."""
     topic = lake.topic(searched.topic)
-    key, clock = searched.key, datetime.fromtimestamp(clock_ms / 1000, UTC)
+    key, clock = searched.key, to_datetime(clock_ms)
     check_looked_up(lake, topic.name)
     check_size(lake, topic.name, by_hash=key is None)
     if key is None:
@@ -253,11 +252,11 @@ def _tombstone(
         )
     elif horizon_ms > clock_ms:
         reasons.append(
-            f"The first round at or after {moment(horizon_ms)} UTC, its delete horizon, removes it."
+            f"The first round at or after {minute(horizon_ms)} UTC, its delete horizon, removes it."
         )
     else:
         reasons.append(
-            f"Its delete horizon was {moment(horizon_ms)} UTC: the next round removes it."
+            f"Its delete horizon was {minute(horizon_ms)} UTC: the next round removes it."
         )
     if config.replicas:
         reasons.append("It stays until each replica holds it.")

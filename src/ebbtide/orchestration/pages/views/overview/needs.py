@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from ebbtide.moments import minute, to_datetime
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
-from ebbtide.text import moment, number
+from ebbtide.text import number
 
 # A request by hand that was refused longer ago is history, and no longer news.
 NEWS = timedelta(days=3)
@@ -51,7 +52,7 @@ def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> li
 
 
 def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
-    clock = datetime.fromtimestamp(clock_ms / 1000, UTC)
+    clock = to_datetime(clock_ms)
     failed = [
         attempt
         for row in rows
@@ -94,7 +95,7 @@ def _overdue(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
                 kind="overdue",
                 topic=row.name,
                 text="tombstones or markers should have left by "
-                f"{moment(row.next_horizon_ms)} UTC, and no round has removed them",
+                f"{minute(row.next_horizon_ms)} UTC, and no round has removed them",
                 at_ms=row.next_horizon_ms,
             )
 

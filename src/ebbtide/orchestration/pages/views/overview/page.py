@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake
+from ebbtide.moments import to_datetime
 from ebbtide.orchestration.pages.views.holds import HoldRow, by_topic, standing_holds
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable
@@ -177,7 +177,7 @@ def overview(
 def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldRow]], list[Need]]:
     """Return the holds of each topic, or that they cannot be read."""
     try:
-        return by_topic(standing_holds(lake, datetime.fromtimestamp(clock_ms / 1000, UTC))), []
+        return by_topic(standing_holds(lake, to_datetime(clock_ms))), []
     except EbbtideError as error:
         return {}, [unreadable(str(error))]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from ebbtide.lake.reader import Lake, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.report import find_run
-from ebbtide.text import NOTHING, moment, number, size
+from ebbtide.text import NOTHING, number, size
 
 TOPICS_A_PAGE = 25
 # Numbers that are shown elsewhere, or are for programs only.
@@ -194,7 +195,7 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, int | None):
         return str(value)
     if name.endswith("_ms"):
-        return moment(value)
+        return minute(value)
     return size(value) if "bytes" in name else number(value)
 
 

@@ -12,6 +12,7 @@ from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
 from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.moments import to_datetime
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import Bar, Chart, bar
 from ebbtide.orchestration.pages.views.adopted import Adopted, adopted, possible
@@ -169,7 +170,7 @@ def due_days(horizons: Sequence[DueHorizon], today: date) -> list[DueDay]:
     """Return the next `DAYS` days, of which today has what is overdue too."""
     counts: Counter[date] = Counter()
     for due in horizons:
-        day = datetime.fromtimestamp(due.at_ms / 1000, UTC).date()
+        day = to_datetime(due.at_ms).date()
         counts[max(day, today)] += len(due.partitions)
     days = (today + timedelta(days=number) for number in range(DAYS))
     return [DueDay(day=day, partitions=counts[day]) for day in days]
