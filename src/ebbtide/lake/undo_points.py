@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ebbtide.lake.reader import Lake, chosen
 from ebbtide.log.settings.names import OWN_NAMESPACE
 from ebbtide.log.undo.points import UndoPoint, can_be_undone, points_to_undo
+from ebbtide.moments import after, before
 
 UNDO_POINTS = (OWN_NAMESPACE, "undo_points")
 
@@ -37,14 +38,14 @@ def read_undo_points(lake: Lake, topic: str, since: datetime | None = None) -> l
 
 def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
     """Return the runs of a topic that can be undone at this time, newest first."""
-    undo_time = timedelta(milliseconds=lake.topic(topic).config.undo_ms)
-    points = read_undo_points(lake, topic, clock - undo_time)
+    undo_ms = lake.topic(topic).config.undo_ms
+    points = read_undo_points(lake, topic, before(clock, undo_ms))
     run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
-    runs = (_undoable(points, run_id, undo_time) for run_id in run_ids)
+    runs = (_undoable(points, run_id, undo_ms) for run_id in run_ids)
     return [run for run in runs if run is not None]
 
 
-def _undoable(points: Sequence[UndoPoint], run_id: str, undo_time: timedelta) -> UndoableRun | None:
+def _undoable(points: Sequence[UndoPoint], run_id: str, undo_ms: int) -> UndoableRun | None:
     """Return what of a run can go back; None where no partition can."""
     going = {p: of for p, of in points_to_undo(points, run_id).items() if can_be_undone(of)}
     if not going:
@@ -55,7 +56,7 @@ def _undoable(points: Sequence[UndoPoint], run_id: str, undo_time: timedelta) ->
     return UndoableRun(
         run_id=run_id,
         at=own[0].at,
-        until=own[0].at + undo_time,
+        until=after(own[0].at, undo_ms),
         jobs=tuple(dict.fromkeys(point.job for point in own)),
         partitions=tuple(sorted(going)),
         later_runs=tuple(dict.fromkeys(point.run_id for point in later)),

@@ -7,7 +7,7 @@ is held here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from threading import Lock
 from typing import Any
 
@@ -23,6 +23,7 @@ from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
 from ebbtide.log.settings.names import TopicName
+from ebbtide.moments import to_datetime
 from ebbtide.runs.outages import explained
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -88,7 +89,7 @@ def hand_on_holds(spark: SparkSession, primary: TopicName, replica: TopicName) -
 
 def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
     """Return the holds on the topic that stand at a run's `now`."""
-    return standing_holds(topic.spark, topic.name, datetime.fromtimestamp(now_ms / 1000, UTC))
+    return standing_holds(topic.spark, topic.name, to_datetime(now_ms))
 
 
 def holds_to_review(topic: Topic, now: datetime) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Lock
 
@@ -17,6 +18,7 @@ from ebbtide.iceberg.schema import UNDO_POINTS_TABLE, create_undo_points
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.undo.points import UndoPoint
+from ebbtide.moments import following
 from ebbtide.runs.proposals import Touched
 
 _SCHEMA = pa.schema(
@@ -66,10 +68,12 @@ def note_before(topic: Topic, touched: Touched) -> None:
 
 
 def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
-    """Keep a point."""
+    """Store a point. Their times are in their order, also if a machine's clock goes back."""
     with _ONE_AT_A_TIME:
         if not table_exists(spark, UNDO_POINTS_TABLE):
             create_undo_points(spark)
+    later = read_points(spark, TopicName.parse(point.topic), point.at)
+    point = replace(point, at=following((of.at for of in later), point.at))
     rows = pa.Table.from_pylist([point.to_row()], schema=_SCHEMA)
     commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, "at"))
 

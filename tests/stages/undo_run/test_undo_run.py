@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -15,6 +15,7 @@ from ebbtide.iceberg.schema import UNDO_POINTS_TABLE
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import UNDO
+from ebbtide.runs import undo_points
 from ebbtide.runs.holds_table import standing_holds
 from jobs import clean_log, delete_records, erase_keys, expire_segments, repair_state, undo_run
 from tests.lake_sandbox import LakeSandbox
@@ -92,6 +93,24 @@ class Bench:
 @pytest.fixture
 def bench(sandbox: LakeSandbox, jobs: Jobs, topic: TopicName) -> Bench:
     return Bench(sandbox, jobs, topic)
+
+
+class ClockThatWentBack(datetime):
+    """A machine's clock that was set right between two runs."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) - timedelta(seconds=55)
+
+
+def test_a_run_before_stays_as_it_is_also_if_a_clock_went_back_since(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.clean()
+    cleaned = view_of_table(bench.spark, bench.name, 0)
+    monkeypatch.setattr(undo_points, "datetime", ClockThatWentBack)
+    assert bench.undo(bench.delete(p0=4)) == 0
+    assert view_of_table(bench.spark, bench.name, 0) == cleaned
 
 
 @pytest.mark.long

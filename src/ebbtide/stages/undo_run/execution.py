@@ -24,6 +24,7 @@ from ebbtide.iceberg.work_tags import WorkTag, release_tags, tag_before
 from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.state.topic_state import REPAIR, UNDO, PartitionState
 from ebbtide.log.undo.points import UNDO_RUN, PointsOfPartitions, UndoPoint
+from ebbtide.moments import to_datetime
 from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.undo_points import append_point, new_point_id, read_points
 from ebbtide.stages.undo_run.plan import UndoPlan, plan_begun
@@ -185,7 +186,7 @@ def pause_returned(topic: Topic, undo: Undo) -> None:
             topic=str(topic.name),
             partition=partition,
             reason=f"run {undo.run_id} was undone",
-            ends_at=datetime.fromtimestamp(undo.paused_until_ms / 1000, UTC),
+            ends_at=to_datetime(undo.paused_until_ms),
         )
         append_hold(topic.spark, topic.name, hold)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.settings.config import UNDO_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.undo.points import NEVER_UNDONE, PointsOfPartitions, UndoPoint
+from ebbtide.moments import earlier, to_datetime
 
 
 def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[int, str]:
@@ -17,9 +18,7 @@ def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[in
 
     `clock_ms` is that of the machines that commit, as for the age of snapshots.
     """
-    oldest = datetime.fromtimestamp(clock_ms / 1000, UTC) - timedelta(
-        milliseconds=topic.config.undo_ms
-    )
+    oldest = to_datetime(earlier(clock_ms, topic.config.undo_ms))
     reasons = {p: _by_points(topic.partitions[p], p, of, oldest) for p, of in points.items()}
     reasons = {partition: reason for partition, reason in reasons.items() if reason}
     return {**missing_snapshots(topic, points), **reasons}
