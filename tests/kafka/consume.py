@@ -1,5 +1,6 @@
 """What Kafka's own consumer reads from a copied log directory, served again by a real broker."""
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,12 +169,17 @@ def create_topics(bootstrap_servers: str, counts: dict[str, int]) -> None:
 
 
 def exchange_segments(source: Path, target: Path) -> None:
-    """Put the segment files of `source` in place of all but the topic id of `target`."""
+    """Put all that `source` has in place of all but the topic id of `target`."""
     for path in target.iterdir():
         if path.name != "partition.metadata":
             path.unlink()
-    for path in source.glob("*.log"):
-        shutil.copyfile(path, target / path.name)
+    for path in source.iterdir():
+        if path.is_file() and path.name != "partition.metadata":
+            shutil.copyfile(path, target / path.name)
+        elif path.is_dir():
+            (target / path.name).mkdir()
+        elif path.is_fifo():
+            os.mkfifo(target / path.name)
 
 
 def adopt_log_start_offsets(source: Path, target: Path) -> None:

@@ -149,6 +149,7 @@ def _known_of(spark: SparkSession) -> _Known:
 def session_for_topic(spark: SparkSession) -> Iterator[SparkSession]:
     """Yield a new session with the same catalogs, which are opened once for all."""
     session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")  # whatever the cluster's defaults say
     set_active(session)
     known = _known_of(session)
     shared = _known_of(spark)

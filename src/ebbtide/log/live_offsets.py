@@ -92,15 +92,25 @@ def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
 
 
 class Slice(NamedTuple):
-    """A slice of a live topic, or of a table that is copied: the offsets taken together."""
+    """A slice of a topic's source: the offsets taken together, and the run that takes them.
+
+    The slice in the state is its run's claim: another run that takes the offsets writes its own in
+    its place, and this one then cannot move the state. `id` is "" in slices of older versions.
+    """
 
     ranges: dict[int, Range]
     now: datetime
+    id: str = ""
+    run_id: str = ""
+    since: datetime | None = None  # by the machine's clock
 
     def to_property(self) -> str:
-        """Format the slice as the property that the table has while the slice is taken."""
+        """Format the slice as the property that the state has while the slice is taken."""
         ranges = {str(partition): list(offsets) for partition, offsets in self.ranges.items()}
-        return json.dumps({"now": self.now.isoformat(), "ranges": ranges}, separators=(",", ":"))
+        values: dict[str, Any] = {"now": self.now.isoformat(), "ranges": ranges}
+        if self.since is not None:
+            values |= {"id": self.id, "run_id": self.run_id, "since": self.since.isoformat()}
+        return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str, name: str = SLICE) -> Self:
@@ -113,7 +123,11 @@ class Slice(NamedTuple):
             parse_whole(partition, MAX_INT): Range(*map(whole, ends))
             for partition, ends in values["ranges"].items()
         }
-        return cls(ranges, datetime.fromisoformat(values["now"]))
+        now = datetime.fromisoformat(values["now"])
+        if "id" not in values:
+            return cls(ranges, now)
+        by = str(values["id"]), str(values["run_id"])
+        return cls(ranges, now, *by, datetime.fromisoformat(values["since"]))
 
     def continues(self, states: Mapping[int, PartitionState]) -> bool:
         """Return whether it begins where the table ends; else another ingest has gone on since."""

@@ -16,7 +16,13 @@ from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.live_offsets import Slice
-from ebbtide.log.state.topic_state import APPEND, COPIED_SLICE, REPLICATION, SLICE
+from ebbtide.log.state.topic_state import (
+    APPEND,
+    COPIED_SLICE,
+    FILES_SLICE,
+    REPLICATION,
+    SLICE,
+)
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
@@ -191,6 +197,10 @@ _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
 }
 
 
+# The work that an ingest has claimed last, whether its own rows or another's lie there.
+_CLAIMS = {SLICE: Work.SLICE, COPIED_SLICE: Work.COPY, FILES_SLICE: Work.INGEST}
+
+
 def _works_beyond_ends(topic: Topic) -> set[Work]:
     """Return the kind of work that has appended the rows beyond the log's ends, if any."""
     beyond = ends_passed(topic)
@@ -198,8 +208,7 @@ def _works_beyond_ends(topic: Topic) -> set[Work]:
         return set()
     if REPLICATION in topic.properties:
         return {Work.REPLICATION}
-    if live_slice(topic) is not None:
-        return {Work.SLICE}
-    if copied_slice(topic) is not None:
-        return {Work.COPY}
+    for name, work in _CLAIMS.items():
+        if name in topic.properties:
+            return {work}
     return {Work.INGEST if lacks_tombstones(topic, beyond) else Work.APPEND}

@@ -3,12 +3,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ebbtide.errors import SourceError, UnavailableError
-from ebbtide.records.files import log_directory
+from ebbtide.errors import SourceError
 from ebbtide.records.files.log_directory import (
     Manifest,
     ManifestFile,
@@ -186,11 +184,6 @@ def test_a_fragment_of_a_uri_is_refused() -> None:
             "0\n1\nflights 0 many\n",
             "a topic, a partition and an offset in line 3, found 'flights 0 many'",
         ),
-        (
-            "flights-0/partition.metadata",
-            "version 0",
-            "a name, a colon and a value in line 1, found 'version 0'",
-        ),
     ],
 )
 def test_malformed_files_are_named_with_their_line(
@@ -202,11 +195,26 @@ def test_malformed_files_are_named_with_their_line(
     assert str(error.value) == f"{root}/{name}: expected {complaint}; copy the file again"
 
 
+def error_of(root: Path) -> str:
+    """What is wrong with the only partition."""
+    (partition,) = list_log_directory(str(root))
+    assert isinstance(partition.error, SourceError)
+    assert partition.segments == ()
+    return str(partition.error)
+
+
 @pytest.mark.parametrize("text", ["version: 1\ntopic_id: x", "version: 0", "version: 0\ntopic_id:"])
 def test_partition_metadata_without_a_topic_id_is_refused(root: Path, text: str) -> None:
     put(root, "flights-0/partition.metadata", text)
-    with pytest.raises(SourceError, match="expected version 0 and a topic_id, found"):
-        list_log_directory(str(root))
+    assert "expected version 0 and a topic_id, found" in error_of(root)
+
+
+def test_malformed_partition_metadata_is_named_with_its_line(root: Path) -> None:
+    path = put(root, "flights-0/partition.metadata", "version 0")
+    assert error_of(root) == (
+        f"{path}: expected a name, a colon and a value in line 1, found 'version 0'; "
+        "copy the file again"
+    )
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
@@ -260,50 +268,10 @@ def test_a_malformed_manifest_is_refused(root: Path, text: str, complaint: str) 
 def test_a_size_that_differs_from_the_manifests_is_refused(root: Path) -> None:
     put(root, "ebbtide-manifest.json", json.dumps(MANIFEST))
     put(root, f"flights-0/{log(0)}", b"abcd")
-    with pytest.raises(SourceError) as error:
-        list_log_directory(str(root))
-    assert str(error.value) == (
+    assert error_of(root) == (
         f"{root}/flights-0/{log(0)}: expected 3 bytes as ebbtide-manifest.json says, found 4; "
         "copy the file again or write the manifest again"
     )
-
-
-class Vanishing:
-    """A local file system where files go away between listing and asking for them."""
-
-    type_name = "local"
-
-    def __init__(self, times: int) -> None:
-        self.local, _ = AMBIENT.resolve("/")
-        self.times = times
-
-    def get_file_info(self, asked: Any) -> Any:
-        if isinstance(asked, list) and self.times:
-            self.times -= 1
-            Path(asked[0]).rename(asked[0] + ".deleted")
-        return self.local.get_file_info(asked)
-
-
-@pytest.mark.parametrize("vanishing", [1, 4])
-def test_a_file_that_vanishes_is_listed_again(tmp_path: Path, vanishing: int) -> None:
-    for offset in range(6):
-        put(tmp_path, log(offset))
-    segments = log_directory._list_segments(Vanishing(vanishing), str(tmp_path), "t-0")
-    assert segments is not None
-    assert {entry.names[-1] for entry in segments} == {path.name for path in tmp_path.glob("*.log")}
-    assert len(segments) == 6 - vanishing
-
-
-def test_a_directory_that_never_rests_is_a_passing_fault(tmp_path: Path) -> None:
-    for offset in range(6):
-        put(tmp_path, log(offset))
-    with pytest.raises(UnavailableError, match="after each of 5 listings; run again"):
-        log_directory._list_segments(Vanishing(5), str(tmp_path), "t-0")
-
-
-def test_a_partition_that_vanishes_while_listed_is_left_out(tmp_path: Path) -> None:
-    file_system, gone = AMBIENT.resolve(str(tmp_path / "t-0"))
-    assert log_directory._list_segments(file_system, gone, gone) is None
 
 
 def test_an_unknown_file_system_is_named() -> None:

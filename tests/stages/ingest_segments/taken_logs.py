@@ -60,9 +60,7 @@ def held_after(log: SourceLog, **changes: Any) -> HeldLog:
     names = list(SourceBatch._fields)
     rows = log.batches.select(names).to_pylist()
     last = rows[-1] if rows else log.held.last_batch
-    state = state.moved(**changes)
-    end = state.log_end_offset
-    return HeldLog(state, records_end=end, batches_end=end, last_batch=last)
+    return HeldLog(state.moved(**changes), last_batch=last)
 
 
 def offsets(log: SourceLog) -> list[int]:

@@ -194,18 +194,6 @@ class TestContinuation:
         append(source, 10, batch(10))
         assert offsets(take(source, held)) == [10]
 
-    def test_what_a_killed_ingest_left_counts_as_held(self, source: Path) -> None:
-        held = held_after(take(source))
-        assert "reach offset 12" in error_of(take(source, held._replace(records_end=12)))
-
-    def test_only_what_a_killed_ingest_did_not_write_is_read_again(self, source: Path) -> None:
-        held = held_after(take(source))
-        append(source, 10, batch(10, 2), batch(12, 2))
-        log = take(source, held._replace(records_end=12))
-        ((_, unread),) = log.unread()
-        assert unread.column("base_offset").to_pylist() == [12]
-        assert offsets(log) == [10, 12]
-
 
 class TestHighWatermark:
     @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime, parse_config
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic_state import CHECKSUM, FILES_SLICE
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.spark.expressions import COLUMNS
@@ -273,7 +274,11 @@ def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
     assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in message
     assert f"with {condition}; use functions that give null instead" in message
     assert "secret" not in message
-    assert load(spark, name).properties == before
+    after = dict(load(spark, name).properties)
+    assert after.pop(FILES_SLICE)  # the next ingest takes the work over
+    assert {n: v for n, v in after.items() if n != CHECKSUM} == {
+        n: v for n, v in before.items() if n != CHECKSUM
+    }
     set_event_time(spark, name, "sql:try_cast(string(value) AS BIGINT)")
     ingest(spark, str(name), tmp_path, NOW_MS)
     assert times_of(spark, name) == [T0, T0 + 1]

@@ -249,13 +249,6 @@ class TestTransactions:
         log = take(source, held)
         assert first_offsets(log, {7: 0, 8: 1}).to_pylist() == [0, None, None, 1]
 
-    def test_also_when_a_killed_ingest_wrote_some_of_the_batches(self, tmp_path: Path) -> None:
-        source = write_segments(tmp_path / "source", {0: transactions()[:3]})
-        held = held_after(take(source))._replace(batches_end=5)
-        append(source, 0, *transactions()[3:])
-        log = take(source, held)
-        assert first_offsets(log, {7: 4, 8: 1}).to_pylist() == [None, None, None, 1]
-
 
 def transactions() -> list[bytes]:
     """Producer 7 aborts [0, 3) and goes on at 4; producer 8 commits what began at 1."""

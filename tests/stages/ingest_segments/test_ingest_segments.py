@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, exists, load
@@ -27,7 +28,8 @@ from tests.stages.ingest_segments.small_sources import (
     unbroken,
 )
 from tests.tables.contents import Contents, contents
-from tests.tables.fixtures import KilledError
+from tests.tables.counted import assert_counted
+from tests.tables.fixtures import KilledError, Meanwhile, kill
 from tests.tables.nights import HOUR_MS, ingest, source_of
 from tests.tables.partition_log import (
     MODIFIED_MS,
@@ -41,7 +43,7 @@ from tests.tables.partition_log import (
 __all__ = ["name", "source", "spark", "unbroken"]
 
 STEPS = (
-    *(Step.CREATE_TOPIC, Step.INGEST_RECORDS, Step.INGEST_BATCHES),
+    *(Step.CREATE_TOPIC, Step.FILES_SLICE, Step.INGEST_RECORDS, Step.INGEST_BATCHES),
     *(Step.FOLLOW_SETTINGS, Step.INGEST_STATE),
 )
 
@@ -126,6 +128,64 @@ def test_an_ingest_killed_anywhere_is_finished_by_the_next_also_of_a_source_that
     outcome = ingest(spark, str(name), source, NOW_MS)
     assert contents(spark, name) == unbroken
     assert outcome.partitions[0]["records"] == (13 if has_state else 15)
+
+
+AT_WORK = [s for s in STEPS if s not in (Step.CREATE_TOPIC, Step.FOLLOW_SETTINGS)]
+
+
+@pytest.mark.long(but="ingest_batches")
+@pytest.mark.parametrize("step", AT_WORK)
+@pytest.mark.parametrize("has_grown", [False, True], ids=["", "of a source that grew"])
+def test_of_two_ingests_at_a_time_one_fails_and_each_record_is_there_once(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    meanwhile: Meanwhile,
+    step: Step,
+    has_grown: bool,
+) -> None:
+    """The second runs whole when the first has come to a commit, as if its machine had paused."""
+
+    def second() -> None:
+        if has_grown:
+            grow(source)
+        ingest(spark, str(name), source, NOW_MS)
+
+    meanwhile(step, second)
+    with pytest.raises(CommitConflictError):
+        ingest(spark, str(name), source, NOW_MS)
+    if not has_grown:
+        grow(source)
+    ingest(spark, str(name), source, NOW_MS)
+    assert contents(spark, name) == unbroken
+    assert_counted(spark, name)
+
+
+def test_an_ingest_whose_work_was_taken_over_moves_nothing(
+    spark: SparkSession,
+    name: TopicName,
+    source: Path,
+    unbroken: Contents,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second is killed once it has removed what the first had appended."""
+    steps: list[Step] = []
+
+    def before_commit(step: Step) -> None:
+        steps.append(step)
+        if step is Step.INGEST_BATCHES and steps.count(step) == 1:
+            with pytest.raises(KilledError):
+                ingest(spark, str(name), source, NOW_MS)
+        if step is Step.LEFT_STATE and steps.count(step) == 1:
+            kill(step)
+
+    monkeypatch.setattr(commits, "before_commit", before_commit)
+    with pytest.raises(CommitConflictError, match="another ingest has taken the work over"):
+        ingest(spark, str(name), source, NOW_MS)
+    grow(source)
+    ingest(spark, str(name), source, NOW_MS)
+    assert contents(spark, name) == unbroken
 
 
 def test_these_are_all_steps_of_an_ingest(

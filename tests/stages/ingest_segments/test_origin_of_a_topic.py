@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import (
     ForeignLogError,
+    OffsetGapError,
     RequestError,
 )
 from ebbtide.iceberg.commits import Step
@@ -17,32 +18,59 @@ from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.stages.ingest_segments.stage import ingest_segments
-from tests.stages.ingest_segments.small_sources import NOW_MS, grow, name, source, spark
+from tests.stages.ingest_segments.small_sources import NOW_MS, grow, name, offsets, source, spark
 from tests.tables.contents import contents
+from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError
 from tests.tables.nights import ingest, source_of
 from tests.tables.partition_log import (
     append,
     batch,
     identify,
+    segment_path,
     write_segments,
 )
 
 __all__ = ["name", "source", "spark"]
 
 
-def test_what_a_killed_ingest_took_from_another_log_is_found_out(
-    spark: SparkSession, name: TopicName, source: Path, kill_at: list[Step]
+@pytest.mark.parametrize("step", [Step.INGEST_BATCHES, Step.INGEST_STATE])
+def test_what_a_killed_ingest_took_of_what_the_source_was_is_taken_anew(
+    spark: SparkSession, name: TopicName, source: Path, kill_at: list[Step], step: Step
 ) -> None:
-    kill_at.append(Step.INGEST_BATCHES)
+    """The source was truncated and written anew, or its cleaner came."""
+    kill_at.append(step)
     with pytest.raises(KilledError):
         ingest(spark, str(name), source, NOW_MS)
     write_segments(source, {0: [batch(0, 4), batch(4, 1)]})
-    with pytest.raises(
-        ForeignLogError, match=r"expected 4 records of the batch \[0, 3\].*delete the rows"
-    ):
+    for left in (Step.LEFT_CLAIMED, Step.LEFT_BATCHES, Step.LEFT_RECORDS, Step.LEFT_STATE):
+        if (step, left) == (Step.INGEST_BATCHES, Step.LEFT_BATCHES):
+            continue  # it has left none
+        kill_at.append(left)
+        with pytest.raises(KilledError):
+            ingest(spark, str(name), source, NOW_MS)
+    ingest(spark, str(name), source, NOW_MS)
+    unbroken = TopicName(f"{name.cluster}_unbroken", name.topic)
+    ingest(spark, str(unbroken), source, NOW_MS)
+    assert contents(spark, name) == contents(spark, unbroken)
+    assert_counted(spark, name)
+
+
+def test_a_source_that_lost_what_a_killed_ingest_took_loses_nothing_in_the_tables(
+    spark: SparkSession, name: TopicName, source: Path, kill_at: list[Step]
+) -> None:
+    """It is refused as any gap is, and what the tables have stays there."""
+    ingest(spark, str(name), source, NOW_MS)
+    append(source, 5, batch(10, 2))
+    kill_at.append(Step.INGEST_BATCHES)
+    with pytest.raises(KilledError):
         ingest(spark, str(name), source, NOW_MS)
-    assert contents(spark, name).states == {}
+    for base in (0, 5):
+        segment_path(source, base).unlink()
+    write_segments(source, {12: [batch(12)]})
+    with pytest.raises(OffsetGapError, match="2 offsets were removed there"):
+        ingest(spark, str(name), source, NOW_MS)
+    assert offsets(contents(spark, name)) == [*range(12)]
 
 
 class TestTopicId:

@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
@@ -92,15 +93,16 @@ def test_these_are_all_steps_of_a_run(
     assert {step for step in Step if step.startswith("copy")} == {Step.COPY_SLICE, Step.COPY_SEEN}
 
 
-@pytest.mark.long
+@pytest.mark.long(but="ingest_batches")
+@pytest.mark.parametrize("step", OF_SLICE)
 def test_two_runs_at_a_time_copy_each_row_once(
-    spark: SparkSession, name: TopicName, source: str, meanwhile: Meanwhile
+    spark: SparkSession, name: TopicName, source: str, meanwhile: Meanwhile, step: Step
 ) -> None:
     append(spark, source, [Record(0, "a")])
     copy(spark, name)
     append(spark, source, [Record(1, "b"), Record(2, "c")])
-    meanwhile(Step.COPY_SLICE, lambda: copy(spark, name))
-    with pytest.raises(Exception, match="another ingest moved it; run the job again"):
+    meanwhile(step, lambda: copy(spark, name))
+    with pytest.raises(CommitConflictError):
         copy(spark, name)
     copy(spark, name)
     assert [record.offset for record in held(spark, name)] == [0, 1, 2]

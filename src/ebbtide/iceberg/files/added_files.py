@@ -21,6 +21,7 @@ from ebbtide.iceberg.files.described_files import (
     describe,
 )
 from ebbtide.iceberg.files.file_commits import new_locations
+from ebbtide.iceberg.files.rows_beyond import RowsBeyond
 from ebbtide.iceberg.topics import own_spec_id
 from ebbtide.spark.jvm import ICEBERG, JavaMethod
 from ebbtide.stores.store import Store
@@ -89,12 +90,17 @@ class Appending(NamedTuple):
             for segment, path in zip(segments, paths, strict=True)
         ]
 
-    def append(self, files: Iterable[PackedFiles]) -> int:
-        """Commit the written files; return the snapshot's id."""
-        update = self.table.java.newAppend()
-        for name, value in own_summary({}).items():
+    def append(
+        self, files: Iterable[PackedFiles], beyond: RowsBeyond, properties: Mapping[str, str]
+    ) -> int:
+        """Commit the written files; return the snapshot's id.
+
+        CommitConflictError, by `commit`, if somebody has added rows to `beyond` meanwhile.
+        """
+        update = beyond.guard(self.table.java.newOverwrite())
+        for name, value in own_summary(properties).items():
             update = update.set(name, value)
-        method = (ICEBERG + "AppendFiles", "appendFile", ICEBERG + "DataFile")
+        method = (ICEBERG + "OverwriteFiles", "addFile", ICEBERG + "DataFile")
         append = JavaMethod.of(self.table.spark, *method)
         append.on(update).for_each(DescribedFiles.of(self.table).data(_unpacked(files)))
         update.commit()

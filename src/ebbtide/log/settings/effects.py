@@ -83,6 +83,7 @@ STATE = {
     "ebbtide.undo": "The undo in flight.",
     "ebbtide.undone": "The last undo that ended; on a replica, that began on its primary.",
     "ebbtide.append": "The erasure's append in flight.",
+    "ebbtide.ingest.slice": "The offsets of segment files that are being taken, and by which run.",
     "ebbtide.live.slice": "The slice of a live topic that is being taken.",
     "ebbtide.copied": "The table that the topic is copied from: its layout, and the snapshot up to "
     "which its rows are here.",
@@ -104,6 +105,7 @@ STATE = {
 SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
     "ebbtide.job": "The job that committed the snapshot.",
+    "ebbtide.slice": "The slice of a topic's source that an ingest appended with the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
     "ebbtide.undone.since": "On an adopted table, of an undo: by partition, since which snapshot.",
     "ebbtide.topic": "The topic of an adopted table whose rows left.",

@@ -28,6 +28,8 @@ SLICE = "ebbtide.live.slice"
 # here, and the slice of them that is being taken.
 COPIED = "ebbtide.copied"
 COPIED_SLICE = "ebbtide.copied.slice"
+# Which offsets of segment files an ingest is taking, and which run it is.
+FILES_SLICE = "ebbtide.ingest.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
@@ -48,7 +50,7 @@ ADOPTED_SEEN = "ebbtide.adopted.seen"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION}
-    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE}
+    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
 )
 NEVER = -1
 # The job and DAG that an error of a state points at.

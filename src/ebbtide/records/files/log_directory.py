@@ -7,16 +7,20 @@ Source: Kafka's `UnifiedLog.parseTopicPartitionName`, `LocalLog`, `PartitionMeta
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow.fs
 
-from ebbtide.errors import SourceError, UnavailableError
+from ebbtide.errors import EbbtideError, SourceError
 from ebbtide.json_text import MALFORMED, MAX_INT, parse_json, parse_whole, whole
-from ebbtide.records.files.segment_reader import SEGMENT_NAME, segment_base_offset
-from ebbtide.stores.store import AMBIENT, Store, failing_clearly, is_object_store
+from ebbtide.records.files.partition_files import (
+    ListedFile,
+    check_regular,
+    list_partition_files,
+)
+from ebbtide.stores.store import AMBIENT, Store, failing_clearly
 from ebbtide.stores.uris import join
 
 _Parsed = TypeVar("_Parsed")
@@ -29,9 +33,6 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 MANIFEST = "ebbtide-manifest.json"
-
-# A broker that renames files faster than this many listings is not waited for.
-LISTINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,10 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDirectory:
-    """One partition's directory. What its log directory does not say is None."""
+    """One partition's directory. What its log directory does not say is None.
+
+    If `error` is set, the directory cannot be taken, and its segments are not known.
+    """
 
     topic: str
     partition: int
@@ -55,6 +59,8 @@ class PartitionDirectory:
     high_watermark: int | None
     log_start_offset: int | None
     segments: tuple[SegmentFile, ...]
+    error: EbbtideError | None = None
+    passed_over: tuple[str, ...] = ()  # entries that are named like a segment and are no file
 
 
 class ManifestFile(NamedTuple):
@@ -73,40 +79,67 @@ class Manifest:
     last_append_ms: int | None
 
 
-class _Entry(NamedTuple):
-    names: tuple[str, ...]
-    size_bytes: int
-    modified_ms: int
-
-
 def list_log_directory(uri: str, store: Store = AMBIENT) -> tuple[PartitionDirectory, ...]:
-    """Return the partitions of a log directory by topic and partition, their segments by offset."""
+    """Return the partitions of a log directory by topic and partition, their segments by offset.
+
+    What is wrong with one partition's directory is its `error`, and hinders no other.
+    """
     manifest = read_manifest(uri, store)
     high_watermarks = _read_checkpoint(store, uri, HIGH_WATERMARKS)
     log_start_offsets = _read_checkpoint(store, uri, LOG_START_OFFSETS)
     partitions = []
-    for (topic, partition), name, entries in _list_partitions(store, uri):
-        segments = [_segment(uri, entry, manifest) for entry in entries]
-        partitions.append(
-            PartitionDirectory(
-                topic,
-                partition,
-                join(uri, name),
-                _read_topic_id(store, uri, name),
-                # A partition that the checkpoint does not hold yet has 0, as when a broker starts.
-                None if high_watermarks is None else high_watermarks.get((topic, partition), 0),
-                (log_start_offsets or {}).get((topic, partition)),
-                tuple(sorted(segments, key=lambda segment: segment.base_offset)),
-            )
+    for (topic, partition), names in sorted(_list_partitions(store, uri).items()):
+        directory = PartitionDirectory(
+            topic,
+            partition,
+            join(uri, names[0]),
+            None,
+            # A partition that the checkpoint does not hold yet has 0, as when a broker starts.
+            None if high_watermarks is None else high_watermarks.get((topic, partition), 0),
+            (log_start_offsets or {}).get((topic, partition)),
+            (),
         )
-    return tuple(
-        sorted(
-            partitions,
-            key=lambda partition_directory: (
-                partition_directory.topic,
-                partition_directory.partition,
-            ),
+        try:
+            found = _with_files(directory, uri, names, manifest, store)
+        except (EbbtideError, PermissionError) as error:
+            found = replace(directory, error=_as_source_error(directory, error))
+        if found is not None:
+            partitions.append(found)
+    return tuple(partitions)
+
+
+def _as_source_error(directory: PartitionDirectory, error: Exception) -> EbbtideError:
+    if isinstance(error, EbbtideError):
+        return error
+    return SourceError(
+        f"{directory.path}: expected a directory that may be read, found {error}; let this user "
+        "read it"
+    )
+
+
+def _with_files(
+    directory: PartitionDirectory,
+    uri: str,
+    names: Sequence[str],
+    manifest: Manifest | None,
+    store: Store,
+) -> PartitionDirectory | None:
+    """Return the directory with its segments and topic id; None if it is gone by now."""
+    if len(names) > 1:
+        raise SourceError(
+            f"{uri}: expected one directory of partition {directory.partition} of "
+            f"{directory.topic}, found {' and '.join(names)}: a broker refuses to start on them; "
+            "remove the one that is not the partition's"
         )
+    files = list_partition_files(store, directory.path)
+    if files is None:
+        return None
+    segments = tuple(_segment(directory.path, names[0], file, manifest) for file in files.segments)
+    return replace(
+        directory,
+        topic_id=_read_topic_id(store, uri, names[0]),
+        segments=segments,
+        passed_over=tuple(files.passed_over),
     )
 
 
@@ -147,15 +180,15 @@ def _parse_manifest(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(files, topic_configs, None if last_append_ms is None else whole(last_append_ms))
 
 
-def _list_partitions(store: Store, uri: str) -> Iterator[tuple[tuple[str, int], str, list[_Entry]]]:
+def _list_partitions(store: Store, uri: str) -> dict[tuple[str, int], list[str]]:
+    """Return the names of each partition's directories; a broker has one of each."""
     file_system, root = store.resolve(uri)
-    for directory in _children(file_system, root, uri):
-        parsed = parse_partition_name(directory.base_name)
-        if parsed is None or directory.type is not pyarrow.fs.FileType.Directory:
-            continue
-        entries = _list_segments(file_system, directory.path, join(uri, directory.base_name))
-        if entries is not None:
-            yield parsed, directory.base_name, entries
+    names: dict[tuple[str, int], list[str]] = {}
+    for child in _children(file_system, root, uri):
+        parsed = parse_partition_name(child.base_name)
+        if parsed is not None and child.type is pyarrow.fs.FileType.Directory:
+            names.setdefault(parsed, []).append(child.base_name)
+    return {partition: sorted(of) for partition, of in names.items()}
 
 
 def _children(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[pyarrow.fs.FileInfo]:
@@ -168,47 +201,24 @@ def _children(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[p
         ) from missing
 
 
-def _list_segments(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[_Entry] | None:
-    """Return the segment files as they all are at one time; None where the directory is gone."""
-    for _ in range(LISTINGS):
-        try:
-            with failing_clearly(uri):
-                listed = file_system.get_file_info(pyarrow.fs.FileSelector(path))
-        except FileNotFoundError:
-            return None
-        segments = [file for file in listed if SEGMENT_NAME.fullmatch(file.base_name)]
-        if not is_object_store(file_system):  # whose listing already is of one time
-            segments = file_system.get_file_info([file.path for file in segments])
-        if all(file.type is pyarrow.fs.FileType.File for file in segments):
-            return [_entry(file) for file in segments]
-    raise UnavailableError(
-        f"{uri}: expected segment files that stay while they are listed, found one gone after each "
-        f"of {LISTINGS} listings; run again when its broker is quiet"
-    )
-
-
-def _entry(file: pyarrow.fs.FileInfo) -> _Entry:
-    names = tuple(file.path.rsplit("/", 2)[1:])
-    return _Entry(names, file.size, (file.mtime_ns or 0) // 1_000_000)
-
-
-def _segment(uri: str, entry: _Entry, manifest: Manifest | None) -> SegmentFile:
-    path = join(uri, *entry.names)
-    modified_ms = entry.modified_ms
-    kept = manifest.files.get("/".join(entry.names)) if manifest else None
-    if kept is not None:
-        if kept.size_bytes != entry.size_bytes:
+def _segment(directory: str, name: str, file: ListedFile, manifest: Manifest | None) -> SegmentFile:
+    path = join(directory, file.name)
+    modified_ms = file.modified_ms
+    known = manifest.files.get(f"{name}/{file.name}") if manifest else None
+    if known is not None:
+        if known.size_bytes != file.size_bytes:
             raise SourceError(
-                f"{path}: expected {kept.size_bytes} bytes as {MANIFEST} says, found "
-                f"{entry.size_bytes}; copy the file again or write the manifest again"
+                f"{path}: expected {known.size_bytes} bytes as {MANIFEST} says, found "
+                f"{file.size_bytes}; copy the file again or write the manifest again"
             )
-        modified_ms = kept.modified_ms
-    return SegmentFile(path, segment_base_offset(path), entry.size_bytes, modified_ms)
+        modified_ms = known.modified_ms
+    return SegmentFile(path, file.base_offset, file.size_bytes, modified_ms)
 
 
 def _read_text(store: Store, uri: str, *names: str) -> str | None:
     where = join(uri, *names)
     file_system, path = store.resolve(where)
+    check_regular(file_system, path, where)
     try:
         with (
             failing_clearly(where),

@@ -47,7 +47,10 @@ from ebbtide.stores.uris import file_name
 
 # A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
+SWAP, CLEANED = ".swap", ".cleaned"
 SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
+# What a cleaner or a split of a segment leaves if its broker dies: index files too.
+TEMPORARY_NAME = re.compile(r"[0-9]{20}\..+\.cleaned", re.ASCII)
 
 # Batches that are Python objects at a time.
 ROWS_AT_ONCE = 16_384
@@ -71,10 +74,15 @@ class SegmentWalk(NamedTuple):
     is_cut: bool = False  # whether the file has more batches than were wanted
 
 
+def is_segment_name(name: str) -> bool:
+    """Return whether a file is a segment by its name; a `.swap` file is one if it is complete."""
+    return SEGMENT_NAME.fullmatch(name.removesuffix(SWAP)) is not None
+
+
 def segment_base_offset(path: str) -> int:
     """Return the offset that a segment file's name says it begins at."""
     name = file_name(path)
-    if not SEGMENT_NAME.fullmatch(name):
+    if not is_segment_name(name):
         raise SourceError(f"{path}: expected a name of 20 digits and .log, found {name}")
     if int(name[:20]) > MAX_LONG:
         raise SourceError(f"{path}: expected a base offset of at most {MAX_LONG}, found {name}")

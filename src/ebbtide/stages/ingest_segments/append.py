@@ -1,14 +1,16 @@
 """Append what an ingest takes: records, then batches, then state.
 
-Each table is resumed from its own end, so that a killed ingest is finished without a duplicate or a
-hole.
+A run first writes to the state which offsets it is about to take. Its appends fail if another run
+was faster, and so does its state if another has taken the work over.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.files.added_files import (
     Appending,
     NewFile,
@@ -35,25 +37,43 @@ from ebbtide.iceberg.files.added_files import (
     write_new_file,
 )
 from ebbtide.iceberg.files.data_files import CutOut, in_segments
+from ebbtide.iceberg.files.rows_beyond import RowsBeyond
+from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.schema import BATCH_NAMES, create_topic
-from ebbtide.iceberg.topics import Topic, load, own_spec_id, snapshot_after
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    find_snapshot,
+    load,
+    own_spec_id,
+    snapshot_after,
+)
 from ebbtide.iceberg.views import create_views
-from ebbtide.log.live_offsets import Slice
+from ebbtide.log.live_offsets import Range, Ranges, Slice
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.upstream import SOURCE, TABLE
-from ebbtide.log.state.topic_state import COPIED_SLICE, SLICE, to_properties
+from ebbtide.log.state.topic_state import (
+    COPIED_SLICE,
+    FILES_SLICE,
+    REMOVING,
+    SLICE,
+    to_properties,
+)
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
 from ebbtide.stages.ingest_segments.event_time import failing_clearly
 from ebbtide.stages.ingest_segments.segment_source import RecordsToRead
 from ebbtide.stages.ingest_segments.source_log import SourceLog
-from ebbtide.stages.ingest_segments.table_ends import Ingested, find_ends
+from ebbtide.stages.ingest_segments.table_ends import Ends, Ingested, find_ends
 
 log = logging.getLogger(__name__)
 
 TOPIC_ID = "kafka.topic.id"
+# In the summary of a snapshot of records, the slice that they are of.
+SLICE_ID = "ebbtide.slice"
 # Numbers of a partition that add up over slices.
 SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
 
@@ -139,23 +159,97 @@ def copied_slice(topic: Topic) -> Slice | None:
 def _appended_slice(topic: Topic, name: str) -> Slice | None:
     if name not in topic.properties:
         return None
-    slice_in_flight = Slice.parse(topic.properties[name], name)
-    held = find_ends(topic, slice_in_flight.ranges)
-    is_written = any(
-        held[partition].records_end > taken.start
-        for partition, taken in slice_in_flight.ranges.items()
-    )
-    return slice_in_flight if is_written and slice_in_flight.continues(topic.partitions) else None
+    piece = Slice.parse(topic.properties[name], name)
+    if not piece.continues(topic.partitions):
+        return None
+    if piece.id:
+        table = topic.name.records_table
+        is_appended = find_snapshot(topic.spark, table, SLICE_ID, piece.id) is not None
+    else:
+        is_appended = bool(find_ends(topic, piece.ranges).left_behind)
+    return piece if is_appended else None
 
 
-def append_records(topic: Topic, rows: DataFrame, event_time: Column | None) -> int:
-    """Append rows that come segment by segment; the id of the snapshot that holds them."""
+def new_slice(ranges: Ranges, now: datetime) -> Slice:
+    """Return a slice that the run at work is about to take."""
+    commits = current_commits()
+    run_id = "" if commits is None else commits.run_id
+    return Slice(dict(ranges), now, uuid.uuid4().hex, run_id, datetime.now(UTC))
+
+
+def claim(
+    topic: Topic,
+    step: Step,
+    name: str,
+    piece: Slice,
+    more: Callable[[Topic], PropertyChanges] = lambda _: {},
+) -> Topic:
+    """Write down which offsets this run is about to take, in place of what another has claimed.
+
+    CommitConflictError if another run has moved a log end offset since the slice was planned.
+    """
+
+    def claimed(current: Topic) -> PropertyChanges:
+        check_ends(current, topic, piece.ranges)
+        others = dict.fromkeys({FILES_SLICE, SLICE, COPIED_SLICE} - {name})
+        return {**others, name: piece.to_property(), **more(current)}
+
+    return compare_and_set(topic, step, claimed)
+
+
+def ended(current: Topic, name: str, piece: Slice) -> PropertyChanges:
+    """Return the change that ends a claim; CommitConflictError if it is another run's by now."""
+    if current.properties.get(name) != piece.to_property():
+        raise CommitConflictError(
+            f"expected {name} of {current.name} to be what this run has written there, found that "
+            "another ingest has taken the work over; run the job again"
+        )
+    return {name: None}
+
+
+def check_ends(current: Topic, planned: Topic, ranges: Ranges) -> None:
+    """Raise CommitConflictError if another ingest has moved an end since the slice's plan."""
+    for partition in ranges:
+        found, expected = (of.partitions.get(partition) for of in (current, planned))
+        if (found and found.log_end_offset) != (expected and expected.log_end_offset):
+            raise CommitConflictError(
+                f"expected the log end offset of {current.name} partition {partition} to be as "
+                "planned, found that another ingest moved it; run the job again"
+            )
+
+
+def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
+    """Remove the rows beyond the ends, which a killed ingest has left; it may still be at work.
+
+    They may not be what the source holds by now. The topic afterwards.
+    """
+    if not ends.left_behind:
+        return topic
+    of_claim = {p: Range(ends.records.ends[p], ends.records.ends[p]) for p in ends.left_behind}
+    piece = new_slice(of_claim, now)
+    topic = claim(topic, Step.LEFT_CLAIMED, FILES_SLICE, piece, lambda _: {REMOVING: "true"})
+    left = {p: end for p, end in ends.records.ends.items() if p in ends.left_behind}
+    ends.batches._replace(ends=left).drop(Step.LEFT_BATCHES)
+    ends.records._replace(ends=left).drop(Step.LEFT_RECORDS)
+    log.warning("removed what a killed ingest has left in partitions %s", sorted(left))
+    return set_counted(topic, Step.LEFT_STATE, lambda now: ended(now, FILES_SLICE, piece))
+
+
+def append_records(
+    topic: Topic, rows: DataFrame, event_time: Column | None, beyond: RowsBeyond, slice_id: str
+) -> int:
+    """Append rows that come segment by segment; the id of the snapshot that holds them.
+
+    CommitConflictError if another job has added some to `beyond` meanwhile.
+    """
     if event_time is not None:  # else as the records say themselves
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
     # No sort, and no writer is held open for another segment.
-    writer = _unsorted(topic, rows, topic.name.records_table)
+    writer = beyond.guard_writer(_unsorted(topic, rows, topic.name.records_table))
+    writer = writer.option(f"snapshot-property.{SLICE_ID}", slice_id)
     spark, table = topic.spark, topic.name.records_table
-    append = partial(snapshot_after, spark, table, writer.append)
+    # There are no such rows to overwrite: it appends, and checks that nobody else has.
+    append = partial(snapshot_after, spark, table, partial(writer.overwrite, beyond.condition))
     watching = watched(spark, log, "reads and writes records")
     with watching, errors_of_tasks(), failing_clearly(topic.config.event_time):
         return commit(Step.INGEST_RECORDS, append) or -1
@@ -172,18 +266,20 @@ def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
     )
 
 
-def append_batches(topic: Topic, ingested: Ingested) -> list[int]:
-    """Append the rows of the batches that a killed ingest has not appended; snapshot ids."""
+def append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
+    """Append the rows of the batches; snapshot ids.
+
+    CommitConflictError if another job has added some to `beyond` meanwhile.
+    """
     spark, name = topic.spark, topic.name
-    unwritten = ingested.batches.filter(pc.invert(ingested.batches.column("is_written")))
-    if not unwritten.num_rows:
+    if not ingested.batches.num_rows:
         return []
-    by_segment = in_segments(unwritten.select(BATCH_NAMES), "base_offset")
+    by_segment = in_segments(ingested.batches.select(BATCH_NAMES), "base_offset")
     appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
     targets = appending.targets(by_segment)
     work = [_BatchesOfFile(*of) for of in zip(targets, by_segment.values(), strict=True)]
     files = in_threads(spark, _write_batches, work, "writes headers of", pack)
-    return [commit(Step.INGEST_BATCHES, partial(appending.append, files))]
+    return [commit(Step.INGEST_BATCHES, partial(appending.append, files, beyond, {}))]
 
 
 class _BatchesOfFile(NamedTuple):
@@ -202,14 +298,20 @@ def append_read(
     ranges: Sequence[RecordsToRead],
     read: Callable[[RecordsToRead], Iterable[pa.Table]],
     rows: int,
+    beyond: RowsBeyond,
+    slice_id: str,
 ) -> int:
-    """Append what `read` gives of the ranges, a file each; the id of the snapshot."""
+    """Append what `read` gives of the ranges, a file each; the id of the snapshot.
+
+    CommitConflictError if another job has added some to `beyond` meanwhile.
+    """
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_RecordsOfFile(*of) for of in zip(targets, ranges, strict=True)]
     write = partial(_write_records, read)
     files = map_segments(topic.spark, write, work, rows, "reads and writes records of", pack)
-    return commit(Step.INGEST_RECORDS, partial(appending.append, files))
+    append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
+    return commit(Step.INGEST_RECORDS, append)
 
 
 class _RecordsOfFile(NamedTuple):

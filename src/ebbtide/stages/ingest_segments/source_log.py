@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,21 +28,20 @@ from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.log.transactions import OpenTransactions
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
 from ebbtide.records.files.log_directory import PartitionDirectory, SegmentFile
+from ebbtide.stages.ingest_segments.segment_source import WALK_SCHEMA
+from ebbtide.stores.uris import file_name
 
 
 class HeldLog(NamedTuple):
-    """The ends of the tables' copies of one partition; without a state if it is new."""
+    """What the tables hold of one partition: its state, None if it is new, and its last batch."""
 
     state: PartitionState | None = None
-    records_end: int = 0
-    batches_end: int = 0
     last_batch: Mapping[str, Any] | None = None
 
     @property
     def log_end_offset(self) -> int:
-        """One past all that the tables hold, also what a killed ingest left without a state."""
-        known = 0 if self.state is None else self.state.log_end_offset
-        return max(known, self.records_end, self.batches_end)
+        """One past all that the state says is in the tables."""
+        return 0 if self.state is None else self.state.log_end_offset
 
 
 class GapRule(NamedTuple):
@@ -138,12 +137,14 @@ class SourceLog:
         state = self.held.state
         return not self.errors and (state is None or self.log_end_offset > state.log_end_offset)
 
-    def unread(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the batches of each file whose records are not all in the records table."""
-        visible = self.visible
-        is_new = pc.greater_equal(visible.column("last_offset"), self.held.records_end)
-        new = visible.filter(is_new)
-        yield from slices_by_value(new, "path")
+    def without_news(self) -> SourceLog:
+        """Return the log of which nothing is taken."""
+        held = self.held.log_end_offset
+        return replace(self, batches=self.batches.slice(0, 0), segments=(), log_end_offset=held)
+
+    def by_file(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the visible batches of each file."""
+        yield from slices_by_value(self.visible, "path")
 
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
@@ -189,6 +190,12 @@ def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
     return dict(slices_by_value(in_order, "partition"))
 
 
+def refused_whole(directory: PartitionDirectory) -> Walked:
+    """Return a partition whose directory cannot be taken, of which nothing is read."""
+    assert directory.error is not None
+    return Walked(directory, 0, WALK_SCHEMA.empty_table(), -1, directory.error, [])
+
+
 def read_back(
     directory: PartitionDirectory,
     first_read: int,
@@ -201,10 +208,11 @@ def read_back(
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
     }
     bad |= {s.base_offset: refused[s.path] for s in directory.segments if s.path in refused}
-    first_bad = min(bad, default=None)
     good = rows
     if rows.column("base_offset").null_count:
         good = rows.filter(pc.is_valid(rows.column("base_offset")))
+    bad |= _overlapping(directory, good)
+    first_bad = min(bad, default=None)
     if first_bad is not None:
         good = good.filter(pc.less(good.column("segment"), first_bad))
     return Walked(
@@ -215,6 +223,28 @@ def read_back(
         None if first_bad is None else bad[first_bad],
         rows.column("torn").drop_null().to_pylist(),
     )
+
+
+def _overlapping(directory: PartitionDirectory, rows: pa.Table) -> dict[int, SourceError]:
+    """Return the first file that begins at or below the last offset of the one before it.
+
+    A copy that is brought up to date without deletion keeps such a file after the broker's
+    cleaner has merged segments.
+    """
+    bases, lasts = (rows.column(n).to_numpy() for n in ("base_offset", "last_offset"))
+    below = np.flatnonzero(bases[1:] <= lasts[:-1])
+    if not len(below):
+        return {}
+    before, row = rows.slice(int(below[0]), 2).to_pylist()
+    return {
+        row["segment"]: SourceError(
+            f"{row['path']}: expected offsets above {before['last_offset']}, where "
+            f"{file_name(before['path'])} ends, found {row['base_offset']}: the directory of "
+            f"{directory.topic}-{directory.partition} has files of two times; copy it again, and "
+            "delete from the copy what is not there any more",
+            row["path"],
+        )
+    }
 
 
 def _error_of(row: Mapping[str, Any]) -> SourceError:
@@ -367,12 +397,11 @@ def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
     """Return the first offset of the transaction each marker ends; null for all other batches.
 
     A marker that ends a transaction without data is null too. `undecided` holds the transactions
-    that the batches table leaves open, so transactions are followed from that table's end on.
+    that the batches table leaves open.
     """
     firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))
-    is_unwritten = log.batches.column("base_offset").to_numpy() >= log.held.batches_end
-    rows = pa.array(np.flatnonzero(log.is_transactional & is_unwritten), pa.int64())
+    rows = pa.array(np.flatnonzero(log.is_transactional), pa.int64())
     names = ["base_offset", "last_offset", "attributes", "producer_id"]
     names += ["record_count", "control_type"]  # a marker emptied at the source decides nothing
     taken = log.batches.select(names).take(rows).to_pylist()
@@ -385,6 +414,7 @@ def _report_skipped(walked: Walked, log: SourceLog) -> None:
     if walked.behind:
         log.skipped.append(f"{walked.behind} segments behind a file that cannot be read")
     log.skipped += [f"{text}; left for the next time" for text in walked.torn]
+    log.skipped += walked.directory.passed_over
     bases = [segment.base_offset for segment in walked.directory.segments]
     if not log.batches.num_rows:
         if not log.errors:

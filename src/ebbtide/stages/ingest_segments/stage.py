@@ -1,9 +1,9 @@
 """ingest_segments: append what a log directory holds beyond the tables' ends.
 
-Order: records, batches, state. Each table is resumed from its own end, so a killed ingest is
-finished without a duplicate or a hole. A log of very many batches is taken in slices, each an
-ingest of its own, since the rows of new batches pass through the driver; a file is cut where a
-slice ends.
+Order: the claim of a slice, records, batches, state. What a killed ingest has left beyond the state
+is removed and taken anew, so that there is no duplicate and no hole. A log of very many batches is
+taken in slices, each an ingest of its own, since the rows of new batches pass through the driver; a
+file is cut where a slice ends.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import set_counted
-from ebbtide.iceberg.topics import Topic, find
+from ebbtide.iceberg.topics import PropertyChanges, Topic, find
+from ebbtide.log.live_offsets import Range, Slice
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.state.topic_state import FILES_SLICE, PartitionState
 from ebbtide.records.files.log_directory import (
     Manifest,
     PartitionDirectory,
@@ -52,6 +53,10 @@ from ebbtide.stages.ingest_segments.append import (
     append_records,
     check_takes_ingests,
     check_topic_id,
+    claim,
+    drop_left_behind,
+    ended,
+    new_slice,
     new_topic,
     outcome_of,
     pinned,
@@ -72,9 +77,10 @@ from ebbtide.stages.ingest_segments.source_log import (
     SourceLog,
     by_partition,
     read_back,
+    refused_whole,
     take_log,
 )
-from ebbtide.stages.ingest_segments.table_ends import find_ends, read_ingested
+from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends, read_ingested
 from ebbtide.stages.ingest_segments.walk_slice import files_to_walk, has_new, walk_slice
 from ebbtide.stages.unfinished import settle
 from ebbtide.stores.store import AMBIENT, Store
@@ -138,6 +144,7 @@ class IngestPlan:
 
     topic: Topic
     source: Source
+    ends: Ends
     logs: dict[int, SourceLog]
     unfinished: Container[int]  # partitions of which the next slice has more to walk
     event_time: Column | None = None  # None: as the records say themselves
@@ -184,6 +191,9 @@ def ingest_segments(
             plan = plan_ingest(topic, source, refused, taken)
             if is_plan_only:
                 return plan.outcome()
+            if plan.ends.left_behind:
+                drop_left_behind(topic, plan.ends, source.now)
+                continue
             add_slice(done, execute_ingest(plan))
             taken |= plan.taken
             source = source.without(name, plan.ended)
@@ -241,20 +251,29 @@ def plan_ingest(
     for directory in directories.values():
         check_topic_id(topic, directory.topic_id, directory.path)
     unread = {p: unread_segments(d, states.get(p)) for p, d in directories.items()}
-    held = find_ends(topic, directories)
+    ends = find_ends(topic, directories)
+    held = ends.held
     files = [file for p in unread for file in files_to_walk(p, unread[p], held[p], taken)]
     walked = walk_slice(files, partial(walk_files, topic.spark, batch_limits(config), source.store))
     rule = GapRule(config.is_compacted, source.accept_gap)
     waiting = {file.path for file in walked.waiting}
     logs, walked_of = {}, by_partition(walked.rows)
     for partition, directory in directories.items():
+        if directory.error is not None:
+            logs[partition] = take_log(refused_whole(directory), held[partition], rule)
+            continue
         rows = walked_of.get(partition, walked.rows.slice(0, 0))
         if partition in walked.unfinished and not has_new(rows, held[partition]):
             continue
         first_read = unread[partition][0].base_offset if unread[partition] else 0
         mine = read_back(_without_files(directory, waiting), first_read, rows, refused)
         logs[partition] = take_log(mine, held[partition], rule)
-    return IngestPlan(topic, source, logs, walked.unfinished, event_time)
+    refused_partitions = ends.left_behind & {p for p, log in logs.items() if log.errors}
+    for partition in refused_partitions:  # what a killed ingest has of it may be all there is
+        logs[partition] = logs[partition].without_news()
+    return IngestPlan(
+        topic, source, ends.without(refused_partitions), logs, walked.unfinished, event_time
+    )
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
@@ -282,34 +301,41 @@ def unread_segments(
 
 def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     """Append the planned records, then their batches, then move the state."""
-    outcome, topic = plan.outcome(), plan.topic
+    outcome, topic, now = plan.outcome(), plan.topic, plan.source.now
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
     log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
+    new = {p: of for p, of in plan.logs.items() if of.batches.num_rows}
+    piece = new_slice({p: Range(of.first_offset, of.log_end_offset) for p, of in new.items()}, now)
+    if new:
+        topic = claim(topic, Step.FILES_SLICE, FILES_SLICE, piece)
     if ranges:
-        outcome.snapshot_ids.append(_append(plan, ranges))
+        outcome.snapshot_ids.append(_append(plan, ranges, piece))
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
-    outcome.snapshot_ids += append_batches(topic, ingested)
+    outcome.snapshot_ids += append_batches(topic, ingested, plan.ends.batches)
     topic_ids = {d.topic_id for d in plan.source.of(topic.name) if d.topic_id is not None}
     origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
-    set_counted(
-        topic,
-        Step.INGEST_STATE,
-        lambda now: with_origin(now, state_changes(now, plan.logs, ingested), origin),
-    )
+
+    def moved(current: Topic) -> PropertyChanges:
+        of_claim = ended(current, FILES_SLICE, piece) if new else {}
+        changes = with_origin(current, state_changes(current, plan.logs, ingested), origin)
+        return {**changes, **of_claim}
+
+    set_counted(topic, Step.INGEST_STATE, moved)
     add_ingested(outcome, ingested)
     return outcome
 
 
-def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead]) -> int:
+def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead], piece: Slice) -> int:
     """Append the records; an event time that Spark has to work out takes them through its rows."""
     topic, store = plan.topic, plan.source.store
     append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
     read = partial(records_of, append_time, batch_limits(topic.config), store)
     if plan.event_time is not None:
-        return append_records(topic, records_frame(topic.spark, ranges, read), plan.event_time)
+        frame = records_frame(topic.spark, ranges, read)
+        return append_records(topic, frame, plan.event_time, plan.ends.records, piece.id)
     rows = sum(of.records for of in plan.logs.values())
-    return append_read(topic, ranges, read, rows)
+    return append_read(topic, ranges, read, rows, plan.ends.records, piece.id)
 
 
 def _to_take(numbers: Mapping[str, Any]) -> str:
@@ -320,16 +346,16 @@ def _to_take(numbers: Mapping[str, Any]) -> str:
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
-    """Return one byte range a file that has records which the records table does not hold."""
+    """Return one byte range a file that has new records."""
     return [
         RecordsToRead(
             partition,
             path,
             pc.min(batches.column("position")).as_py(),
             pc.max(pc.add(batches.column("position"), batches.column("size_bytes"))).as_py(),
-            max(log.held.records_end, log.visible_from),
+            log.visible_from,
             batches.column("segment")[0].as_py(),
             log_append_batches(batches),
         )
-        for path, batches in log.unread()
+        for path, batches in log.by_file()
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from ebbtide.columns.batch_totals import TIMES, batch_totals, together_by_batch, with_totals
@@ -20,10 +20,11 @@ from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
-from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.files.rows_beyond import OffsetsOfFiles, RowsBeyond, offsets_of_files
 from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_segments, plan_where
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
+from ebbtide.moments import later
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
 from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.spark.conditions import any_of
@@ -35,22 +36,60 @@ _BATCH = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_co
 SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
 
-def find_ends(topic: Topic, partitions: Iterable[int]) -> dict[int, HeldLog]:
-    """Find where each table's copy of each partition ends."""
+class Ends(NamedTuple):
+    """Where the tables' copies of some partitions end, and the rows that lie beyond."""
+
+    held: dict[int, HeldLog]
+    records: RowsBeyond
+    batches: RowsBeyond
+    left_records: frozenset[int] = frozenset()  # the partitions that have rows beyond
+    left_batches: frozenset[int] = frozenset()
+
+    @property
+    def left_behind(self) -> frozenset[int]:
+        """The partitions that have rows beyond their ends in one of the tables."""
+        return self.left_records | self.left_batches
+
+    def without(self, partitions: Container[int]) -> Ends:
+        """Return the ends of all other partitions."""
+        held = {p: of for p, of in self.held.items() if p not in partitions}
+        ends = {p: end for p, end in self.records.ends.items() if p not in partitions}
+        records, batches = (of._replace(ends=ends) for of in (self.records, self.batches))
+        left = (of & held.keys() for of in (self.left_records, self.left_batches))
+        return Ends(held, records, batches, *left)
+
+
+def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
+    """Find where the tables' copies of the partitions end, by the state."""
+    held = {partition: HeldLog(topic.partitions.get(partition)) for partition in partitions}
+    ends = {partition: of.log_end_offset for partition, of in held.items()}
     if not exists(topic.spark, topic.name):
-        return {partition: HeldLog() for partition in partitions}
-    record_ends = _last_offsets(topic.spark, topic.name.records_table, "offset")
-    batch_ends = _last_offsets(topic.spark, topic.name.batches_table, "base_offset", "last_offset")
-    last_batches = _last_batches(topic, {p: base for p, (base, _) in batch_ends.items()})
-    return {
-        partition: HeldLog(
-            topic.partitions.get(partition),
-            records_end=record_ends.get(partition, [-1])[-1] + 1,
-            batches_end=batch_ends.get(partition, [-1])[-1] + 1,
-            last_batch=last_batches.get(partition),
-        )
-        for partition in partitions
-    }
+        rows = RowsBeyond(topic.spark, "", "", ends, None)
+        return Ends(held, rows, rows)
+    found = [_beyond(topic, table, column, ends) for table, column in _tables(topic)]
+    (records, _), (batches, bounds) = found
+    last_batches = _last_batches(batches, bounds)
+    held = {p: of._replace(last_batch=last_batches.get(p)) for p, of in held.items()}
+    left = (frozenset(rows.partitions(of_files)) for rows, of_files in found)
+    return Ends(held, records, batches, *left)
+
+
+def _tables(topic: Topic) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return both tables, each with the column of its rows' offsets."""
+    return (topic.name.records_table, "offset"), (topic.name.batches_table, "base_offset")
+
+
+def _beyond(
+    topic: Topic, name: str, column: str, ends: Mapping[int, int] | None
+) -> tuple[RowsBeyond, OffsetsOfFiles]:
+    """Return the rows of a table beyond the ends, of all partitions without them."""
+    table = open_table(topic.spark, name)
+    bounds = offsets_of_files(table, column)
+    if ends is None:
+        states = topic.partitions
+        ends = {p: states[p].log_end_offset if p in states else 0 for p in bounds}
+    snapshot = None if table.current is None else table.current.id
+    return RowsBeyond(topic.spark, name, column, ends, snapshot), bounds
 
 
 def ends_passed(topic: Topic) -> dict[int, int]:
@@ -59,47 +98,35 @@ def ends_passed(topic: Topic) -> dict[int, int]:
     0 for a partition that the state does not know. A job that was killed, or is at work, has
     appended these rows.
     """
-    tables = ((topic.name.records_table, "offset"), (topic.name.batches_table, "last_offset"))
-    ends = {partition: state.log_end_offset for partition, state in topic.partitions.items()}
-    return {
-        partition: ends.get(partition, 0)
-        for table, column in tables
-        for partition, (last,) in _last_offsets(topic.spark, table, column).items()
-        if last >= ends.get(partition, 0)
-    }
+    passed: dict[int, int] = {}
+    for table, column in _tables(topic):
+        rows, bounds = _beyond(topic, table, column, None)
+        passed |= {partition: rows.ends[partition] for partition in rows.partitions(bounds)}
+    return passed
 
 
-def _last_offsets(spark: SparkSession, name: str, *columns: str) -> dict[int, list[int]]:
-    """Return the largest value of the columns in each partition's files, from manifests alone."""
-    table = open_table(spark, name)
-    ids = {column.name: column.field_id for column in table.metadata.columns}
-    largest: dict[int, list[int]] = {}
-    for file in current_files(table, has_bounds=True):
-        if file.is_data:
-            assert file.bounds is not None
-            last = [file.bounds.upper.get(ids[column], -1) for column in columns]
-            known = largest.setdefault(file.partition["partition"], last)
-            known[:] = map(max, known, last)
-    return largest
-
-
-def _last_batches(topic: Topic, base_offsets: Mapping[int, int]) -> dict[int, dict[str, Any]]:
-    """Return the row of the batch that begins at this offset of each partition."""
-    table = topic.name.batches_table
-    snapshot = current_snapshot(topic.spark, table)
-    if snapshot is None or not base_offsets:
+def _last_batches(batches: RowsBeyond, bounds: OffsetsOfFiles) -> dict[int, dict[str, Any]]:
+    """Return the row of each partition's last batch below its end."""
+    ends, firsts = batches.ends, dict[int, int]()
+    for partition, end in ends.items():
+        lasts = [last for first, last in bounds.get(partition, ()) if first < end]
+        if lasts:
+            # A file that another tool has put together may reach beyond the end.
+            firsts[partition] = max((last for last in lasts if last < end), default=0)
+    if batches.snapshot is None or not firsts:
         return {}
-    ends = {partition: base + 1 for partition, base in base_offsets.items()}
 
     def may_hold(partition: int, columns: ColumnBounds) -> bool:
-        last = columns.upper("base_offset")
-        return last is not None and last >= base_offsets[partition]
+        first, last = columns.lower("base_offset") or 0, columns.upper("base_offset")
+        is_late = last is not None and last >= firsts[partition]
+        return is_late and first < ends[partition]
 
     found: dict[int, dict[str, Any]] = {}
-    for unit in plan_where(topic.spark, table, snapshot, ends, may_hold):
+    below = {partition: ends[partition] for partition in firsts}
+    for unit in plan_where(batches.spark, batches.table, batches.snapshot, below, may_hold):
         rows = read_segment(unit, _BATCH, "base_offset").table
-        is_last = pc.equal(rows["base_offset"], base_offsets[unit.partition])
-        for row in rows.filter(is_last).to_pylist():
+        rows = rows.filter(pc.less(rows["base_offset"], ends[unit.partition]))
+        for row in rows.slice(max(0, rows.num_rows - 1)).to_pylist():  # units come in order
             found[unit.partition] = row
     return found
 
@@ -121,12 +148,12 @@ def read_ingested(
     """Read the planned batches' times and counts from their records, which are in the table now."""
     logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
     if not logs:
-        return Ingested(pa.table({"is_written": pa.array([], pa.bool_())}))
+        return Ingested(pa.table({}))
     undecided = _undecided(topic, logs.values())
     planned = [
         log.batches.append_column(
-            "is_written", pc.less(log.batches.column("base_offset"), log.held.batches_end)
-        ).append_column("txn_first_offset", first_offsets(log, undecided.get(partition, {})))
+            "txn_first_offset", first_offsets(log, undecided.get(partition, {}))
+        )
         for partition, log in logs.items()
     ]
     is_planned = any_of(
@@ -161,7 +188,7 @@ def read_ingested(
 
 def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
     """Return the transactions that the batches table leaves open, if new batches may end any."""
-    if not any(log.is_transactional.any() and log.held.batches_end for log in logs):
+    if not any(log.is_transactional.any() and log.held.log_end_offset for log in logs):
         return {}
     outlines = {
         partition: LogOutline(state.log_start_offset, state.segments)
@@ -184,7 +211,7 @@ def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
         units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
     count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
     counted = map_segments(spark, count, units, count_rows(units), "counts records of")
-    # A killed ingest may have split a batch: its records then lie in two files.
+    # The records of a batch may lie in two files.
     return together_by_batch(counted)
 
 
@@ -201,7 +228,7 @@ def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Ta
     Spark works the event times out.
     """
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
-    is_future = event_ms > append_ms + topic.config.message_timestamp_after_max_ms
+    is_future = event_ms - append_ms > topic.config.message_timestamp_after_max_ms
     return (
         topic.spark.table(topic.name.records_table)
         .where(condition)
@@ -223,7 +250,7 @@ def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
     Where no record is visible, the header's largest timestamp stands for their event times, if
     these are timestamps of the producer.
     """
-    limit_ms = now_ms + topic.config.message_timestamp_after_max_ms
+    limit_ms = later(now_ms, topic.config.message_timestamp_after_max_ms)
     header_ms = batches.column("max_timestamp_ms")
     clamped_ms = pc.if_else(pc.greater(header_ms, limit_ms), now_ms, header_ms)
     is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
@@ -255,21 +282,8 @@ def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
         raise ForeignLogError(
             f"expected {row['record_count']} records of the batch [{row['base_offset']}, "
             f"{row['last_offset']}] in {topic.name.records_table}, found {count}: "
-            + _what_to_do(topic, log, row["partition"], is_twice=count > row["record_count"])
+            "the source changed while it was read, or another tool changed the table; run again"
         )
-
-
-def _what_to_do(topic: Topic, log: SourceLog, partition: int, *, is_twice: bool) -> str:
-    if is_twice:
-        return (
-            "two ingests ran at a time, and both added them; roll the table back to the snapshot "
-            f"before the later append, which {topic.name.records_table}.snapshots shows, and run "
-            "again"
-        )
-    return (
-        "a killed ingest read another log; delete the rows where partition = "
-        f"{partition} and offset >= {log.first_offset}, and run again"
-    )
 
 
 def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:

@@ -29,20 +29,18 @@ from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     SUMMED,
     IngestOutcome,
+    claim,
     copied_slice,
+    drop_left_behind,
     make_views,
+    new_slice,
     new_topic,
 )
 from ebbtide.stages.ingest_segments.table_ends import find_ends
 from ebbtide.stages.ingest_table.late_rows import LateRows, take_late_rows
 from ebbtide.stages.ingest_table.source import OpenedTable, TableSource, open_source
 from ebbtide.stages.ingest_table.window_plan import CopyPlan, described, plan_copy
-from ebbtide.stages.ingest_topic.slices import (
-    append_slice,
-    check_ends,
-    finish_slice,
-    held_before,
-)
+from ebbtide.stages.ingest_topic.slices import append_slice, finish_killed, finish_slice
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.unfinished import settle
 
@@ -86,6 +84,7 @@ def ingest_table(
         return _nothing_new(topic) if plan is None else plan.outcome()
     done = _Done()
     topic = _without_slice(topic, done.slices)
+    topic = drop_left_behind(topic, find_ends(topic, topic.partitions), source.now)
     while plan := _plan_again(topic, opened, source.max_rows):
         topic = _execute(plan, source, run, done)
     return _answer(topic, opened, done)
@@ -104,12 +103,7 @@ def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
     piece = copied_slice(topic)
     if piece is None:
         return topic
-    finished = finish_slice(topic, piece, find_ends(topic, piece.ranges), done, _ended)
-    return settle(finished, JOB)
-
-
-def _ended(_: Topic) -> PropertyChanges:
-    return {COPIED_SLICE: None}
+    return settle(finish_killed(topic, COPIED_SLICE, piece, done), JOB)
 
 
 def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> Topic:
@@ -124,7 +118,7 @@ def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> To
     slices = list(slices_of(rows, starts, source.max_rows))
     before = {p: of["records"] for p, of in done.slices.partitions.items()}
     for number, ranges in enumerate(slices, 1):
-        piece = Slice(ranges, source.now)
+        piece = new_slice(ranges, source.now)
         topic = _take_slice(plan, topic, piece, done.slices, is_last=number == len(slices))
     if not slices:
         topic = compare_and_set(topic, Step.COPY_SEEN, lambda _: _seen(plan))
@@ -163,20 +157,18 @@ def _take_slice(
     plan: CopyPlan, planned: Topic, piece: Slice, done: IngestOutcome, *, is_last: bool
 ) -> Topic:
     """Write the slice down, append its records, and finish it."""
-    topic = compare_and_set(
-        planned, Step.COPY_SLICE, lambda now: _written_down(now, planned, plan, piece)
-    )
+    ends = find_ends(planned, piece.ranges)
+    planned = drop_left_behind(planned, ends, piece.now)
+    of_source = {COPIED: plan.copied.to_property(), SOURCE: plan.source.upstream}
+    topic = claim(planned, Step.COPY_SLICE, COPIED_SLICE, piece, lambda _: dict(of_source))
     log_partitions(
         log, {p: f"takes offsets {of.start} to {of.end}" for p, of in piece.ranges.items()}
     )
     assert plan.window.records is not None
     rows = in_order(plan.window.records, piece.ranges)
-    done.snapshot_ids.append(append_slice(topic, piece, rows))
-
-    def ended(now: Topic) -> PropertyChanges:
-        return {**_ended(now), **(_seen(plan) if is_last else {})}
-
-    return finish_slice(topic, piece, held_before(topic, piece), done, ended)
+    done.snapshot_ids.append(append_slice(topic, piece, rows, ends.records))
+    seen = _seen(plan) if is_last else {}
+    return finish_slice(topic, COPIED_SLICE, piece, ends, done, lambda _: seen)
 
 
 def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
@@ -187,15 +179,6 @@ def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
     )
     by_partition = records.where(wanted).repartition(F.col("partition"))
     return by_partition.sortWithinPartitions("partition", "offset")
-
-
-def _written_down(current: Topic, planned: Topic, plan: CopyPlan, piece: Slice) -> PropertyChanges:
-    check_ends(current, planned, piece.ranges)
-    return {
-        COPIED_SLICE: piece.to_property(),
-        COPIED: plan.copied.to_property(),
-        SOURCE: plan.source.upstream,
-    }
 
 
 def _seen(plan: CopyPlan) -> PropertyChanges:

@@ -6,7 +6,7 @@ source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from ebbtide.brokers.kafka_source import live_records
 from ebbtide.columns.live_records import ActiveSegment
 from ebbtide.columns.slices import slices_by_value
-from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files.rows_beyond import RowsBeyond
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import PropertyChanges, Topic
-from ebbtide.log.live_offsets import Range, Ranges, Slice
+from ebbtide.log.live_offsets import Range, Slice
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.runs.application import to_ms
 from ebbtide.spark.conditions import any_of
@@ -30,27 +30,17 @@ from ebbtide.stages.ingest_segments.append import (
     add_slice,
     append_batches,
     append_records,
+    ended,
     outcome_of,
     state_changes,
 )
 from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
-from ebbtide.stages.ingest_segments.table_ends import read_ingested
+from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends, read_ingested
 from ebbtide.stages.ingest_topic.slice_batches import batches_of_slice
 
 # The changes of the state with which a slice ends, beside those of its partitions.
 OnEnd = Callable[[Topic], PropertyChanges]
-
-
-def check_ends(current: Topic, planned: Topic, ranges: Ranges) -> None:
-    """Raise CommitConflictError where another ingest has moved an end since the slice's plan."""
-    ends, expected = log_ends(current), log_ends(planned)
-    for partition in ranges:
-        if ends.get(partition) != expected.get(partition):
-            raise CommitConflictError(
-                f"expected the log end offset of {current.name} partition {partition} to be as "
-                "planned, found that another ingest moved it; run the job again"
-            )
 
 
 def log_ends(topic: Topic) -> dict[int, int]:
@@ -58,10 +48,21 @@ def log_ends(topic: Topic) -> dict[int, int]:
     return {partition: state.log_end_offset for partition, state in topic.partitions.items()}
 
 
-def append_slice(topic: Topic, piece: Slice, source: DataFrame) -> int:
+def append_slice(topic: Topic, piece: Slice, source: DataFrame, beyond: RowsBeyond) -> int:
     """Append the slice's rows of the source, cut into batches and segments; the snapshot's id."""
     rows = live_records(source, _active_segments(topic, piece), topic.config, piece.now)
-    return append_records(topic, rows, event_time_of(topic.spark, topic.config.event_time))
+    event_time = event_time_of(topic.spark, topic.config.event_time)
+    return append_records(topic, rows, event_time, beyond, piece.id)
+
+
+def finish_killed(
+    topic: Topic, name: str, piece: Slice, done: IngestOutcome, on_end: OnEnd = lambda _: {}
+) -> Topic:
+    """Finish a slice whose records are in the table; the topic afterwards."""
+    ends = find_ends(topic, piece.ranges)
+    if ends.left_batches:
+        ends.batches.drop(Step.LEFT_BATCHES)
+    return finish_slice(topic, name, piece, ends, done, on_end)
 
 
 def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
@@ -91,13 +92,8 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
     return active
 
 
-def held_before(topic: Topic, piece: Slice) -> dict[int, HeldLog]:
-    """Return where each partition ended before the slice, which nobody has begun."""
-    return {partition: HeldLog(topic.partitions.get(partition)) for partition in piece.ranges}
-
-
 def finish_slice(
-    topic: Topic, piece: Slice, held: Mapping[int, HeldLog], done: IngestOutcome, on_end: OnEnd
+    topic: Topic, name: str, piece: Slice, ends: Ends, done: IngestOutcome, on_end: OnEnd
 ) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
@@ -107,7 +103,7 @@ def finish_slice(
         partition: _log(
             headers_of.get(partition, headers.slice(0, 0)),
             offsets,
-            held[partition],
+            ends.held[partition],
             to_ms(piece.now),
         )
         for partition, offsets in piece.ranges.items()
@@ -115,11 +111,15 @@ def finish_slice(
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
     outcome = outcome_of(topic, logs)
-    outcome.snapshot_ids += append_batches(topic, ingested)
+    outcome.snapshot_ids += append_batches(topic, ingested, ends.batches)
     topic = set_counted(
         topic,
         Step.INGEST_STATE,
-        lambda now: {**state_changes(now, logs, ingested), **on_end(now)},
+        lambda now: {
+            **ended(now, name, piece),
+            **state_changes(now, logs, ingested),
+            **on_end(now),
+        },
     )
     add_ingested(outcome, ingested)
     add_slice(done, outcome)

@@ -28,7 +28,7 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, find
+from ebbtide.iceberg.topics import PropertyChanges, Topic, find
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -49,7 +49,10 @@ from ebbtide.stages.ingest_segments.append import (
     IngestOutcome,
     check_takes_ingests,
     check_topic_id,
+    claim,
+    drop_left_behind,
     live_slice,
+    new_slice,
     new_topic,
     pinned,
     with_origin,
@@ -57,9 +60,8 @@ from ebbtide.stages.ingest_segments.append import (
 from ebbtide.stages.ingest_segments.table_ends import find_ends
 from ebbtide.stages.ingest_topic.slices import (
     append_slice,
-    check_ends,
+    finish_killed,
     finish_slice,
-    held_before,
     log_ends,
 )
 from ebbtide.stages.unfinished import settle
@@ -168,8 +170,9 @@ def ingest_topic(
     done = IngestOutcome()
     plan = plan_live(_without_slice(topic, done), live, source)
     _check_decided(plan.topic, plan.left)
+    plan.topic = drop_left_behind(plan.topic, find_ends(plan.topic, plan.left), source.now)
     while taken := next_slice(plan.left, log_ends(plan.topic), source.max_offsets):
-        plan.topic = _take_slice(plan, Slice(taken, source.now), done)
+        plan.topic = _take_slice(plan, new_slice(taken, source.now), done)
         plan.left = rest(plan.left, taken)
     return _answer(done, plan)
 
@@ -199,8 +202,7 @@ def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
     piece = live_slice(topic)
     if piece is None:
         return topic
-    finished = finish_slice(topic, piece, find_ends(topic, piece.ranges), done, _ended)
-    return settle(finished, "ingest_topic")
+    return settle(finish_killed(topic, SLICE, piece, done), "ingest_topic")
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
@@ -243,8 +245,14 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
 
 def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
-    live, planned = plan.live, plan.topic
-    topic = compare_and_set(planned, Step.LIVE_SLICE, lambda now: _written_down(now, plan, piece))
+    live, ends = plan.live, find_ends(plan.topic, piece.ranges)
+    planned = drop_left_behind(plan.topic, ends, plan.source.now)
+
+    def origin(current: Topic) -> PropertyChanges:
+        source = {SOURCE: plan.source.upstream}
+        return with_origin(current, dict(source), pinned([live.description.topic_id]))
+
+    topic = claim(planned, Step.LIVE_SLICE, SLICE, piece, origin)
     ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
     taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
     log_partitions(log, taken)
@@ -252,18 +260,8 @@ def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
         options = java_options(live.connection, live.settings)
         frame = source_frame(topic.spark, options, live.topic, ranges, plan.source.isolation)
         with reading(live.topic, live.connection):
-            done.snapshot_ids.append(append_slice(topic, piece, frame))
-    return finish_slice(topic, piece, held_before(topic, piece), done, _ended)
-
-
-def _ended(_: Topic) -> PropertyChanges:
-    return {SLICE: None}
-
-
-def _written_down(current: Topic, plan: LivePlan, piece: Slice) -> PropertyChanges:
-    check_ends(current, plan.topic, piece.ranges)
-    changes: dict[str, str | None] = {SLICE: piece.to_property(), SOURCE: plan.source.upstream}
-    return with_origin(current, changes, pinned([plan.live.description.topic_id]))
+            done.snapshot_ids.append(append_slice(topic, piece, frame, ends.records))
+    return finish_slice(topic, SLICE, piece, ends, done, lambda _: {})
 
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
