@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ebbtide.errors import CommitConflictError, NotCoveredError, UnfinishedWorkError
+from ebbtide.errors import (
+    CommitConflictError,
+    ForeignLogError,
+    NotCoveredError,
+    UnfinishedWorkError,
+)
 from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
-from ebbtide.log.adopted.segments import cut, new_log, with_arrived
+from ebbtide.log.adopted.segments import cut, is_another_log, new_log, with_arrived
 from ebbtide.log.logical_segments import MAX_LONG
-from ebbtide.log.state.topic_state import ADOPTED_SEEN, PartitionState, to_properties
+from ebbtide.log.state.topic_state import ADOPTED_SEEN, NEVER, PartitionState, to_properties
+from ebbtide.moments import minute
 
 
 class Look(NamedTuple):
@@ -23,6 +29,8 @@ class Look(NamedTuple):
     snapshot: int
     states: Mapping[int, PartitionState]
     unplaced: int = 0
+    # Partitions in which rows came below the log start offset.
+    late_below_start: Collection[int] = ()
 
     @property
     def observed(self) -> Topic:
@@ -65,7 +73,8 @@ def look_at_log(
 
     `ends` are where a kept plan ends in each partition: a segment is closed there.
 
-    NotCoveredError where a setting asks for what such a topic has not.
+    NotCoveredError where a setting asks for what such a topic has not, ForeignLogError where the
+    rows that arrived are another log's.
     """
     _check_covered(topic)
     if open_undo(topic.properties) is not None:
@@ -83,8 +92,10 @@ def look_at_log(
     )
     if arrivals is None:
         return None
+    _check_same_log(topic, rows, arrivals)
     states = _states_after(topic, arrivals, now_ms, ends or {})
-    return Look(topic, arrivals.snapshot, states, arrivals.unplaced)
+    late = [p for p, of in arrivals.by_partition.items() if of.below_start]
+    return Look(topic, arrivals.snapshot, states, arrivals.unplaced, late)
 
 
 def check_no_round(topic: Topic) -> None:
@@ -102,6 +113,20 @@ def _check_covered(topic: Topic) -> None:
             f"expected no replicas of {topic.name}, whose table others write, found "
             "ebbtide.replicas; remove the setting"
         )
+
+
+def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None:
+    for partition, state in topic.partitions.items():
+        arrived = arrivals.by_partition.get(partition)
+        if arrived is not None and is_another_log(state, arrived):
+            known_ms = state.max_event_time_ms or NEVER
+            raise ForeignLogError(
+                f"expected new rows in {rows.table} to go on with partition {partition} of "
+                f"{topic.name}, from offset {state.log_end_offset} on, found some from the log's "
+                f"beginning that are newer than {minute(known_ms)} UTC, the newest time known: the "
+                "live topic or the table was made anew. Nothing is removed. Take rows of the "
+                "earlier log out of the table, then run abandon_table and adopt_table"
+            )
 
 
 def _states_after(

@@ -1,11 +1,14 @@
 """Segments of a log without batches: what arrives is added up, and the active one is cut."""
 
+from dataclasses import replace
+
 import pytest
 
 from ebbtide.log.adopted.horizons import HorizonRange, OffsetRange
 from ebbtide.log.adopted.segments import (
     ArrivedRows,
     cut,
+    is_another_log,
     merged_into,
     new_log,
     no_rows,
@@ -89,3 +92,22 @@ def test_a_state_with_horizons_and_sums_is_read_back() -> None:
     state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
     state = state.moved(horizons=(HorizonRange(4, 500),))
     assert parse_states(to_properties(3, state)) == {3: state}
+
+
+@pytest.mark.parametrize(
+    ("known_ms", "newest_below_ms", "first_again_ms", "is_another"),
+    [
+        pytest.param(100, 100, -1, False, id="late row below the start"),
+        pytest.param(100, 101, -1, True, id="newer row below the start"),
+        pytest.param(100, -1, 100, False, id="first row once more"),
+        pytest.param(100, -1, 101, True, id="newer first row"),
+        pytest.param(-1, 101, 101, False, id="no time known"),
+        pytest.param(None, 101, 101, False, id="time not worked out"),
+    ],
+)
+def test_old_offsets_with_newer_times_are_another_log(
+    known_ms: int | None, newest_below_ms: int, first_again_ms: int, is_another: bool
+) -> None:
+    state = replace(new_log(0, 0), max_event_time_ms=known_ms)
+    rows = ArrivedRows(5, {}, newest_below_ms=newest_below_ms, first_again_ms=first_again_ms)
+    assert is_another_log(state, rows) == is_another

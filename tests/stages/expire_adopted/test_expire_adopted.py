@@ -3,15 +3,18 @@
 import pytest
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
 from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
 from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.fixtures import KilledError
+from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
 DAY_MS = 86_400_000
@@ -102,3 +105,39 @@ def test_single_rows_past_the_event_time_limit_leave(
     assert "1 offsets of partition 0 from 1 on" in str(jobs.last_run().error)
     assert expire(spark, name, 10 * DAY_MS + 2).partitions[0]["records_expired"] == 1
     assert live(spark, name) == [1, 3, 5, 6]
+
+
+def _expired_log(spark: SparkSession, name: str, settings: dict[str, str]) -> None:
+    """A log of three rows, of which retention has let all go; the last lies beyond the limit."""
+    spark_table(spark, name)
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in range(3)])
+    limits = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": str(DAY_MS), **settings}
+    adopt(spark, name, {**limits, "kafka.segment.ms": str(DAY_MS)}, now_ms=2 * DAY_MS)
+    expire(spark, name, 9 * DAY_MS)
+    assert live(spark, name) == []
+
+
+def test_a_log_that_begins_again_stops_the_topic(sandbox: LakeSandbox, cluster: str) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    _expired_log(spark, name, {})
+    append(spark, name, [Record(n, "k", "v", 0, 9 * DAY_MS) for n in range(2)])
+    with pytest.raises(ForeignLogError, match="newer than 1970-01-03 00:00 UTC"):
+        expire(spark, name, 9 * DAY_MS)
+    assert live(spark, name) == [0, 1]
+    execute_abandonment(plan_abandonment(spark, TopicName.parse(name)))
+    adopt(spark, name, {"kafka.cleanup.policy": "delete"}, now_ms=9 * DAY_MS)
+    assert expire(spark, name, 9 * DAY_MS).rows_removed == 0
+    assert live(spark, name) == [0, 1]
+
+
+def test_guards_see_rows_that_come_below_the_log_start(
+    sandbox: LakeSandbox, cluster: str, jobs: Jobs
+) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    _expired_log(spark, name, {"ebbtide.max.delete.records": "1"})
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in (0, 1)])
+    assert jobs.run(expire_segments, "--topic", name, "--now", at(9 * DAY_MS).isoformat()) != 0
+    assert "2" in str(jobs.last_run().error)
+    assert live(spark, name) == [0, 1]
+    plan = jobs.plan(expire_segments, 9 * DAY_MS, "--topic", name)
+    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [0, 1]}

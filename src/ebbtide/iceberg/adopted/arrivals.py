@@ -16,7 +16,7 @@ from ebbtide.iceberg.catalog import open_table
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
 from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.moments import later
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ def look(
     )
     frame = counted.rows.withColumn("event_ms", clock.event_time_ms())
     found = _by_segment(rows.spark, frame, states)
-    arrivals = _arrivals(found, snapshot, size_bytes / count if count else 0.0, counted.are_all)
+    bytes_a_row = size_bytes / count if count else 0.0
+    arrivals = _arrivals(found, snapshot, states, bytes_a_row, are_all=counted.are_all)
     _check_topic(rows, arrivals.topics)
     if not counted.are_all:
         return arrivals
@@ -89,6 +90,7 @@ def _by_segment(
     is_late = F.col("is_new") & (F.col("offset") < F.col("late_below"))
     is_late_tombstone = is_late & F.col("is_tombstone")
     is_unplaced = F.col("partition").isNull() | F.col("offset").isNull()
+    is_first = F.col("is_new") & (F.col("offset") == 0)
     placed = _with_segments(spark, counted, states)
     return (
         placed.groupBy("partition", "first")
@@ -98,8 +100,9 @@ def _by_segment(
             F.count(F.when(F.col("is_new") & is_unplaced, 1)).alias("unplaced"),
             F.max("offset").alias("last_offset"),
             F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
-            F.max("timestamp_ms").alias("last_ms"),
+            F.max(F.when(~is_unplaced, F.col("timestamp_ms"))).alias("last_ms"),
             F.max("event_ms").alias("last_event_ms"),
+            F.max(F.when(is_first, F.col("timestamp_ms"))).alias("first_again_ms"),
             F.min("topic").alias("one_topic"),
             F.max("topic").alias("other_topic"),
             F.min(F.when(is_late, F.col("offset"))).alias("first_late"),
@@ -138,22 +141,37 @@ def _ranges(state: PartitionState) -> list[tuple[int, int]]:
     return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
 
 
-def _arrivals(found: list[Row], snapshot: int, bytes_a_row: float, are_all: bool) -> Arrivals:
+def _arrivals(
+    found: list[Row],
+    snapshot: int,
+    states: Mapping[int, PartitionState],
+    bytes_a_row: float,
+    *,
+    are_all: bool,
+) -> Arrivals:
     of_partitions: dict[int, list[Row]] = {}
     for row in found:
         if row["partition"] is not None and row["rows"]:
             of_partitions.setdefault(row["partition"], []).append(row)
     topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
     arrivals = {
-        partition: _of_partition(mine, bytes_a_row, are_all=are_all)
+        partition: _of_partition(mine, bytes_a_row, is_known=partition in states, are_all=are_all)
         for partition, mine in sorted(of_partitions.items())
     }
     unplaced = sum(row["unplaced"] for row in found)
     return Arrivals(snapshot, arrivals, frozenset(topics - {None}), unplaced)
 
 
-def _of_partition(rows: list[Row], bytes_a_row: float, *, are_all: bool) -> ArrivedRows:
+def _of_partition(
+    rows: list[Row], bytes_a_row: float, *, is_known: bool, are_all: bool
+) -> ArrivedRows:
+    """Sum up a partition's rows; of a known one, those in no segment lie below its start."""
     late = [row["first_late"] for row in rows if row["first_late"] is not None]
+    again_ms = [row["first_again_ms"] for row in rows if row["first_again_ms"] is not None]
+    last_offset = max(row["last_offset"] for row in rows)
+    last_event_ms = max(row["last_event_ms"] for row in rows)
+    below = [row for row in rows if is_known and row["first"] is None]
+    rows = [row for row in rows if row not in below]
     sums = {
         row["first"] or 0: SegmentSums(
             round(row["rows"] * bytes_a_row),
@@ -165,13 +183,16 @@ def _of_partition(rows: list[Row], bytes_a_row: float, *, are_all: bool) -> Arri
     }
     tombstones = [of for row in rows for of in _late_tombstones(row)]
     return ArrivedRows(
-        end_offset=max(row["last_offset"] for row in rows) + 1,
+        end_offset=last_offset + 1,
         by_segment=sums,
         first_late_offset=min(late, default=None),
-        max_event_time_ms=max(row["last_event_ms"] for row in rows),
+        max_event_time_ms=last_event_ms,
         late_tombstones=tombstones,
         are_all=are_all,
         grown=frozenset(row["first"] or 0 for row in rows if row["new_rows"]),
+        below_start=sum(row["rows"] for row in below),
+        newest_below_ms=max((row["last_ms"] for row in below), default=NEVER),
+        first_again_ms=max(again_ms, default=NEVER),
     )
 
 

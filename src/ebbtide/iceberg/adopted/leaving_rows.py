@@ -54,19 +54,17 @@ def find_below(rows: AdoptedRows, snapshot: int, starts: Mapping[int, int]) -> P
     return placed(rows.at(snapshot).where(_is_below(starts)))
 
 
-def find_old(rows: AdoptedRows, snapshot: int, old: Mapping[int, OldRows]) -> PlacedRows:
-    """Return the rows of a snapshot that are old, by partition; one without a time never is."""
-    return placed(rows.at(snapshot).where(_is_old(rows, old)))
-
-
 def find_leaving(
     rows: AdoptedRows,
     snapshot: int,
     starts: Mapping[int, int],
     old: Mapping[int, OldRows],
-    planned: Mapping[int, BitMap64],
+    planned: Mapping[int, BitMap64] | None = None,
 ) -> PlacedRows:
-    """Return the rows below these offsets, and of the old ones those at planned offsets."""
+    """Return the rows below these offsets, and old ones; with `planned`, those at its offsets.
+
+    One without a time is never old.
+    """
     found = rows.at(snapshot).where(_is_below(starts) | _is_old(rows, old))
     return placed(found, starts, planned)
 

@@ -25,7 +25,7 @@ class ArrivedRows(NamedTuple):
 
     Rows are given by the logical segment that they fall in: the last one takes all beyond it.
     With `are_all`, all live rows are counted anew, and `grown` tells the segments that have new
-    ones; else those of `by_segment` have.
+    ones; else those of `by_segment` have. Rows below the log start offset are in no segment.
     """
 
     end_offset: int
@@ -35,6 +35,21 @@ class ArrivedRows(NamedTuple):
     max_event_time_ms: int = NEVER
     are_all: bool = False
     grown: frozenset[int] = frozenset()
+    below_start: int = 0  # rows that lie below the log start offset
+    newest_below_ms: int = NEVER  # of these, the latest timestamp
+    first_again_ms: int = NEVER  # the latest timestamp that came at offset 0
+
+
+def is_another_log(state: PartitionState, rows: ArrivedRows) -> bool:
+    """Return whether the rows are of a log that begins again: old offsets with newer times.
+
+    So it is where a row below the log start offset, or at offset 0, is newer than all that was
+    known. Where no time is known, nobody can tell.
+    """
+    known_ms = state.max_event_time_ms
+    if known_ms is None or known_ms == NEVER:
+        return False
+    return max(rows.newest_below_ms, rows.first_again_ms) > known_ms
 
 
 def new_log(first_offset: int, now_ms: int) -> PartitionState:

@@ -13,7 +13,7 @@ from functools import partial
 
 from pyroaring import BitMap64
 
-from ebbtide.iceberg.adopted.leaving_rows import OldRows, PlacedRows, find_old
+from ebbtide.iceberg.adopted.leaving_rows import OldRows, PlacedRows, find_leaving
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
@@ -88,7 +88,9 @@ def plan_expire_adopted(
                 start = expiry.log_start_offset
                 old[partition] = OldRows(start, bound.log_end_offset, _before_ms(limit))
         expiries[partition], limits[partition] = expiry, bound
-    found = find_old(rows, look.snapshot, old) if old else PlacedRows()
+    # Rows that came late go with the removal, so the plan and the guards count them.
+    late = {p: look.states[p].log_start_offset for p in look.late_below_start if p in expiries}
+    found = find_leaving(rows, look.snapshot, late, old) if old or late else PlacedRows()
     return AdoptedExpirePlan(
         observed,
         now_ms,
@@ -133,13 +135,19 @@ def _before_ms(limit: RecordLimit) -> int:
 
 
 def _expired(found: PlacedRows, partition: int, state: PartitionState) -> ExpiredRecords:
-    """Return the old rows of a partition; each is taken to have its segment's mean size."""
+    """Return single rows of a partition; each is taken to have the mean size of its segment.
+
+    One below the log start offset has that of the partition.
+    """
     by_segment = found.by_segment(partition, state.segments)
     size_bytes = sum(
         of.size_bytes * by_segment[start.base_offset] // of.record_count
         for start, of in zip(state.segments, state.sums, strict=True)
         if of.record_count
     )
+    below = found.rows[partition] - by_segment.total()
+    rows = sum(of.record_count for of in state.sums)
+    size_bytes += below * sum(of.size_bytes for of in state.sums) // rows if rows else 0
     offsets = BitMap64(found.offsets[partition])
     return ExpiredRecords(found.rows[partition], size_bytes, PlannedRows(offsets))
 
