@@ -35,6 +35,7 @@ from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.adopted.support import OnAdopted
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.held.keeping import add_kept, keep_removed_by
 from ebbtide.runs.outages import explained, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
@@ -290,6 +291,7 @@ def _run_topic(
         outcome, error = _attempt(session, topic, work)
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)
+        error = _ended(partial(_keep_held, session, topic, outcome, commits), error)
         outcome.summary = summary_of(session, topic, outcome)
     if on_end is not None:
         error = _ended(partial(on_end, session, topic, outcome), error)
@@ -334,6 +336,19 @@ def _count(
     except Exception as failure:  # the row is still to be written
         return error or explained(failure)
     return error
+
+
+def _keep_held(
+    session: SparkSession,
+    name: TopicName,
+    outcome: JobOutcome,
+    commits: Commits,
+    error: BaseException | None,
+) -> None:
+    """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
+    topic = find(session, name) if outcome.rows_removed else None
+    if topic is not None and (kept := keep_removed_by(topic, commits)):
+        add_kept(outcome.topic.setdefault("kept_by_holds", {}), kept)
 
 
 def _ended(

@@ -21,7 +21,7 @@ from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from jobs import clean_log, delete_records, expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.hold_records.builders import MADE, hashed, kept, make_hold
-from tests.tables.fixtures import KilledError
+from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, clean, expire, ingest, mark, set_properties
@@ -59,6 +59,31 @@ def run(jobs: Jobs, job: ModuleType, name: TopicName) -> Any:
     now = at(NIGHT_MS).isoformat()
     assert jobs.run(job, "--topic", str(name), "--now", now) == ExitCode.DONE
     return jobs.last_run()
+
+
+@pytest.mark.parametrize(
+    ("job", "step"),
+    [
+        pytest.param(clean_log, Step.ROUND_RECORDS, id="round"),
+        pytest.param(expire_segments, Step.TRUNCATE_RECORD_SEGMENTS, id="retention"),
+    ],
+)
+def test_a_hold_that_is_made_while_records_leave_keeps_them(
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    name: TopicName,
+    meanwhile: Meanwhile,
+    job: ModuleType,
+    step: Step,
+) -> None:
+    spark = sandbox.session
+    set_properties(spark, str(name), {"kafka.retention.ms": str(7 * DAY_MS)})
+    meanwhile(step, lambda: make_hold(spark, name, "late"))
+    row = run(jobs, job, name)
+    gone = [offset for offset in ALL if offset not in left(sandbox, name)]
+    assert gone
+    assert kept(spark, name) == {"late": gone}
+    assert row.topic_result["kept_by_holds"] == {"hold late (case 7)": len(gone)}
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import find_table, open_table, table_exists
-from ebbtide.iceberg.commits import Step, commit, current_commits
+from ebbtide.iceberg.commits import Commits, Step, commit, current_commits
 from ebbtide.iceberg.schema import RECORD_NAMES
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.holds import Event, Hold, Kind, newest_events, that_keep
@@ -158,6 +158,17 @@ def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> Kept
         gone = rows.where(any_covers(holds))
         add_kept(kept, _keep(topic, gone.join(live, ["partition", "offset"], "left_anti"), holds))
     return kept
+
+
+def keep_removed_by(topic: Topic, commits: Commits) -> KeptRows:
+    """Copy held records that a run's commits have taken out and that are not copied yet.
+
+    A hold that was made while the run was at work covers them too; how many, by hold.
+    """
+    known = open_table(topic.spark, topic.name.records_table).metadata.snapshots
+    own = [known[snapshot] for snapshot in commits.snapshots if snapshot in known]
+    before = {made.parent for made in own if made.may_remove_rows and made.parent is not None}
+    return keep_removed(topic, before) if before else {}
 
 
 def drop_unheld(topic: Topic) -> int:
