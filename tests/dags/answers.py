@@ -31,14 +31,18 @@ def run_and_answer(
     *,
     by: str = "ben",
     note: str = "",
+    shown: str = "",
     before: Callable[[], None] = lambda: None,
     **conf: Any,
 ) -> Answered:
-    """Run a DAG whose approval `by` answers; `before` is called when it asks."""
+    """Run a DAG whose approval `by` answers; `before` is called when it asks.
+
+    `shown` are the digests that the answer is for, else those that are asked for.
+    """
 
     def answer(asked: Any) -> None:
         before()
-        respond(asked, chosen, by, note)
+        respond(asked, chosen, by, note, shown)
 
     return _run(dag_id, answer, conf)
 
@@ -122,8 +126,8 @@ def waiting(dag_id: str) -> Any:
         return session.scalars(query).first()
 
 
-def respond(asked: Any, chosen: str, by: str, note: str = "") -> None:
-    """What PATCH .../hitlDetails does for a login."""
+def respond(asked: Any, chosen: str, by: str, note: str = "", shown: str = "") -> None:
+    """What PATCH .../hitlDetails does for a login, with the plans that it has seen."""
     from airflow.api_fastapi.app import create_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.api_fastapi.core_api.datamodels.hitl import UpdateHITLDetailPayload
@@ -131,7 +135,8 @@ def respond(asked: Any, chosen: str, by: str, note: str = "") -> None:
     from airflow.utils.session import create_session
 
     create_auth_manager()
-    payload = UpdateHITLDetailPayload(chosen_options=[chosen], params_input={"note": note})
+    fields = {"note": note, "plans": shown or asked.hitl_detail.params["plans"]["value"]}
+    payload = UpdateHITLDetailPayload(chosen_options=[chosen], params_input=fields)
     with create_session() as session:
         update_hitl_detail(
             dag_id=asked.dag_id,

@@ -11,6 +11,7 @@ from ebbtide.errors import ConfigurationError, SafetyError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.undo.points import UndoPoint
+from ebbtide.orchestration.approval import approval_operator
 from ebbtide.orchestration.approval.answer import PLANS
 from ebbtide.runs.undo_points import append_point
 from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
@@ -206,6 +207,46 @@ def test_what_is_planned_after_the_question_is_not_executed(spark_submit: FakeSp
     run_and_answer("delete_records", before=plan_again, **FORM)
     (plan_id,) = plan_ids(spark_submit)
     assert plan_id.startswith("delete_records-")
+
+
+def test_an_approval_of_a_plan_made_before_executes_nothing(spark_submit: FakeSpark) -> None:
+    """As where a page stands open since before somebody cleared `plan`."""
+    answered = run_and_answer("delete_records", shown="0123456789ab", **FORM)
+    assert answered.run.state == "failed"
+    assert plan_ids(spark_submit) == []
+    assert "found one for 0123456789ab" in (note(answered.run) or "")
+
+
+def test_no_question_is_asked_that_airflow_would_show_as_another(
+    spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody clears `plan` with what follows once `approve` has asked."""
+    read = approval_operator.plans_of
+
+    def asked_before(context: Any, task: str) -> Any:
+        if task == "plan":
+            leave_question(context["ti"].id, "0123456789ab")
+        return read(context, task)
+
+    monkeypatch.setattr(approval_operator, "plans_of", asked_before)
+    run = run_dag("delete_records", **FORM)
+    assert run.state == "failed"
+    assert plan_ids(spark_submit) == []
+    assert "found that it shows those with 0123456789ab" in (note(run) or "")
+    assert "start approve_plan for the new plans" in (note(run) or "")
+
+
+def leave_question(ti_id: Any, digests: str) -> None:
+    """The question of an earlier try of the task."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.utils.session import create_session
+
+    fields = {"plans": {"value": digests, "description": None, "schema": {}}}
+    with create_session() as session:
+        asked = HITLDetail(
+            ti_id=ti_id, options=["Approve", "Reject"], subject="?", body="", params=fields
+        )
+        session.add(asked)
 
 
 def test_only_the_approvers_may_answer(

@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from ebbtide.lake.reader import open_lake
+from ebbtide.orchestration.approval.answer import digests_of, kept
 from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
@@ -27,12 +29,12 @@ def asking(signed_in: SignedIn, lake: LakeSandbox) -> str:
     answer = signed_in("ann", "USER").post("/ebbtide/forms/delete_records", data=sent)
     path: str = answer.headers["location"]
     run_id = unquote(path.rpartition("/")[2].partition("?")[0])
-    ask(run_id)
-    lake.plan("log.a", "delete_records", run_id=run_id, dag="delete_records", requested_by="ann")
+    made = {"run_id": run_id, "dag": "delete_records", "requested_by": "ann"}
+    ask(run_id, digests_of([kept(lake.plan("log.a", "delete_records", **made))]))
     return path
 
 
-def ask(run_id: str) -> None:
+def ask(run_id: str, digests: str) -> None:
     """Leave the task as the operator does that waits for an answer."""
     from airflow.models.hitl import HITLDetail
     from airflow.models.taskinstance import TaskInstance
@@ -43,7 +45,9 @@ def ask(run_id: str) -> None:
         ti.state = "awaiting_input"
         ti.start_date = datetime.now(UTC)
         options = {"options": ["Approve", "Reject"], "defaults": ["Reject"]}
-        session.add(HITLDetail(ti_id=ti.id, subject=SUBJECT, body="", params={}, **options))
+        told = {"description": None, "schema": {}}
+        fields = {"note": {"value": None, **told}, "plans": {"value": digests, **told}}
+        session.add(HITLDetail(ti_id=ti.id, subject=SUBJECT, body="", params=fields, **options))
 
 
 def test_a_question_comes_first_of_what_needs_somebody(viewer: Any, asking: str) -> None:
@@ -71,6 +75,40 @@ def test_somebody_else_answers_with_a_note(signed_in: SignedIn, asking: str) -> 
     assert 'name="answer"' not in bob.get(asking).text
     again = bob.post(answer_of(asking), data=answer("Reject"))
     assert again.status_code == 409
+
+
+def test_a_plan_made_anew_is_not_what_is_asked_for(
+    signed_in: SignedIn, asking: str, lake: LakeSandbox
+) -> None:
+    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
+    asked = digests(run_id)
+    lake.plan("log.a", "delete_records", records=40, run_id=run_id, dag="delete_records")
+    bob = signed_in("bob", "USER")
+    html = bob.get(asking).text
+    question, _, plans = text_of(html).partition("Plans ")
+    assert "delete records: 3 records" in question
+    assert "40 records" not in question
+    assert plans.count("not what is asked for") == 1
+    assert f'name="plans" value="{asked}"' in html
+    assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
+    assert answered(run_id) == {"note": "ticket 17", "plans": asked}
+
+
+def digests(run_id: str) -> str:
+    """Of the plans of a run, as an answer sends them back."""
+    with open_lake() as opened:
+        return digests_of(map(kept, opened.plans(run_id=run_id)))
+
+
+def answered(run_id: str) -> Any:
+    """The fields of the answer that Airflow has."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
+        return session.query(HITLDetail).filter_by(ti_id=ti.id).one().params_input
 
 
 def test_with_four_eyes_who_asked_cannot_answer(
@@ -124,5 +162,6 @@ def answer_of(path: str) -> str:
     return f"{run}/answer?{query}"
 
 
-def answer(option: str) -> dict[str, str]:
-    return {"task": "approve", "map_index": "-1", "answer": option, "note": "ticket 17"}
+def answer(option: str, plans: str = "") -> dict[str, str]:
+    sent = {"task": "approve", "map_index": "-1", "answer": option, "note": "ticket 17"}
+    return {**sent, "plans": plans}

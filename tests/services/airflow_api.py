@@ -125,10 +125,11 @@ class AirflowApi:
 
     def _answer(self, dag: str, run_id: str, note: str) -> str:
         path = f"{self._approval(dag, run_id)}/hitlDetails"
-        question: str = self._ask("GET", path)["body"]
-        answer = {"chosen_options": ["Approve"], "params_input": {"note": note}}
-        self._ask("PATCH", path, answer)
-        return question
+        question = self._ask("GET", path)
+        fields = {"note": note, "plans": question["params"]["plans"]["value"]}
+        self._ask("PATCH", path, {"chosen_options": ["Approve"], "params_input": fields})
+        body: str = question["body"]
+        return body
 
     def wait(self, dag: str, run_id: str) -> str:
         """The run's state when it has ended."""

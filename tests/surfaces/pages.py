@@ -20,7 +20,7 @@ CHOSEN = "topic=log.a&plans=clean_log-20260101-0123abcd"
 NOTHING = dict.fromkeys("start_date end_date note triggering_user_name rendered_map_index".split())
 TASK = {**NOTHING, "task_id": "approve", "map_index": -1, "state": "awaiting_input"}
 TASK["try_number"] = 1
-QUESTION = {"options": ["Approve", "Reject"], "subject": "?", "assigned_users": []}
+QUESTION = {"options": ["Approve", "Reject"], "subject": "?", "assigned_users": [], "params": {}}
 RUN = "dags/{dag}/dagRuns/{run}"
 AIRFLOW: dict[str, dict[str, Any]] = {
     "connections": {"connections": []},

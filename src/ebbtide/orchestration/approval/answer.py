@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self, TypedDict
@@ -17,6 +17,8 @@ ANSWER = "answer"
 
 APPROVE, REJECT = "Approve", "Reject"  # Airflow shows a button for each
 NOTE = "note"  # a field beside the buttons
+SHOWN = "plans"  # one more, by which the answer says which plans its reader has seen
+_DIGEST = 12  # characters of a digest that people see
 
 
 class KeptPlan(TypedDict):
@@ -31,6 +33,11 @@ class KeptPlan(TypedDict):
 def kept(plan: Plan) -> KeptPlan:
     """Return what is handed on of a plan."""
     return KeptPlan(plan_id=plan.plan_id, job=plan.job, topic=plan.topic, digest=plan.digest)
+
+
+def digests_of(plans: Iterable[KeptPlan]) -> str:
+    """Return the beginnings of the plans' digests, sorted, with a blank between them."""
+    return " ".join(sorted({plan["digest"][:_DIGEST] for plan in plans}))
 
 
 class Decision(StrEnum):
@@ -73,7 +80,15 @@ class Answer:
             )
         is_approved = list(event["chosen_options"]) == [APPROVE]
         decision = Decision.APPROVED if is_approved else Decision.REJECTED
-        note = (event["params_input"] or {}).get(NOTE) or ""
+        fields = event["params_input"] or {}
+        shown, expected = fields.get(SHOWN) or "", digests_of(plans)
+        if is_approved and shown != expected:
+            raise AirflowFailException(
+                f"expected an answer for the plans with the digests {expected}, found one for "
+                f"{shown or 'none'}; nothing was executed: clear this task, so that it asks again, "
+                f"and send its field {SHOWN!r} back as the question has it"
+            )
+        note = fields.get(NOTE) or ""
         return cls(decision, plans, by, note.strip())
 
     @classmethod

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.bases.branch import BranchMixIn
-from airflow.sdk.definitions.param import ParamsDict
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.definitions.param import Param, ParamsDict
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+    TaskAwaitingInput,
+)
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import CreateHITLDetailPayload, HITLDetailRequestResult
 
 from ebbtide.errors import RequestError
 from ebbtide.lake.reader import Lake, open_lake
@@ -22,9 +28,11 @@ from ebbtide.orchestration.approval.answer import (
     NOTE,
     PLANS,
     REJECT,
+    SHOWN,
     Answer,
     Decision,
     KeptPlan,
+    digests_of,
     plans_of,
 )
 from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
@@ -54,8 +62,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
             defaults=REJECT,
             **kwargs,
         )
-        note = optional("string", "Note", "Kept with the plans, such as the number of a request.")
-        self.params = ParamsDict({NOTE: note})  # of the answer's form alone
+        self._set_fields("")
         self.plans_from = plans_from
         self.execution = execution
         self.rejection = rejection
@@ -71,7 +78,13 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
             self._follow(context, Answer(Decision.NOT_ASKED, kept))
             return
         context["ti"].xcom_push(key=PLANS, value=kept)
-        super().execute(context)
+        self._set_fields(digests_of(kept))
+        try:
+            super().execute(context)
+        except TaskAwaitingInput:
+            with explained(context):
+                _check_shown(context, digests_of(kept))
+            raise
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Take the answer, or that there was none in time."""
@@ -79,6 +92,15 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         with explained(context):
             answer = Answer.of_response(event, plans_of(context, self.task_id))
         self._follow(context, answer)
+
+    def _set_fields(self, digests: str) -> None:
+        """Set the fields of the answer's form; one sends back which plans it has shown."""
+        note = optional("string", "Note", "Kept with the plans, such as the number of a request.")
+        about = "The digests of the plans above. The answer counts for these alone."
+        # The process that takes the answer knows them by XCom, and not by this form.
+        only = {"enum": [digests]} if digests else {}
+        shown = Param(digests, type="string", title="Plans", description=about, **only)
+        self.params = ParamsDict({NOTE: note, SHOWN: shown})
 
     def _prepare(self, plans: Sequence[Plan]) -> bool:
         """Put the plans into the question; False where there are none to ask for."""
@@ -96,6 +118,26 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         self.log.info("ebbtide: %s", answer.in_words())
         context["ti"].xcom_push(key=ANSWER, value=answer.to_xcom())
         self.do_branch(context, [self.execution if answer.may_execute else self.rejection])
+
+
+def _check_shown(context: Context, digests: str) -> None:
+    """Fail the task where Airflow shows a question about other plans.
+
+    It shows a task's first question, however often the task is cleared and asks anew.
+    """
+    # Where there is a question, this changes nothing and returns it.
+    again = CreateHITLDetailPayload(
+        ti_id=context["ti"].id, options=[APPROVE], subject="", params={}, assigned_users=[]
+    )
+    question = task_runner.SUPERVISOR_COMMS.send(again)
+    fields = (question.params if isinstance(question, HITLDetailRequestResult) else None) or {}
+    shown = fields.get(SHOWN, {}).get("value")
+    if shown != digests:
+        raise AirflowFailException(
+            f"expected Airflow to show the plans with the digests {digests}, found that it shows "
+            f"those with {shown}: the plans were made anew after the question, and a task's "
+            "question stays as it is; start approve_plan for the new plans, or a new run"
+        )
 
 
 def _to_ask_for(kept: Sequence[KeptPlan]) -> list[Plan]:

@@ -17,7 +17,7 @@ from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
-from ebbtide.orchestration.approval.answer import NOTE
+from ebbtide.orchestration.approval.answer import NOTE, SHOWN
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
 from ebbtide.orchestration.pages.forms.form import Filled
@@ -59,7 +59,7 @@ def add_runs(app: FastAPI) -> None:
             "hitlDetails",
             body={
                 "chosen_options": [filled.text("answer") or ""],
-                "params_input": {NOTE: filled.text("note")},
+                "params_input": {NOTE: filled.text(NOTE), SHOWN: filled.text(SHOWN)},
             },
         )
         if not reply.is_good:

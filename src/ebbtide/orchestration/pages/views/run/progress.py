@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
+from ebbtide.log.plans.plan import Plan
+from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
+
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
 KEYS = "keys"  # of the Params; they may be personal
@@ -70,7 +73,12 @@ class Question:
     subject: str
     options: Sequence[str]
     asked: Sequence[str]
+    digests: str  # of the plans that it is about, as the answer sends them back
     is_settled: bool = True
+
+    def is_about(self, plan: Plan) -> bool:
+        """Return whether the answer counts for the plan."""
+        return digests_of([kept(plan)]) in self.digests.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +150,7 @@ def question_of(detail: Mapping[str, Any], heartbeat: datetime | None = None) ->
         subject=detail["subject"],
         options=detail["options"],
         asked=[user["name"] or user["id"] for user in detail["assigned_users"]],
+        digests=detail["params"].get(SHOWN, {}).get("value") or "",
         is_settled=heartbeat is None
         or heartbeat >= datetime.fromisoformat(detail["created_at"]) + SETTLING,
     )
