@@ -98,7 +98,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         note = optional("string", "Note", "Kept with the plans, such as the number of a request.")
         about = "The digests of the plans above. The answer counts for these alone."
         # The process that takes the answer knows them by XCom, and not by this form.
-        only = {"enum": [digests]} if digests else {}
+        only: dict[str, Any] = {"enum": [digests]} if digests else {}
         shown = Param(digests, type="string", title="Plans", description=about, **only)
         self.params = ParamsDict({NOTE: note, SHOWN: shown})
 
