@@ -22,6 +22,7 @@ DETAIL = {
     "subject": "delete_records: remove 3 records from log.a?",
     "options": ["Approve", "Reject"],
     "assigned_users": [{"id": "7", "name": "bob"}],
+    "params": {"plans": {"value": "0123456789ab"}},
     "response_received": False,
     "created_at": AT,
     "task_instance": {
@@ -74,6 +75,7 @@ def test_a_question_is_open_until_somebody_has_answered() -> None:
     question = question_of(DETAIL)
     assert question is not None
     assert (question.task, question.asked) == ("approve", ["bob"])
+    assert question.digests == "0123456789ab"
     assert question_of({**DETAIL, "response_received": True}) is None
 
 
