@@ -12,7 +12,7 @@ from airflow.sdk import Param, chain, dag
 from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge
 from ebbtide.orchestration.house import ASKING
 from ebbtide.orchestration.pool import SPARK_POOL
 
@@ -44,10 +44,9 @@ def approve_plan() -> None:
         max_active_tis_per_dagrun=1,
         map_index_template="{{ task.job }}",
     ).expand(job=jobs)
-    judged = verdict([EXECUTE], plans=NAMED_PLANS, approval=APPROVE)
+    judged = publish_and_judge(execute, [EXECUTE], plans=NAMED_PLANS, approval=APPROVE)
     ask = approval(NAMED_PLANS, execution=EXECUTE)
     chain(jobs, ask, [execute, rejections(jobs)], judged)
-    chain(execute, publish_low_watermarks(EXECUTE), judged)
 
 
 approve_plan()

@@ -9,10 +9,10 @@ other topics are ingested. Scheduled when EBBTIDE_INGEST_SCHEDULE holds a cron e
 
 import os
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge
 from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
@@ -45,20 +45,17 @@ JOB = "ingest_segments"
     },
 )
 def ingest_segments() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            options={
-                "source": "--source",
-                "cluster": "--cluster",
-                "topics": "--topic",
-                "accept_gap": "--accept-gap",
-            },
-        ),
-        publish_low_watermarks(JOB, is_ingest=True),
-        verdict([JOB]),
+    job = EbbtideJobOperator(
+        task_id=JOB,
+        job=JOB,
+        options={
+            "source": "--source",
+            "cluster": "--cluster",
+            "topics": "--topic",
+            "accept_gap": "--accept-gap",
+        },
     )
+    publish_and_judge(job, [JOB], is_ingest=True)
 
 
 ingest_segments()

@@ -8,9 +8,9 @@ expression. docs/adopt.md says what becomes of rows that come late.
 [Its form](plugin/ebbtide/ebbtide/forms/ingest_table) suggests tables and topics.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge
 from ebbtide.orchestration.house import HOUSE, now, optional, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
@@ -60,22 +60,19 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "headers")
 )
 def ingest_table() -> None:
     columns = {f"{part}_column": f"--{part}-column" for part in PARTS}
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            options={
-                "source": "--source",
-                "source_topic": "--source-topic",
-                "topics": "--topic",
-                **columns,
-                "tombstone": "--tombstone",
-                "plan_only": "--plan-only",
-            },
-        ),
-        publish_low_watermarks(JOB, is_ingest=True),
-        verdict([JOB]),
+    job = EbbtideJobOperator(
+        task_id=JOB,
+        job=JOB,
+        options={
+            "source": "--source",
+            "source_topic": "--source-topic",
+            "topics": "--topic",
+            **columns,
+            "tombstone": "--tombstone",
+            "plan_only": "--plan-only",
+        },
     )
+    publish_and_judge(job, [JOB], is_ingest=True)
 
 
 ingest_table()

@@ -11,9 +11,9 @@ EBBTIDE_INGEST_TOPIC_CONNECTION, EBBTIDE_INGEST_TOPIC_CLUSTER and EBBTIDE_INGEST
 
 import os
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import Param, dag
 
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge
 from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
@@ -60,23 +60,20 @@ JOB = "ingest_topic"
     },
 )
 def ingest_topic() -> None:
-    chain(
-        EbbtideJobOperator(
-            task_id=JOB,
-            job=JOB,
-            is_live=True,
-            options={
-                "connection": "--connection",
-                "cluster": "--cluster",
-                "topics": "--topic",
-                "pattern": "--topics-pattern",
-                "isolation": "--isolation",
-                "accept_gap": "--accept-gap",
-            },
-        ),
-        publish_low_watermarks(JOB, is_ingest=True),
-        verdict([JOB]),
+    job = EbbtideJobOperator(
+        task_id=JOB,
+        job=JOB,
+        is_live=True,
+        options={
+            "connection": "--connection",
+            "cluster": "--cluster",
+            "topics": "--topic",
+            "pattern": "--topics-pattern",
+            "isolation": "--isolation",
+            "accept_gap": "--accept-gap",
+        },
     )
+    publish_and_judge(job, [JOB], is_ingest=True)
 
 
 ingest_topic()

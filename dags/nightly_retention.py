@@ -26,9 +26,8 @@ from ebbtide.orchestration.approval.waiting_plans import ask_for, left_plans
 from ebbtide.orchestration.handover import (
     GROUP_TOPICS,
     group_topics,
-    publish_low_watermarks,
+    publish_and_judge,
     stage,
-    verdict,
 )
 from ebbtide.orchestration.house import HOUSE, night_schedule, now, topics, topics_per_application
 from ebbtide.orchestration.night import NIGHT
@@ -53,18 +52,16 @@ from ebbtide.orchestration.night import NIGHT
 )
 def nightly_retention() -> None:
     groups, plans = group_topics(), left_plans()
-    chain(
-        groups,
+    stages = [
         stage("mark_tombstones", groups),
         stage("clean_log", groups, after="mark_tombstones"),
         stage("expire_segments", groups, after="clean_log"),
         stage("delete_records", groups, after="expire_segments", request_from="expire_segments"),
         stage("expire_snapshots", groups, after="delete_records"),
-        publish_low_watermarks(NIGHT[-1], said_by="delete_records"),
-        plans,
-        ask_for(plans),
-        verdict(NIGHT, GROUP_TOPICS),
-    )
+    ]
+    chain(groups, *stages, plans)
+    judged = publish_and_judge(stages[-1], NIGHT, said_by="delete_records", groups=GROUP_TOPICS)
+    chain([*stages, ask_for(plans)], judged)
 
 
 nightly_retention()

@@ -13,7 +13,7 @@ from airflow.sdk import Param, TriggerRule, chain, dag
 from ebbtide.orchestration.approval.chains import APPROVE, PLAN, approval, rejections
 from ebbtide.orchestration.approval.choices import STAGES, choose_stages, choose_topics
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge
 from ebbtide.orchestration.house import ASKING, now, plan_only, topics
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
@@ -64,12 +64,18 @@ def retention_now() -> None:
         request_from="expire_segments",
         trigger_rule=TriggerRule.ALL_DONE,
     )
-    publish = publish_low_watermarks("expire_segments", said_by="delete_records")
-    judged = verdict(NIGHT, plans=PLAN, approval=APPROVE)
+    judged = publish_and_judge(
+        expire_snapshots,
+        NIGHT,
+        last_stage="expire_segments",
+        said_by="delete_records",
+        plans=PLAN,
+        approval=APPROVE,
+    )
     reject = rejections(stages)
     chain(mark, plan, approval(PLAN, execution=STAGES[0]), [clean_log, reject])
-    chain(clean_log, expire_segments, delete_records, expire_snapshots, publish, judged)
-    chain(reject, judged)
+    chain(clean_log, expire_segments, delete_records, expire_snapshots)
+    chain([mark, clean_log, expire_segments, delete_records, reject], judged)
 
 
 retention_now()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.orchestration.approval.chains import PLAN
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from tests.airflow_env import ROOT
@@ -166,6 +167,20 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
     ]
     stages = [dag.get_task(task_id) for task_id in order[2:] if task_id != "approve_plan"]
     assert {stage.trigger_rule for stage in stages} == {"all_done"}
+
+
+def test_a_verdict_waits_for_each_job_itself(dags: dict[str, Any]) -> None:
+    """Also for one that is cleared without what stands between and has succeeded."""
+    judged = {dag_id: dag for dag_id, dag in dags.items() if dag.has_task("verdict")}
+    assert {"nightly_retention", "ingest_topic", "delete_records"} <= judged.keys()
+    passed_by = {
+        f"{dag_id}.{task.task_id}"
+        for dag_id, dag in judged.items()
+        for task in dag.tasks
+        if issubclass(getattr(task, "operator_class", type(task)), EbbtideJobOperator)
+        and task.task_id not in {PLAN, *dag.get_task("verdict").upstream_task_ids}
+    }
+    assert passed_by == set()
 
 
 def test_the_dag_that_a_night_triggers_is_not_paused(dags: dict[str, Any]) -> None:

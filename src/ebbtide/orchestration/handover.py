@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-from airflow.sdk import Asset, AssetAlias, TriggerRule, XComArg, get_current_context, task
+from airflow.sdk import (
+    Asset,
+    AssetAlias,
+    TriggerRule,
+    XComArg,
+    chain,
+    get_current_context,
+    task,
+)
+from airflow.sdk.definitions._internal.node import DAGNode
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -30,6 +39,7 @@ log = logging.getLogger(__name__)
 
 TOPICS = AssetAlias("ebbtide")
 GROUP_TOPICS = "group_topics"
+PUBLISH = "publish_low_watermarks"
 FAILED, SKIPPED = {"failed"}, {"skipped"}
 
 
@@ -85,29 +95,73 @@ def _takes_part(lake: Lake, name: str) -> bool:
     return is_enabled and has_partitions
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
-def publish_low_watermarks(
-    last_stage: str, said_by: str | None = None, *, is_ingest: bool = False
-) -> None:
-    """Emit an asset event with the low watermarks of every topic that `last_stage` handed on.
+class Publishes(TypedDict):
+    """Whose low watermarks are published: of topics that `last_stage` handed on.
 
-    They come from the stage `said_by` instead if given, which has asked the replicas. After an
-    ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks that an
-    undo has lowered come with the run that it undid. `retention` has the topic's policy and next
-    dates: Airflow keeps the extra of an asset as it first was, so that only events can tell them.
+    The stage `said_by` says them where it is given: it has asked the replicas.
+    """
+
+    last_stage: str
+    said_by: str | None
+    is_ingest: bool
+
+
+# By topic and partition; partitions are text, as in JSON.
+LowWatermarks = dict[str, dict[str, int]]
+
+
+def publish_and_judge(
+    after: DAGNode,
+    stages: Sequence[str],
+    *,
+    last_stage: str | None = None,
+    said_by: str | None = None,
+    is_ingest: bool = False,
+    **of_verdict: Any,
+) -> XComArg:
+    """Return the verdict on the stages; between `after` and it their low watermarks are published.
+
+    It depends on `after` itself: whoever clears the failed tasks alone gets a verdict that waits.
+    """
+    of = Publishes(last_stage=last_stage or stages[-1], said_by=said_by, is_ingest=is_ingest)
+    judged = verdict(stages, publishes=of, **of_verdict)
+    chain(after, publish_low_watermarks(**of), judged)
+    chain(after, judged)
+    return judged
+
+
+@task(task_id=PUBLISH, trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
+def publish_low_watermarks(
+    last_stage: str, said_by: str | None, *, is_ingest: bool
+) -> LowWatermarks:
+    """Emit an asset event for each topic, with its low watermarks; return these.
 
     This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
-    context = get_current_context()
-    handed_on = {answer["topic"] for answer in _answers(context, last_stage)}
-    if is_ingest and handed_on:
-        context["outlet_events"][TOPICS].add(INGESTED)
-    answers = _answers(context, said_by or last_stage)
+    of = Publishes(last_stage=last_stage, said_by=said_by, is_ingest=is_ingest)
+    return _publish(get_current_context(), of, {})
+
+
+def _publish(context: Any, of: Publishes, published: LowWatermarks) -> LowWatermarks:
+    """Emit an event for each topic whose low watermarks are not published yet; return these.
+
+    After an ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks
+    that an undo has lowered come with the run that it undid. `retention` has the topic's policy and
+    next dates: Airflow keeps the extra of an asset as it first was, so that only events can tell
+    them.
+    """
+    handed_on = {answer["topic"] for answer in _answers(context, of["last_stage"])}
+    answers = _answers(context, of["said_by"] or of["last_stage"])
     undone = {of["topic"]: of["undone_run"] for of in answers if "undone_run" in of}
-    for topic, watermarks in by_topic(answers).items():
-        if topic not in handed_on:
-            continue
-        events = context["outlet_events"][TOPICS]
+    new = {
+        topic: watermarks
+        for topic, watermarks in by_topic(answers).items()
+        if topic in handed_on and published.get(topic) != watermarks
+    }
+    events = context["outlet_events"][TOPICS]
+    if of["is_ingest"] and handed_on - published.keys():
+        events.add(INGESTED)
+    for topic, watermarks in new.items():
         extra: dict[str, Any] = {"low_watermarks": {**watermarks}}
         if (retention := _retention_of(topic)) is not None:
             extra["retention"] = retention
@@ -115,6 +169,7 @@ def publish_low_watermarks(
             extra["undone_run"] = undone[topic]
         events.add(topic_asset(topic), extra=extra)
         log.info("ebbtide: %s: low watermarks %s", topic, watermarks)
+    return new
 
 
 def _retention_of(topic: str) -> dict[str, Any] | None:
@@ -127,18 +182,20 @@ def _retention_of(topic: str) -> dict[str, Any] | None:
         return None
 
 
-@task(trigger_rule=TriggerRule.ALL_DONE, retries=0, inlets=[TOPICS])
+@task(trigger_rule=TriggerRule.ALL_DONE, retries=0, inlets=[TOPICS], outlets=[TOPICS])
 def verdict(
     stages: Sequence[str],
     groups: str | None = None,
     plans: str | None = None,
     approval: str | None = None,
+    publishes: Publishes | None = None,
 ) -> None:
     """Name topic, stage and cause of whatever failed, then log the run's report or its plan.
 
     `plans` is the task that made plans, `approval` the one that asked for them: what was decided
     becomes the run's note, and a run whose plans were not approved ends with this task skipped.
-    Its inlet gives it the earlier events of the topics' assets, which metrics are made of.
+    Its inlet gives it the earlier events of the topics' assets, which metrics are made of. Low
+    watermarks of a job that was cleared and tried again, `publishes`, are published here.
     """
     from ebbtide.orchestration.report import render_run
 
@@ -160,6 +217,9 @@ def verdict(
     if failures:
         context["ti"].xcom_push(key=FAILURES, value=failures)
         raise AirflowFailException("; ".join(failures))
+    if publishes is not None:
+        published = context["ti"].xcom_pull(task_ids=PUBLISH) or {}
+        _publish(context, publishes, published)
     if plans is not None and approval is not None:
         _conclude(context, plans, approval)
 
@@ -212,9 +272,9 @@ def _finished_run(
     )
 
 
-def by_topic(answers: Sequence[LowWatermark]) -> dict[str, dict[str, int]]:
-    """Return low watermarks by topic and partition; partitions are text, as in JSON."""
-    watermarks: dict[str, dict[str, int]] = {}
+def by_topic(answers: Sequence[LowWatermark]) -> LowWatermarks:
+    """Return low watermarks by topic and partition."""
+    watermarks: LowWatermarks = {}
     for answer in answers:
         watermarks.setdefault(answer["topic"], {})[str(answer["partition"])] = answer[
             "low_watermark"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from airflow.sdk import XComArg, chain
@@ -14,7 +15,7 @@ from ebbtide.orchestration.approval.job_operators import (
     PlanOperator,
     RejectionOperator,
 )
-from ebbtide.orchestration.handover import publish_low_watermarks, verdict
+from ebbtide.orchestration.handover import publish_and_judge, verdict
 from ebbtide.orchestration.pool import SPARK_POOL
 
 PLAN, APPROVE, REJECTION = "plan", "approve", "record_rejection"
@@ -35,10 +36,9 @@ def plan_and_approve(
     plan = PlanOperator(task_id=PLAN, job=job, **asked)
     execute = ExecutionOperator(task_id=job, job=job, approval=APPROVE, **(again or {}))
     reject = RejectionOperator(task_id=REJECTION, job=job, approval=APPROVE)
-    judged = verdict([job], plans=PLAN, approval=APPROVE)
+    judge = partial(publish_and_judge, execute) if publishes else verdict
+    judged = judge([job], plans=PLAN, approval=APPROVE)
     chain(plan, approval(PLAN, execution=job), [execute, reject], judged)
-    if publishes:
-        chain(execute, publish_low_watermarks(job), judged)
 
 
 def approval(plans_from: str, *, execution: str) -> PlanApprovalOperator:
