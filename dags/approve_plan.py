@@ -13,7 +13,7 @@ from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
 from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import ASKING
+from ebbtide.orchestration.house import ASKING, Priority
 from ebbtide.orchestration.pool import SPARK_POOL
 
 EXECUTE = "execute"
@@ -41,6 +41,7 @@ def approve_plan() -> None:
         task_id=EXECUTE,
         approval=APPROVE,
         pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        priority_weight=Priority.APPROVED,
         max_active_tis_per_dagrun=1,
         map_index_template="{{ task.job }}",
     ).expand(job=jobs)

@@ -75,7 +75,7 @@ OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
 def hold_records() -> None:
     options = {name: "--" + name.replace("_", "-") for name in OPTIONS}
     asked = {"topics": ["{{ params.topic }}"], "options": options, "hidden": {"keys": KEYS}}
-    plan_and_approve("hold_records", asked=asked)
+    plan_and_approve("hold_records", asked=asked, is_hold=True)
 
 
 hold_records()

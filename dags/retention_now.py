@@ -14,7 +14,7 @@ from ebbtide.orchestration.approval.chains import APPROVE, PLAN, approval, rejec
 from ebbtide.orchestration.approval.choices import STAGES, choose_stages, choose_topics
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
 from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import ASKING, now, plan_only, topics
+from ebbtide.orchestration.house import ASKING, Priority, now, plan_only, topics
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL
@@ -24,7 +24,13 @@ def execution(stage: str) -> ExecutionOperator:
     """Return the task that executes the plans of a stage, also behind one that had none."""
     is_first = stage == STAGES[0]
     rule = TriggerRule.ALL_SUCCESS if is_first else TriggerRule.ALL_DONE
-    return ExecutionOperator(task_id=stage, job=stage, approval=APPROVE, trigger_rule=rule)
+    return ExecutionOperator(
+        task_id=stage,
+        job=stage,
+        approval=APPROVE,
+        priority_weight=Priority.APPROVED,
+        trigger_rule=rule,
+    )
 
 
 @dag(
@@ -53,6 +59,7 @@ def retention_now() -> None:
         task_id=PLAN,
         topics=chosen,
         pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        priority_weight=Priority.PLAN,
         map_index_template="{{ task.job }}",
     ).expand(job=stages)
     clean_log, expire_segments, expire_snapshots = map(execution, STAGES)
@@ -62,6 +69,7 @@ def retention_now() -> None:
         topics=chosen,
         after="expire_segments",
         request_from="expire_segments",
+        priority_weight=Priority.APPROVED,
         trigger_rule=TriggerRule.ALL_DONE,
     )
     judged = publish_and_judge(

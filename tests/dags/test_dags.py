@@ -11,6 +11,15 @@ from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
+APPROVED = (
+    "approve_plan.execute",
+    "delete_records.delete_records",
+    "erase_keys.erase_keys",
+    "retention_now.clean_log",
+    "retention_now.delete_records",
+    "undo_run.record_rejection",
+)
+
 DAGS = [
     "abandon_table",
     "adopt_table",
@@ -167,6 +176,26 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
     ]
     stages = [dag.get_task(task_id) for task_id in order[2:] if task_id != "approve_plan"]
     assert {stage.trigger_rule for stage in stages} == {"all_done"}
+
+
+def test_holds_come_first_then_what_was_approved_then_the_night_then_plans(
+    dags: dict[str, Any],
+) -> None:
+    """In the pool's slots, by Airflow's own rule: the weight alone, and not what follows."""
+    jobs = {
+        f"{dag_id}.{task.task_id}": task
+        for dag_id, dag in dags.items()
+        for task in dag.tasks
+        if issubclass(getattr(task, "operator_class", type(task)), EbbtideJobOperator)
+    }
+    assert {task.weight_rule for task in jobs.values()} == {"absolute"}
+    weights = {name: task.priority_weight for name, task in jobs.items()}
+    of_holds = {weight for name, weight in weights.items() if name.startswith("hold_records.")}
+    approved = {weights[name] for name in APPROVED}
+    of_night = {weight for name, weight in weights.items() if name.startswith("nightly_retention.")}
+    plans = {weights[f"{dag_id}.{PLAN}"] for dag_id in ("delete_records", "retention_now")}
+    assert [len(of) for of in (of_holds, approved, of_night, plans)] == [1, 1, 1, 1]
+    assert min(of_holds) > min(approved) > min(of_night) > min(plans)
 
 
 def test_a_verdict_waits_for_each_job_itself(dags: dict[str, Any]) -> None:

@@ -15,12 +15,27 @@ TOPIC_PATTERN = r"^[^.]+\..+$"
 # An ingest of any topic tells this asset.
 INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
+
+class Priority:
+    """Which task gets a free Spark slot first, whatever follows it in its own DAG."""
+
+    HOLD = 4  # acts at once
+    APPROVED = 3  # somebody has asked for it and another has answered
+    NIGHT = 2
+    PLAN = 1  # removes nothing
+
+
 # Arguments of @dag. One run at a time: two would only wait for each other's commits.
 HOUSE: dict[str, Any] = {
     "start_date": datetime(2025, 1, 1),
     "catchup": False,
     "max_active_runs": 1,
-    "default_args": {"retries": 2, "retry_delay": timedelta(seconds=30)},
+    "default_args": {
+        "retries": 2,
+        "retry_delay": timedelta(seconds=30),
+        "weight_rule": "absolute",
+        "priority_weight": Priority.NIGHT,
+    },
     "tags": ["ebbtide"],
 }
 

@@ -16,6 +16,7 @@ from ebbtide.orchestration.approval.job_operators import (
     RejectionOperator,
 )
 from ebbtide.orchestration.handover import publish_and_judge, verdict
+from ebbtide.orchestration.house import Priority
 from ebbtide.orchestration.pool import SPARK_POOL
 
 PLAN, APPROVE, REJECTION = "plan", "approve", "record_rejection"
@@ -27,15 +28,19 @@ def plan_and_approve(
     asked: Mapping[str, Any],
     again: Mapping[str, Any] | None = None,
     publishes: bool = False,
+    is_hold: bool = False,
 ) -> None:
     """Chain the plan of `job`, its approval, its execution and the verdict.
 
     `asked` are arguments of the task that plans, `again` of the one that executes the plan: what
-    no plan keeps. With `publishes` the low watermarks of the execution are published.
+    no plan keeps. With `publishes` the low watermarks of the execution are published. A hold goes
+    before all others, so that what it is to keep is still there.
     """
-    plan = PlanOperator(task_id=PLAN, job=job, **asked)
-    execute = ExecutionOperator(task_id=job, job=job, approval=APPROVE, **(again or {}))
-    reject = RejectionOperator(task_id=REJECTION, job=job, approval=APPROVE)
+    first: dict[str, Any] = {"priority_weight": Priority.HOLD if is_hold else Priority.PLAN}
+    answered: dict[str, Any] = {"priority_weight": Priority.HOLD if is_hold else Priority.APPROVED}
+    plan = PlanOperator(task_id=PLAN, job=job, **first, **asked)
+    execute = ExecutionOperator(task_id=job, job=job, approval=APPROVE, **answered, **(again or {}))
+    reject = RejectionOperator(task_id=REJECTION, job=job, approval=APPROVE, **answered)
     judge = partial(publish_and_judge, execute) if publishes else verdict
     judged = judge([job], plans=PLAN, approval=APPROVE)
     chain(plan, approval(PLAN, execution=job), [execute, reject], judged)
@@ -54,5 +59,6 @@ def rejections(jobs: XComArg | Sequence[str]) -> MappedOperator:
         task_id=REJECTION,
         approval=APPROVE,
         pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        priority_weight=Priority.APPROVED,
         map_index_template="{{ task.job }}",
     ).expand(job=jobs)
