@@ -130,7 +130,7 @@ def publish_and_judge(
     return judged
 
 
-@task(task_id=PUBLISH, trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS])
+@task(task_id=PUBLISH, trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS], multiple_outputs=False)
 def publish_low_watermarks(
     last_stage: str, said_by: str | None, *, is_ingest: bool
 ) -> LowWatermarks:
