@@ -229,7 +229,7 @@ def test_no_question_is_asked_that_airflow_would_show_as_another(
         return read(context, task)
 
     monkeypatch.setattr(approval_operator, "plans_of", asked_before)
-    run = run_dag("delete_records", **FORM)
+    run = run_and_answer("delete_records", **FORM).run
     assert run.state == "failed"
     assert plan_ids(spark_submit) == []
     assert "found that it shows those with 0123456789ab" in (note(run) or "")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbtide.orchestration import handover
-from ebbtide.orchestration.handover import TOPICS, LowWatermarks, Publishes, topic_asset
+from ebbtide.orchestration.handover import TOPICS, Publishes, WatermarksByTopic, topic_asset
 from ebbtide.orchestration.house import INGESTED
 
 A = {"topic": "log.a", "partition": 0, "low_watermark": 3}
@@ -27,8 +27,8 @@ INGEST = Publishes(last_stage="ingest_topic", said_by=None, is_ingest=True)
 )
 def test_what_is_not_published_yet_is(
     answers: list[dict[str, Any]],
-    published: LowWatermarks,
-    new: LowWatermarks,
+    published: WatermarksByTopic,
+    new: WatermarksByTopic,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handover, "_retention_of", lambda topic: None)

@@ -15,7 +15,6 @@ from airflow.sdk import (
     get_current_context,
     task,
 )
-from airflow.sdk.definitions._internal.node import DAGNode
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -106,12 +105,12 @@ class Publishes(TypedDict):
     is_ingest: bool
 
 
-# By topic and partition; partitions are text, as in JSON.
-LowWatermarks = dict[str, dict[str, int]]
+# Partitions are text, as in JSON.
+WatermarksByTopic = dict[str, dict[str, int]]
 
 
 def publish_and_judge(
-    after: DAGNode,
+    after: EbbtideJobOperator | MappedOperator,
     stages: Sequence[str],
     *,
     last_stage: str | None = None,
@@ -119,30 +118,27 @@ def publish_and_judge(
     is_ingest: bool = False,
     **of_verdict: Any,
 ) -> XComArg:
-    """Return the verdict on the stages; between `after` and it their low watermarks are published.
+    """Publish low watermarks after the task `after`, and return the verdict on the stages.
 
-    It depends on `after` itself: whoever clears the failed tasks alone gets a verdict that waits.
+    The verdict waits for `after` itself, also if only the tasks that failed are cleared.
     """
-    of = Publishes(last_stage=last_stage or stages[-1], said_by=said_by, is_ingest=is_ingest)
-    judged = verdict(stages, publishes=of, **of_verdict)
-    chain(after, publish_low_watermarks(**of), judged)
+    publishes = Publishes(last_stage=last_stage or stages[-1], said_by=said_by, is_ingest=is_ingest)
+    judged = verdict(stages, publishes=publishes, **of_verdict)
+    chain(after, publish_low_watermarks(publishes), judged)
     chain(after, judged)
     return judged
 
 
 @task(task_id=PUBLISH, trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS], multiple_outputs=False)
-def publish_low_watermarks(
-    last_stage: str, said_by: str | None, *, is_ingest: bool
-) -> LowWatermarks:
+def publish_low_watermarks(publishes: Publishes) -> WatermarksByTopic:
     """Emit an asset event for each topic, with its low watermarks; return these.
 
     This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
     """
-    of = Publishes(last_stage=last_stage, said_by=said_by, is_ingest=is_ingest)
-    return _publish(get_current_context(), of, {})
+    return _publish(get_current_context(), publishes, {})
 
 
-def _publish(context: Any, of: Publishes, published: LowWatermarks) -> LowWatermarks:
+def _publish(context: Any, publishes: Publishes, published: WatermarksByTopic) -> WatermarksByTopic:
     """Emit an event for each topic whose low watermarks are not published yet; return these.
 
     After an ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks
@@ -150,16 +146,16 @@ def _publish(context: Any, of: Publishes, published: LowWatermarks) -> LowWaterm
     next dates: Airflow keeps the extra of an asset as it first was, so that only events can tell
     them.
     """
-    handed_on = {answer["topic"] for answer in _answers(context, of["last_stage"])}
-    answers = _answers(context, of["said_by"] or of["last_stage"])
-    undone = {of["topic"]: of["undone_run"] for of in answers if "undone_run" in of}
+    handed_on = {answer["topic"] for answer in _answers(context, publishes["last_stage"])}
+    answers = _answers(context, publishes["said_by"] or publishes["last_stage"])
+    undone = {a["topic"]: a["undone_run"] for a in answers if "undone_run" in a}
     new = {
         topic: watermarks
         for topic, watermarks in by_topic(answers).items()
         if topic in handed_on and published.get(topic) != watermarks
     }
     events = context["outlet_events"][TOPICS]
-    if of["is_ingest"] and handed_on - published.keys():
+    if publishes["is_ingest"] and handed_on - published.keys():
         events.add(INGESTED)
     for topic, watermarks in new.items():
         extra: dict[str, Any] = {"low_watermarks": {**watermarks}}
@@ -272,9 +268,9 @@ def _finished_run(
     )
 
 
-def by_topic(answers: Sequence[LowWatermark]) -> LowWatermarks:
+def by_topic(answers: Sequence[LowWatermark]) -> WatermarksByTopic:
     """Return low watermarks by topic and partition."""
-    watermarks: LowWatermarks = {}
+    watermarks: WatermarksByTopic = {}
     for answer in answers:
         watermarks.setdefault(answer["topic"], {})[str(answer["partition"])] = answer[
             "low_watermark"

@@ -17,7 +17,7 @@ INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
 
 class Priority:
-    """Which task gets a free Spark slot first, whatever follows it in its own DAG."""
+    """Which task gets a free Spark slot: the one with the highest number."""
 
     HOLD = 4  # acts at once
     APPROVED = 3  # somebody has asked for it and another has answered

@@ -289,9 +289,10 @@ def _run_topic(
     started = datetime.now(UTC)
     with commits_of(args.job, args.run_id) as commits, job_log.gathering_notes() as notes:
         outcome, error = _attempt(session, topic, work)
+        if commits.snapshots:
+            error = _ended(partial(_keep_held, session, topic, outcome, commits), error)
     if not args.plan_only:
         error = _count(session, topic, outcome, commits, started, error)
-        error = _ended(partial(_keep_held, session, topic, outcome, commits), error)
         outcome.summary = summary_of(session, topic, outcome)
     if on_end is not None:
         error = _ended(partial(on_end, session, topic, outcome), error)
@@ -346,7 +347,7 @@ def _keep_held(
     error: BaseException | None,
 ) -> None:
     """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
-    topic = find(session, name) if outcome.rows_removed else None
+    topic = find(session, name)
     if topic is not None and (kept := keep_removed_by(topic, commits)):
         add_kept(outcome.topic.setdefault("kept_by_holds", {}), kept)
 

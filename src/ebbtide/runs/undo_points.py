@@ -73,7 +73,7 @@ def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
         if not table_exists(spark, UNDO_POINTS_TABLE):
             create_undo_points(spark)
     later = read_points(spark, TopicName.parse(point.topic), point.at)
-    point = replace(point, at=following((of.at for of in later), point.at))
+    point = replace(point, at=following((known.at for known in later), point.at))
     rows = pa.Table.from_pylist([point.to_row()], schema=_SCHEMA)
     commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, "at"))
 

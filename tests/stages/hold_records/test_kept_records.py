@@ -83,6 +83,8 @@ def test_a_hold_that_is_made_while_records_leave_keeps_them(
     gone = [offset for offset in ALL if offset not in left(sandbox, name)]
     assert gone
     assert kept(spark, name) == {"late": gone}
+    held = spark.table(name.held_table).select("job", "run_id").distinct().collect()
+    assert [tuple(of_run) for of_run in held] == [(row.job, row.run_id)]
     assert row.topic_result["kept_by_holds"] == {"hold late (case 7)": len(gone)}
 
 

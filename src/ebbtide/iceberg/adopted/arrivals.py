@@ -170,8 +170,9 @@ def _of_partition(
     again_ms = [row["first_again_ms"] for row in rows if row["first_again_ms"] is not None]
     last_offset = max(row["last_offset"] for row in rows)
     last_event_ms = max(row["last_event_ms"] for row in rows)
-    below = [row for row in rows if is_known and row["first"] is None]
-    rows = [row for row in rows if row not in below]
+    below = [row for row in rows if row["first"] is None] if is_known else []
+    if is_known:
+        rows = [row for row in rows if row["first"] is not None]
     sums = {
         row["first"] or 0: SegmentSums(
             round(row["rows"] * bytes_a_row),

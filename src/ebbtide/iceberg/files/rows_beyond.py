@@ -1,7 +1,7 @@
 """The rows of a table at or above an offset of each partition: nobody's yet, until a state says so.
 
-A job that was killed, or that is still at work, has appended them. Whoever takes its place commits
-on the snapshot in which it found them, so that of two jobs at work one fails before anything shows.
+They are those of a job that was killed, or that still appends. The next job commits only if the
+table has no others than it found, so that one of two jobs at work fails before anything shows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class RowsBeyond(NamedTuple):
             elif reaching:
                 unsure[partition] = end
         if unsure:
-            found |= {of.unit.partition for of in self._replace(ends=unsure)._find() if of.rows}
+            leaving = self._replace(ends=unsure)._find()
+            found |= {found_in.unit.partition for found_in in leaving if found_in.rows}
         return found
 
     def _find(self) -> list[Leaving]:
@@ -110,13 +111,13 @@ OffsetsOfFiles = Mapping[int, Sequence[tuple[int, int]]]
 def offsets_of_files(table: Table, column: str) -> OffsetsOfFiles:
     """Return the offsets of a table's newest files by its manifests; deleted rows count too."""
     found: dict[int, list[tuple[int, int]]] = {}
-    column_id = next(of.field_id for of in table.metadata.columns if of.name == column)
+    column_id = next(c.field_id for c in table.metadata.columns if c.name == column)
     for file in current_files(table, has_bounds=True):
         if file.is_data:
             assert file.bounds is not None
-            of = file.bounds
-            bounds = of.lower.get(column_id, 0), of.upper.get(column_id, MAX_OFFSET)
-            found.setdefault(file.partition["partition"], []).append(bounds)
+            lower, upper = file.bounds.lower, file.bounds.upper
+            offsets = lower.get(column_id, 0), upper.get(column_id, MAX_OFFSET)
+            found.setdefault(file.partition["partition"], []).append(offsets)
     return found
 
 

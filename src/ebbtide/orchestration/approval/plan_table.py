@@ -10,6 +10,7 @@ from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.moments import minute
+from ebbtide.orchestration.approval.answer import digests_of, kept
 from ebbtide.orchestration.approval.settings import page_of
 from ebbtide.text import number, seconds, size
 
@@ -143,7 +144,7 @@ def _facts(plan: Plan) -> Iterator[str]:
     if (took := plan.summary.get("seconds")) is not None:
         yield f"The job took {seconds(took)} s for this topic before."
     yield (
-        f"Plan {_link(plan)}, digest `{plan.digest[:12]}`, may be executed until "
+        f"Plan {_link(plan)}, digest `{digests_of([kept(plan)])}`, may be executed until "
         f"{plan.expires_at:%Y-%m-%d %H:%M} UTC."
     )
 

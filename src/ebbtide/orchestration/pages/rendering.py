@@ -114,6 +114,6 @@ def query(values: dict[str, Any]) -> str:
     given = {
         name: value
         for name, value in values.items()
-        if value is not None and value != "" and value is not False
+        if value is not False and value not in (None, "")
     }
     return f"?{urlencode(given)}" if given else ""

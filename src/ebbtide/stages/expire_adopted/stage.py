@@ -146,8 +146,9 @@ def _expired(found: PlacedRows, partition: int, state: PartitionState) -> Expire
         if of.record_count
     )
     below = found.rows[partition] - by_segment.total()
-    rows = sum(of.record_count for of in state.sums)
-    size_bytes += below * sum(of.size_bytes for of in state.sums) // rows if rows else 0
+    rows = sum(segment.record_count for segment in state.sums)
+    held_bytes = sum(segment.size_bytes for segment in state.sums)
+    size_bytes += below * held_bytes // rows if rows else 0
     offsets = BitMap64(found.offsets[partition])
     return ExpiredRecords(found.rows[partition], size_bytes, PlannedRows(offsets))
 
