@@ -161,13 +161,14 @@ def _to_records(rows: pa.Table, times_ms: Int64s) -> Iterator[Record]:
 
 def _values(chunk: pa.Table, name: str) -> list[Any]:
     if name == "headers":
-        return [_header_pairs(headers) for headers in chunk[name].to_pylist()]
+        return [header_pairs(headers) for headers in chunk[name].to_pylist()]
     if name == "timestamp":
         return list(chunk[name].is_valid().to_pylist())
     return list(chunk[name].to_pylist())
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
+def header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
+    """Return a record's headers as they are written."""
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 

@@ -24,11 +24,12 @@ from ebbtide.columns.segment_cleaning import (
     dirty_keys,
     judge_headers,
 )
-from ebbtide.columns.segment_records import COLUMNS
+from ebbtide.columns.segment_records import COLUMNS, COLUMNS_OF_UNTIMED
 from ebbtide.columns.transaction_rows import outline_transactions, read_transactions
 from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
+    SegmentRows,
     deletion_of,
     read_segment,
 )
@@ -111,7 +112,7 @@ class _RecordsWork(NamedTuple):
     def clean(self, is_superseded: IsSuperseded, known: Known) -> _Cleaned | None:
         """Judge the records; None where there is none at or above the log start offset."""
         future_limit_ms = known.future_limit_ms
-        read = read_segment(self.records, COLUMNS)
+        read = read_records(self.records)
         is_covered = read.table["offset"].to_numpy() >= self.this_round.log_start_offset
         rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
         if not rows.num_rows:
@@ -128,6 +129,13 @@ class _RecordsWork(NamedTuple):
         ]
         planned = PlannedRows.of(rows, done.is_victim) if known.keeps_offsets else None
         return _Cleaned(rows["batch"][0].as_py(), done, deletions, planned)
+
+
+def read_records(records: SegmentFiles) -> SegmentRows:
+    """Read what a round needs of a segment's records."""
+    read = read_segment(records, COLUMNS)
+    is_timed = read.table["timestamp"].null_count == 0
+    return read if is_timed else read_segment(records, COLUMNS_OF_UNTIMED)
 
 
 def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
