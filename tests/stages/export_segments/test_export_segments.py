@@ -156,6 +156,24 @@ def test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves(
     ]
 
 
+def test_header_keys_that_are_not_utf8_are_shown_as_kafka_shows_them_and_come_back(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    keys = [b"\xff", b"caf\xe9", b"\xc3", b"\xe2\x82x", b"fine", b"\xf0\x9f\x98"]
+    records = [Record(i, 5, b"k", b"v", [(b"h", None), (key, b"w")]) for i, key in enumerate(keys)]
+    data = write_batch(BatchFields(), records)
+    source = write_log(tmp_path / "log", "t", [[]], COMPACT)
+    write_segments(source, {0: [data]})
+    name = TopicName(cluster, "t")
+    ingest(sandbox.session, str(name), source, NIGHT_MS)
+    export(sandbox.session, name, tmp_path / "out")
+    assert segment_file(tmp_path / "out", 0).read_bytes() == data
+    served = kafkas_states(tmp_path / "out", kafka_jars)["t-0"].records
+    held = view_of_table(sandbox.session, name, 0).records
+    shown = [dict(headers) for *_, headers in held]
+    assert [list(of)[1] for of in shown] == [record.headers[1][0] for record in served]
+
+
 def test_times_that_no_column_holds_outlive_a_round(
     sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
 ) -> None:
