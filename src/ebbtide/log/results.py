@@ -140,6 +140,13 @@ class CleanedPartition(BeforeAndAfter):
     dirty_ratio: NotRequired[
         Annotated[float, "the share of bytes that could be cleaned and was dirty, in [0, 1]"]
     ]
+    open_transaction: NotRequired[
+        Annotated[
+            dict[str, int],
+            "the transaction without a marker that keeps the round from going further: its "
+            "producer's id, its first offset, and since when",
+        ]
+    ]
     superseded: NotRequired[Annotated[int, "records removed since a newer one has their key"]]
     aborted: NotRequired[Annotated[int, "records removed with their aborted transaction"]]
     keyless: NotRequired[Annotated[int, "records removed since they have no key"]]

@@ -21,11 +21,12 @@ from ebbtide.spark.shares import map_shares
 from ebbtide.stages.clean_log import offset_map
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from tests.lake_sandbox import LakeSandbox
-from tests.log.log_files import marker, transactional
+from tests.log.log_files import data_batch, marker, transactional
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.partition_log import write_segments
 
 NIGHT_MS = 1_000 * DAY_MS
 ROUND_STEPS = tuple(step for step in Step if step.name.startswith("ROUND"))
@@ -202,6 +203,60 @@ def test_unmarked_records_are_not_cleaned(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
+
+
+def test_an_open_transaction_that_holds_a_log_back_is_named(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name, spark, now_ms = TopicName(cluster, "t"), sandbox.session, FIRST_MS + 30 * DAY_MS
+    write_log(tmp_path / "log", "t", [], {**COMPACT, "min.cleanable.dirty.ratio": "0.5"})
+    first = [
+        data_batch(0, ("a", "1"), at_ms=FIRST_MS),
+        transactional(1, "b", producer=7, at_ms=FIRST_MS + 60_000),
+        transactional(2, "c", producer=8, at_ms=FIRST_MS + 70_000),
+    ]
+    closed = {3: [data_batch(3, ("a", "2"), at_ms=FIRST_MS)]}
+    write_segments(tmp_path / "log", {0: first, **closed, 4: []})
+    ingest(spark, str(name), tmp_path / "log", now_ms)
+    mark(spark, str(name))
+    numbers = clean(spark, str(name), now_ms).partitions[0]
+    words = (
+        "an open transaction of producer 7 holds the log back from offset 1 since "
+        "1970-01-01 00:17 UTC (29 days)"
+    )
+    assert (numbers["picked"], numbers["reason"]) == (False, words)
+    assert numbers["open_transaction"] == {
+        "producer_id": 7, "first_offset": 1, "since_ms": FIRST_MS + 60_000,
+    }  # fmt: skip
+    assert numbers["note"] == (
+        f"{words}; if its producer is gone, abort it on the brokers: kafka-transactions.sh abort "
+        "--topic t --partition 0 --start-offset 1"
+    )
+
+    ends = [marker(offset, "ABORT", producer=3 + offset, at_ms=now_ms) for offset in (4, 5)]
+    write_segments(tmp_path / "log", {4: ends, 6: []})
+    ingest(spark, str(name), tmp_path / "log", now_ms)
+    numbers = clean(spark, str(name), now_ms).partitions[0]
+    assert numbers["picked"]
+    assert "open_transaction" not in numbers
+    assert offsets(view_of_table(spark, name, 0)) == [3]
+
+
+def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    write_log(tmp_path / "log", "t", [], COMPACT)
+    segments = {
+        0: [data_batch(0, ("a", "1"), ("a", "2"), at_ms=FIRST_MS)],
+        2: [transactional(2, "b", producer=7, at_ms=FIRST_MS)],
+    }
+    write_segments(tmp_path / "log", segments)
+    ingest(spark, str(name), tmp_path / "log", NIGHT_MS)
+    mark(spark, str(name))
+    numbers = clean(spark, str(name), NIGHT_MS).partitions[0]
+    assert numbers["picked"]
+    assert not numbers.keys() & {"open_transaction", "note"}
 
 
 def in_transactions(directory: Path, batches: int) -> Path:

@@ -27,6 +27,7 @@ from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.transactions import OpenTransaction
 from ebbtide.spark.tasks import map_segments
 
 
@@ -45,17 +46,22 @@ class Choice(NamedTuple):
     parts: Mapping[int, PartitionRound]  # of the picked partitions alone
     reasons: Mapping[int, str]  # for a round, or against one
     dirty_ratios: Mapping[int, float]
+    blockers: Mapping[int, OpenTransaction]  # of the partitions that one holds back
 
 
 class _Offer(NamedTuple):
-    """One partition's round, if it is picked."""
+    """One partition's round, if it is picked; `blocker` is the transaction that shortens it."""
 
     part: PartitionRound
     dirty_ratio: float
+    blocker: OpenTransaction | None = None
+    reason_against: str = ""  # what alone keeps Kafka's cleaner from picking it, if known
 
     @property
     def reason(self) -> str:
         """Why Kafka's cleaner would pick it, or why not."""
+        if self.part.is_idle and self.reason_against:
+            return self.reason_against
         return f"dirty ratio {self.dirty_ratio:.2f}{' is too low' if self.part.is_idle else ''}"
 
 
@@ -134,7 +140,9 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
         for partition, reason in _idle_reasons(topic, headers, idle, pins, outlines).items():
             parts[partition], reasons[partition] = idle[partition], reason
     ratios = {p: offer.dirty_ratio for p, offer in offers.items()}
-    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons, ratios)
+    blockers = {p: offer.blocker for p, offer in offers.items() if offer.blocker is not None}
+    picked = {p: parts[p] for p in headers if p in parts}
+    return Choice(pins, headers, picked, reasons, ratios, blockers)
 
 
 def _offer(
@@ -142,8 +150,18 @@ def _offer(
 ) -> _Offer:
     """Return the partition's round; it is idle where the dirty ratio is too low."""
     state, end = topic.partitions[partition], bounds.first_uncleanable_offset
-    log = _cleanable(state, headers, topic.config, outline.now_ms, end)
-    is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
+    stable = headers.stable_offset(state.log_start_offset, state.log_end_offset)
+    log = _cleanable(state, headers, topic.config, outline.now_ms, end, stable)
+    least_ratio = topic.config.min_cleanable_dirty_ratio
+    is_picked = log.is_picked(least_ratio)
+    blocker, against = None, ""
+    if (transaction := headers.oldest_open_transaction) is not None:
+        all_log = state.log_end_offset
+        free = _cleanable(state, headers, topic.config, outline.now_ms, end, all_log)
+        if free.first_uncleanable_offset > log.first_uncleanable_offset:
+            blocker = transaction
+            if free.is_picked(least_ratio):
+                against = transaction.in_words(outline.now_ms)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
         first_segment_offset=state.first_segment,
@@ -152,17 +170,22 @@ def _offer(
         is_idle=not is_picked,
         held_back_from=outline.held_back_from,
     )
-    return _Offer(part, log.ratio)
+    return _Offer(part, log.ratio, blocker, against)
 
 
 def _cleanable(
-    state: PartitionState, headers: LogHeaders, config: TopicConfig, now_ms: int, end_of_plan: int
+    state: PartitionState,
+    headers: LogHeaders,
+    config: TopicConfig,
+    now_ms: int,
+    end_of_plan: int,
+    last_stable_offset: int,
 ) -> Cleanable:
     bounds = LogBounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=headers.stable_offset(state.log_start_offset, state.log_end_offset),
+        last_stable_offset=last_stable_offset,
         first_unmarked_offset=state.first_unmarked_offset,
         end_of_plan=end_of_plan,
     )

@@ -47,6 +47,7 @@ from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.log.transactions import OpenTransaction
 from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
@@ -85,6 +86,9 @@ class CleanPlan:
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
     # By partition, where the ratio decides for a round or against one.
     dirty_ratios: Mapping[int, float] = field(default_factory=dict)
+    # By partition, where one keeps the round from going further.
+    blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
+    now_ms: int = 0
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
@@ -94,6 +98,8 @@ class CleanPlan:
             numbers: dict[str, Any] = {"picked": False, "reason": reason}
             if partition in self.dirty_ratios:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
+            if (blocker := self.blockers.get(partition)) is not None:
+                numbers |= {"open_transaction": blocker._asdict(), "note": self._note(partition)}
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
@@ -101,6 +107,15 @@ class CleanPlan:
             outcome.rows_removed = self.effect.victims
             outcome.bytes_removed = self.effect.bytes_removed
         return outcome
+
+    def _note(self, partition: int) -> str:
+        """Return which transaction holds a partition back, and what ends it."""
+        blocker = self.blockers[partition]
+        return (
+            f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the brokers: "
+            f"kafka-transactions.sh abort --topic {self.topic.name.topic} --partition {partition} "
+            f"--start-offset {blocker.first_offset}"
+        )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records and markers that leave."""
@@ -178,11 +193,12 @@ def plan_clean(
     shown |= {} if choice is None else choice.reasons
     _log_choice(picked, shown)
     ratios = {} if choice is None else choice.dirty_ratios
+    blockers = {} if choice is None else choice.blockers
     if choice is None or not picked:
-        return CleanPlan(topic, None, None, shown, ratios)
+        return CleanPlan(topic, None, None, shown, ratios, blockers, now_ms)
     new_round = _new_round(topic.config, choice, now_ms)
     effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
-    return CleanPlan(topic, new_round, effect, shown, ratios)
+    return CleanPlan(topic, new_round, effect, shown, ratios, blockers, now_ms)
 
 
 def guard_round(plan: CleanPlan) -> str:

@@ -124,6 +124,7 @@ def _delay(rows: list[KeyRow], cleaning: CleanPlan, partition: int) -> dict[str,
         reason = "the segment of their tombstone is not closed yet, or not old enough"
     else:
         reason = str(cleaned["reason"])
-        # The state ruled no round out, so the ratio was too low for one.
-        reason += DIRTY_RATIO_DECIDES if partition in cleaning.dirty_ratios else ""
+        # The state ruled no round out, so the ratio was too low for one, or a transaction is open.
+        is_by_ratio = partition in cleaning.dirty_ratios and partition not in cleaning.blockers
+        reason += DIRTY_RATIO_DECIDES if is_by_ratio else ""
     return {"note": f"{left} records of the keys wait for a cleaner round: {reason}"}
