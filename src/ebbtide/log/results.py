@@ -176,6 +176,9 @@ class ExpiredPartition(BeforeAndAfter):
     records_in_segments: Annotated[int, "their records, as their batch headers count them"]
     newest_record_ms: Annotated[int | None, "the largest timestamp in them"]
     bytes_removed: Annotated[int, "their batches"]
+    segments_held_back: NotRequired[
+        Annotated[int, "segments past a limit of time behind one that is not"]
+    ]
     by: Annotated[dict[str, int], "segments by the rule that removed them"]
     records_expired: Annotated[int, "single records past the event-time limit"]
     record_bytes_expired: Annotated[int, "these records, without compression"]

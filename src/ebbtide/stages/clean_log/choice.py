@@ -18,7 +18,7 @@ from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segm
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
-from ebbtide.iceberg.replica_tables import held_back_from
+from ebbtide.iceberg.replica_tables import ReplicaEnd, first_replica_ends
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import Bounds as LogBounds
@@ -28,7 +28,11 @@ from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.transactions import OpenTransaction
+from ebbtide.moments import minute
 from ebbtide.spark.tasks import map_segments
+
+# What a reason begins with that the dirty ratio is.
+DIRTY_RATIO = "dirty ratio"
 
 
 class Pins(NamedTuple):
@@ -47,6 +51,7 @@ class Choice(NamedTuple):
     reasons: Mapping[int, str]  # for a round, or against one
     dirty_ratios: Mapping[int, float]
     blockers: Mapping[int, OpenTransaction]  # of the partitions that one holds back
+    replica_ends: Mapping[int, ReplicaEnd]  # by partition, of the replica whose log ends first
 
 
 class _Offer(NamedTuple):
@@ -62,7 +67,8 @@ class _Offer(NamedTuple):
         """Why Kafka's cleaner would pick it, or why not."""
         if self.part.is_idle and self.reason_against:
             return self.reason_against
-        return f"dirty ratio {self.dirty_ratio:.2f}{' is too low' if self.part.is_idle else ''}"
+        too_low = " is too low" if self.part.is_idle else ""
+        return f"{DIRTY_RATIO} {self.dirty_ratio:.2f}{too_low}"
 
 
 def newest_pins(topic: Topic) -> Pins | None:
@@ -117,7 +123,8 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
 
     Only partitions that have bounds are picked; no round goes beyond them.
     """
-    held_back = held_back_from(topic)
+    ends = first_replica_ends(topic)
+    held_back = {p: end.offset for p, end in ends.items()}
     outlines = {
         p: LogOutline(
             state.log_start_offset,
@@ -135,6 +142,10 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
     }
     parts = {p: offer.part for p, offer in offers.items() if not offer.part.is_idle}
     reasons = {p: offer.reason for p, offer in offers.items()}
+    for partition in ends.keys() & offers.keys():
+        if offers[partition].part.is_idle:
+            state, end = topic.partitions[partition], ends[partition]
+            reasons[partition] = _waits_for(state, end, now_ms) or reasons[partition]
     if topic.config.cleans_idle:
         idle = {p: offer.part for p, offer in offers.items() if offer.part.is_idle}
         for partition, reason in _idle_reasons(topic, headers, idle, pins, outlines).items():
@@ -142,7 +153,18 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
     ratios = {p: offer.dirty_ratio for p, offer in offers.items()}
     blockers = {p: offer.blocker for p, offer in offers.items() if offer.blocker is not None}
     picked = {p: parts[p] for p in headers if p in parts}
-    return Choice(pins, headers, picked, reasons, ratios, blockers)
+    return Choice(pins, headers, picked, reasons, ratios, blockers, ends)
+
+
+def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:
+    """Return which replica keeps a delete horizon waiting; empty if none is due or it has all."""
+    horizon_ms = state.next_horizon_ms
+    if horizon_ms is None or horizon_ms > now_ms or end.offset >= state.log_end_offset:
+        return ""
+    return (
+        f"a delete horizon was reached at {minute(horizon_ms)} UTC, and the replica {end.replica} "
+        f"ends at offset {end.offset}: run replicate_log"
+    )
 
 
 def _offer(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from ebbtide.iceberg.planned.planned_round import (
     open_round,
     start_round,
 )
+from ebbtide.iceberg.replica_tables import ReplicaEnd
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -69,6 +70,7 @@ from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves, summaries_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.stages.clean_log.state_after import finish_state
+from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class CleanPlan:
     dirty_ratios: Mapping[int, float] = field(default_factory=dict)
     # By partition, where one keeps the round from going further.
     blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
+    replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     now_ms: int = 0
 
     def outcome(self) -> JobOutcome:
@@ -99,23 +102,33 @@ class CleanPlan:
             if partition in self.dirty_ratios:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             if (blocker := self.blockers.get(partition)) is not None:
-                numbers |= {"open_transaction": blocker._asdict(), "note": self._note(partition)}
+                numbers["open_transaction"] = blocker._asdict()
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
                 outcome.partitions[partition] |= {"picked": True, **numbers}
+        for partition, numbers in outcome.partitions.items():
+            if notes := list(self._notes(partition, numbers)):
+                numbers["note"] = "; ".join(notes)
+        if self.round is not None and self.effect is not None:
             outcome.rows_removed = self.effect.victims
             outcome.bytes_removed = self.effect.bytes_removed
         return outcome
 
-    def _note(self, partition: int) -> str:
-        """Return which transaction holds a partition back, and what ends it."""
-        blocker = self.blockers[partition]
-        return (
-            f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the brokers: "
-            f"kafka-transactions.sh abort --topic {self.topic.name.topic} --partition {partition} "
-            f"--start-offset {blocker.first_offset}"
-        )
+    def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
+        """Yield which transaction and which replica hold a partition back, and what ends it."""
+        if (blocker := self.blockers.get(partition)) is not None:
+            yield (
+                f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the "
+                f"brokers: kafka-transactions.sh abort --topic {self.topic.name.topic} "
+                f"--partition {partition} --start-offset {blocker.first_offset}"
+            )
+        end, waiting = self.replica_ends.get(partition), sum(numbers.get("held_back", {}).values())
+        if end is not None and waiting:
+            yield (
+                f"{number(waiting)} tombstones and markers are due and stay, since the replica "
+                f"{end.replica} ends at offset {end.offset}: run replicate_log"
+            )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records and markers that leave."""
@@ -192,13 +205,14 @@ def plan_clean(
     shown = {p: reason or "" for p, reason in reasons.items()}
     shown |= {} if choice is None else choice.reasons
     _log_choice(picked, shown)
-    ratios = {} if choice is None else choice.dirty_ratios
-    blockers = {} if choice is None else choice.blockers
-    if choice is None or not picked:
-        return CleanPlan(topic, None, None, shown, ratios, blockers, now_ms)
+    if choice is None:
+        return CleanPlan(topic, None, None, shown)
+    found = choice.dirty_ratios, choice.blockers, choice.replica_ends, now_ms
+    if not picked:
+        return CleanPlan(topic, None, None, shown, *found)
     new_round = _new_round(topic.config, choice, now_ms)
     effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
-    return CleanPlan(topic, new_round, effect, shown, ratios, blockers, now_ms)
+    return CleanPlan(topic, new_round, effect, shown, *found)
 
 
 def guard_round(plan: CleanPlan) -> str:
