@@ -134,6 +134,7 @@ def test_a_night_is_measured_by_topic(
         f"low_watermark_lag,{OF_TOPIC}": "3|g",
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
         f"held_back,{OF_TOPIC}": "5|g",
+        f"uncleanable_partitions,{OF_TOPIC}": "0|g",
         f"open_transaction_seconds,{OF_TOPIC}": "3660|g",
         f"seconds_since_last_round,{OF_TOPIC}": "7200|g",
         f"waiting_approvals,{OF_TOPIC}": "0|g",

@@ -140,6 +140,7 @@ class CleanedPartition(BeforeAndAfter):
     dirty_ratio: NotRequired[
         Annotated[float, "the share of bytes that could be cleaned and was dirty, in [0, 1]"]
     ]
+    uncleanable: NotRequired[Annotated[bool, "whether its records cannot be cleaned, see reason"]]
     open_transaction: NotRequired[
         Annotated[
             dict[str, int],

@@ -16,12 +16,15 @@ from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.records.compression import Codec
 from ebbtide.spark import tasks
 from ebbtide.spark.shares import map_shares
 from ebbtide.stages.clean_log import offset_map
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.configure_topic.stage import plan_configure
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import data_batch, marker, transactional
+from tests.records.test_legacy import message_set
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -257,6 +260,42 @@ def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(
     numbers = clean(spark, str(name), NIGHT_MS).partitions[0]
     assert numbers["picked"]
     assert not numbers.keys() & {"open_transaction", "note"}
+
+
+def old_and_new(directory: Path, topic: str) -> Path:
+    """Two partitions with a superseded record; in the first its batch is the last, of magic 1."""
+    write_log(directory, topic, [], COMPACT)
+    old = message_set(1, Codec.NONE, [(0, FIRST_MS, b"a", b"1")], 0)
+    new = data_batch(0, ("a", "1"), at_ms=FIRST_MS)
+    for partition, first in enumerate((old, new)):
+        # The record in the middle supersedes the first one, and the log grows past both.
+        segments = {0: [first], 1: [message_set(1, Codec.NONE, [(1, FIRST_MS, None, b"2")], 1)]}
+        if partition:
+            segments[1] = [data_batch(1, ("a", "2"), at_ms=FIRST_MS)]
+        write_segments(directory, {**segments, 2: []}, partition=partition, topic=topic)
+    return directory
+
+
+def test_a_partition_that_cannot_be_cleaned_stops_no_other(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    """Its last batch is of magic 1 and would be emptied, as its record has no key."""
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    ingest(spark, str(name), old_and_new(tmp_path / "log", "t"), NIGHT_MS)
+    mark(spark, str(name))
+    outcome = clean(spark, str(name), NIGHT_MS)
+    assert outcome.partitions[0]["picked"] is False
+    assert outcome.partitions[0]["uncleanable"] is True
+    assert "magic 1 has no empty batch" in outcome.partitions[0]["reason"]
+    assert outcome.partitions[0]["note"].startswith("cannot be cleaned: expected a record to ")
+    assert (outcome.partitions[1]["picked"], outcome.partitions[1]["superseded"]) == (True, 1)
+    assert [offsets(view_of_table(spark, name, p)) for p in (0, 1)] == [[0, 1], [1]]
+    assert ROUND not in load(spark, name).properties
+    again = clean(spark, str(name), NIGHT_MS + DAY_MS)
+    assert again.partitions[0]["uncleanable"] is True
+    settings = plan_configure(load(spark, name), {"kafka.segment.ms": "5"}, NIGHT_MS + 2 * DAY_MS)
+    next_run = settings.outcome().partitions[0]["next_run"]["clean_log"]
+    assert next_run["uncleanable"] is True
 
 
 def in_transactions(directory: Path, batches: int) -> Path:

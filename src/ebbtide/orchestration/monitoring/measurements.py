@@ -26,6 +26,7 @@ HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
 LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
 HELD_BACK = f"{PREFIX}held_back"
+UNCLEANABLE = f"{PREFIX}uncleanable_partitions"
 SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
 OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
@@ -86,6 +87,7 @@ class TopicRun:
             yield self._gauge(DIRTY_RATIO, ratio)
         yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
         yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
+        yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
         yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
         if self.topic.config.is_enabled and self.topic.config.is_compacted:
             yield self._gauge(SINCE_LAST_ROUND, self.seconds_since_last_round)

@@ -26,6 +26,7 @@ from ebbtide.columns.segment_cleaning import (
 )
 from ebbtide.columns.segment_records import COLUMNS, COLUMNS_OF_UNTIMED
 from ebbtide.columns.transaction_rows import outline_transactions, read_transactions
+from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
@@ -163,7 +164,19 @@ def _headers(unit: Unit) -> BatchHeaders:
 def clean_unit(
     known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None = None
 ) -> UnitEffect:
-    """Run the round over one segment, given by its records, or its batches where it has none."""
+    """Run the round over one segment, given by its records, or its batches where it has none.
+
+    Kafka's cleaner marks a partition that it cannot clean, and goes on with the others.
+    """
+    try:
+        return _clean_unit(known, files, is_superseded)
+    except NotCoveredError as error:
+        return UnitEffect.refused(files.partition, files.segment, str(error))
+
+
+def _clean_unit(
+    known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None
+) -> UnitEffect:
     place = files.partition, files.segment
     unit, rules = known.value.units[place], known.value.rules[files.partition]
     headers = _headers(unit)

@@ -92,6 +92,7 @@ class CleanPlan:
     blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
     replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     now_ms: int = 0
+    refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
@@ -103,6 +104,8 @@ class CleanPlan:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             if (blocker := self.blockers.get(partition)) is not None:
                 numbers["open_transaction"] = blocker._asdict()
+            if partition in self.refused:
+                numbers["uncleanable"] = True
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
@@ -116,7 +119,9 @@ class CleanPlan:
         return outcome
 
     def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
-        """Yield which transaction and which replica hold a partition back, and what ends it."""
+        """Yield what keeps a partition from being cleaned or shortens its round, and the remedy."""
+        if partition in self.refused:
+            yield f"cannot be cleaned: {self.refused[partition]}"
         if (blocker := self.blockers.get(partition)) is not None:
             yield (
                 f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the "
@@ -212,7 +217,14 @@ def plan_clean(
         return CleanPlan(topic, None, None, shown, *found)
     new_round = _new_round(topic.config, choice, now_ms)
     effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
-    return CleanPlan(topic, new_round, effect, shown, *found)
+    shown |= effect.refused
+    for partition, why in effect.refused.items():
+        log.warning("partition %d cannot be cleaned: %s", partition, why)
+    cleaned = {p: part for p, part in picked.items() if p not in effect.refused}
+    if not cleaned:
+        return CleanPlan(topic, None, None, shown, *found, effect.refused)
+    new_round = replace(new_round, partitions=cleaned)
+    return CleanPlan(topic, new_round, effect, shown, *found, effect.refused)
 
 
 def guard_round(plan: CleanPlan) -> str:
