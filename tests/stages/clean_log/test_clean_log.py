@@ -14,6 +14,7 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.reasons import Reason
+from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.records.compression import Codec
@@ -22,13 +23,14 @@ from ebbtide.spark.shares import map_shares
 from ebbtide.stages.clean_log import offset_map
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.configure_topic.stage import plan_configure
+from tests.kafka.oracle import Round, SourceLog, run_oracle
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import data_batch, marker, transactional
 from tests.records.test_legacy import message_set
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, HOUR_MS, answer_request, clean, ingest, mark
 from tests.tables.partition_log import write_segments
 
 NIGHT_MS = 1_000 * DAY_MS
@@ -260,6 +262,31 @@ def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(
     numbers = clean(spark, str(name), NIGHT_MS).partitions[0]
     assert numbers["picked"]
     assert not numbers.keys() & {"open_transaction", "note"}
+
+
+def test_what_delete_records_hides_counts_as_cleaned_after_a_round(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    """Kafka's cleaner goes on below the log start; here all of that is superseded."""
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    first = [data_batch(offset, (f"k{offset % 3}", "1"), at_ms=FIRST_MS) for offset in range(20)]
+    second = [data_batch(20 + i, (f"k{i}", "2"), at_ms=FIRST_MS) for i in range(3)]
+    config = {**COMPACT, "cleanup.policy": "compact,delete"}
+    source = write_log(tmp_path / "log", "t", [], config)
+    write_segments(source, {0: first, 20: second, 23: []})
+    ingest(spark, str(name), source, NIGHT_MS)
+    mark(spark, str(name))
+    answer_request(spark, name, TopicRequest({0: AtOffset(17)}), NIGHT_MS)
+    outcome = clean(spark, str(name), NIGHT_MS)
+    rounds = [Round(now_ms=NIGHT_MS, delete_records=17)]
+    (result,) = run_oracle(
+        [SourceLog(directory=source / "t-0", config=config, rounds=rounds)], kafka_jars
+    )
+    kafkas = sum(segment.size_bytes for segment in result.rounds[-1].segments)
+    assert outcome.partitions[0]["bytes_after"] == kafkas == sum(map(len, second))
+    sizes = [batch["size_bytes"] for batch in view_of_table(spark, name, 0).batches]
+    assert sum(sizes) == kafkas
+    assert len(sizes) > 3  # the rows of hidden batches are there still
 
 
 def old_and_new(directory: Path, topic: str) -> Path:

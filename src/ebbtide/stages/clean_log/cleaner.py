@@ -110,6 +110,7 @@ def _rules(
         part.first_dirty_offset,
         topic.partitions[partition].segments,
         part.held_back_from,
+        part.is_idle,
     )
     last = last_records(
         producers.last_batches_of_producers.batches(),

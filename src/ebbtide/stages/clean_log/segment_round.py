@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.rewritten_batches import ORDINARY
+from ebbtide.columns.rewritten_batches import ORDINARY, hidden_changes
 from ebbtide.columns.row_changes import RowChanges, after_changes, changes_of
 from ebbtide.columns.segment_cleaning import (
     IsSuperseded,
@@ -196,13 +196,14 @@ def _clean_unit(
     changes = changes_of([(before, left, NEVER) for before, left in after if left != before])
     if cleaned is not None:
         changes = pa.concat_tables([changes, cleaned.effect.rewriting.changes])
-    changes = changes.sort_by("base_offset")
+    hidden, hidden_bytes = hidden_changes(rules.covered(headers), rules.this_round)
+    changes = pa.concat_tables([changes, hidden]).sort_by("base_offset")
     return UnitEffect(
         files.partition,
         [files.segment],
         [] if cleaned is None else cleaned.deletions,
         RowChanges.of(*place, changes),
-        _numbers(judged, after, cleaned, rules),
+        _numbers(judged, after, cleaned, rules, hidden_bytes),
         _rows_left(headers, changes, rules),
         _planned(after, cleaned) if known.value.keeps_offsets else None,
     )
@@ -241,9 +242,13 @@ def _headers_after(
 
 
 def _numbers(
-    judged: Judged, after: HeadersAfter, cleaned: _Cleaned | None, rules: PartitionRules
+    judged: Judged,
+    after: HeadersAfter,
+    cleaned: _Cleaned | None,
+    rules: PartitionRules,
+    hidden_bytes: int,
 ) -> UnitNumbers:
-    """Count what the round removes from the segment."""
+    """Count what the round removes from the segment; hidden data counts for no bytes any more."""
     markers = [left for batch, left in after if batch.is_control and batch.record_count]
     numbers = UnitNumbers(
         records_removed=sum(
@@ -253,7 +258,8 @@ def _numbers(
         ),
         bytes_removed=sum(
             batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
-        ),
+        )
+        + hidden_bytes,
         markers_removed=sum(1 for left in markers if left is None or left.record_count == 0),
         markers=len(markers),
         markers_held_back=_markers_held_back(judged, rules),
