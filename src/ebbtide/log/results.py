@@ -55,6 +55,9 @@ class IngestedPartition(OfPartition):
         Annotated[int, "records in which the topic's expression found no event time"]
     ]
     offsets: NotRequired[Annotated[int, "offsets that a plan would take"]]
+    timestamp_unit: NotRequired[
+        Annotated[str, "the unit that timestamps seem to be in, if it is not milliseconds"]
+    ]
 
 
 class IngestedTopic(OfTopic):

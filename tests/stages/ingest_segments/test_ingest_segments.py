@@ -283,6 +283,19 @@ def test_times_are_kept_as_the_log_has_them(
     assert tables.states[0].max_event_time_ms == NOW_MS + HOUR_MS
 
 
+def test_timestamps_in_another_unit_are_told(
+    spark: SparkSession, name: TopicName, tmp_path: Path
+) -> None:
+    for partition, at_ms in enumerate((NOW_MS, NOW_MS // 1000, NOW_MS * 1000)):
+        data = write_batch(BatchFields(), [Record(0, at_ms, b"k", b"v")])
+        write_segments(tmp_path, {0: [data]}, partition=partition, topic=name.topic)
+    outcome = ingest(spark, str(name), tmp_path, NOW_MS)
+    units = [of.get("timestamp_unit") for _, of in sorted(outcome.partitions.items())]
+    assert units == [None, "seconds", "microseconds"]
+    assert "note" not in outcome.partitions[0]
+    assert outcome.partitions[1]["note"].startswith("timestamps look like seconds: the largest is ")
+
+
 def test_the_source_tells_that_a_topic_has_a_remote_tier(
     spark: SparkSession, name: TopicName, tmp_path: Path
 ) -> None:
