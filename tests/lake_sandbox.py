@@ -128,13 +128,18 @@ class LakeSandbox:
                 f"last_offset, segment, attributes, base_timestamp_ms, size_bytes) VALUES {values}"
             )
 
-    def records(self, name: str, rows: Sequence[tuple[int, int]]) -> None:
-        """Add records: (partition, offset)."""
-        values = ", ".join(f"({partition}, {offset}, 0, 0, false)" for partition, offset in rows)
+    def records(
+        self, name: str, rows: Sequence[tuple[int, int]], *, event_ms: int | None = None
+    ) -> None:
+        """Add records: (partition, offset), all of one event time."""
+        at = "null" if event_ms is None else f"timestamp_millis({event_ms})"
+        values = ", ".join(
+            f"({partition}, {offset}, 0, 0, false, {at})" for partition, offset in rows
+        )
         with as_ebbtide(self.session):
             self.session.sql(
                 f"INSERT INTO {TopicName.parse(name).records_table} "
-                f"(`partition`, offset, segment, batch, is_tombstone) VALUES {values}"
+                f"(`partition`, offset, segment, batch, is_tombstone, event_time) VALUES {values}"
             )
 
     def run(self, topic: str, job: str, /, **given: Any) -> None:

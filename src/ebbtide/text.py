@@ -61,6 +61,14 @@ def seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f}"
 
 
+def span(ms: int) -> str:
+    """Format a span of time in the largest unit that fits, rounded down."""
+    for unit, unit_ms in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
+        if count := ms // unit_ms:
+            return f"{number(count)} {unit}{'' if count == 1 else 's'}"
+    return f"{number(ms // 1000)} seconds"
+
+
 def size(value_bytes: int | None) -> str:
     """Return bytes in the unit a person would choose."""
     if value_bytes is None:

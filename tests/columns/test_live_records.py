@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ebbtide.columns.live_records import ActiveSegment, Appender, to_headers
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.records.batch import HEADERS_TYPE
+from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.records.varint import payload_size
 
@@ -21,6 +22,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
 CONFIG = TopicConfig(segment_bytes=600, segment_ms=100, max_message_bytes=200)
 FIRST_OFFSET = 5
+FAR_MS = 2**62  # in no column of microseconds
 HEADERS = ([], [("a", b"1"), ("é", None), ("a", b"")])
 
 
@@ -38,12 +40,22 @@ class Given(NamedTuple):
 GIVEN = st.builds(
     Given,
     st.sampled_from([0, 0, 0, 1, 300]),
-    st.one_of(st.just(-1), st.integers(0, 400)),
+    st.one_of(st.just(-1), st.integers(0, 400), st.sampled_from([FAR_MS, 2**63 - 1])),
     st.booleans(),
     st.one_of(st.none(), st.binary(max_size=4)),
     st.one_of(st.none(), st.binary(max_size=90)),
     st.sampled_from(HEADERS),
 )
+
+
+def is_far(record: Given) -> bool:
+    return record.timestamp_ms >= FAR_MS
+
+
+def held_headers(record: Given) -> list[tuple[str, bytes | None]]:
+    """The headers that a table has of it: one keeps a timestamp that no column can hold."""
+    kept = [(TIMESTAMP_HEADER, b"%d" % record.timestamp_ms)] if is_far(record) else []
+    return [*record.headers, *kept]
 
 
 def table_of(records: Sequence[Given]) -> tuple[pa.Table, list[int]]:
@@ -57,13 +69,14 @@ def table_of(records: Sequence[Given]) -> tuple[pa.Table, list[int]]:
             "partition": pa.array([7] * len(records), pa.int32()),
             "offset": pa.array(offsets, pa.int64()),
             "timestamp": pa.array(
-                [record.timestamp_ms * 1000 for record in records], pa.timestamp("us", tz="UTC")
+                [None if is_far(r) else r.timestamp_ms * 1000 for r in records],
+                pa.timestamp("us", tz="UTC"),
             ),
             "timestampType": pa.array([int(r.is_stamped) for r in records], pa.int32()),
             "key": pa.array([record.key for record in records], pa.binary()),
             "value": pa.array([record.value for record in records], pa.binary()),
             "headers": pa.array(
-                [[{"key": k, "value": v} for k, v in r.headers] or None for r in records],
+                [[{"key": k, "value": v} for k, v in held_headers(r)] or None for r in records],
                 HEADERS_TYPE,
             ),
         }
@@ -194,12 +207,15 @@ def test_a_header_is_that_of_the_batch_as_kafka_would_write_it(records: list[Giv
 def test_a_row_keeps_what_the_record_is(records: list[Given]) -> None:
     rows = appended(records, [], ActiveSegment(5, NOW_MS), CONFIG).to_pylist()
     for row, record in zip(rows, records, strict=True):
-        timestamp = record.timestamp_ms if record.timestamp_ms != -1 else None
+        is_held = record.timestamp_ms != -1 and not is_far(record)
+        timestamp = record.timestamp_ms if is_held else None
         assert ms(row["timestamp"]) == ms(row["event_time"]) == timestamp
         is_known = record.is_stamped and timestamp is not None
         assert ms(row["append_time"]) == (timestamp if is_known else NOW_MS)
         assert (row["key"], row["value"]) == (record.key, record.value)
-        assert [(header["key"], header["value"]) for header in row["headers"]] == record.headers
+        assert [(header["key"], header["value"]) for header in row["headers"]] == held_headers(
+            record
+        )
         assert row["size_bytes"] == payload_size(record.key, record.value, raw_headers(record))
         assert (row["attributes"], row["is_tombstone"], row["tombstone_by"]) == (0, False, None)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests import airflow_env  # noqa: F401  before anything of Airflow
 from tests.commands.conftest import Ebbtide
 from tests.commands.test_commands import check
 from tests.dags.conftest import airflow_database as airflow_database
-from tests.lake_sandbox import LakeSandbox, state_of
+from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 
 Break = Callable[[LakeSandbox, pytest.MonkeyPatch], None]
 
@@ -104,6 +105,30 @@ def test_a_lake_with_topics_is_looked_into(healthy: LakeSandbox, ebbtide: Ebbtid
     assert by_name["topics"]["status"] == "failed"
     assert "manifests of topic log.a" in by_name["topics"]["found"]
     assert answer.code == 1
+
+
+def test_odd_timestamps_and_retention_that_removes_nothing_are_warnings(
+    healthy: LakeSandbox, ebbtide: Ebbtide
+) -> None:
+    limited = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "86400000"}
+    healthy.topic("log.b", {0: state_of()}, limited)
+    healthy.records("log.b", [(0, 1)], event_ms=1_700_000_000_000)
+    note = "segment 0 holds back 3 later segments"
+    now = datetime.now(UTC)
+    numbers = partition_result(timestamp_unit="seconds", note="timestamps look like seconds")
+    healthy.run("log.b", "ingest_segments", now=now, partitions={0: numbers})
+    healthy.run("log.b", "expire_segments", now=now, partitions={0: partition_result(note=note)})
+    answer = ebbtide("doctor", "--json")
+    by_name = {check["name"]: check for check in answer.document["checks"]}
+    assert by_name["timestamps"]["status"] == by_name["retention"]["status"] == "warning"
+    found = by_name["timestamps"]["found"]
+    assert found == "log.b partition 0: timestamps look like seconds"
+    assert by_name["retention"]["found"].startswith("log.b: retention.ms is 1 day, its oldest ")
+    assert by_name["retention"]["found"].endswith(f"nothing was removed in 35 days: {note}")
+    assert answer.code == 0
+    healthy.run("log.b", "expire_segments", now=now, rows_removed=1)
+    by_name = {check["name"]: check for check in ebbtide("doctor", "--json").document["checks"]}
+    assert by_name["retention"]["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -39,6 +40,7 @@ NUMBERS = {
         "markers_removed": 3,
         "dirty_ratio": 0.25,
         "held_back": {"tombstones": 4, "markers": 1},
+        "open_transaction": {"producer_id": 7, "first_offset": 1, "since_ms": DUE_MS - 60_000},
     },
     "expire_segments": {"records_removed": 12, "records_expired": 2},
 }
@@ -105,7 +107,8 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsD]:
 def test_a_night_is_measured_by_topic(
     lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD
 ) -> None:
-    lake.topic("log.a", WORK, {**COMPACT, "ebbtide.replicas": "lake.copy"})
+    dirty = replace(WORK[0], first_dirty_offset=0, cleaned_at_ms=DUE_MS - 3_600_000)
+    lake.topic("log.a", {0: dirty}, {**COMPACT, "ebbtide.replicas": "lake.copy"})
     lake.hold("log.a", review_date=PAST)
     lake.hold("log.a", hold_id="h-2", review_date=date(2999, 1, 1))
     spark_submit.numbers, spark_submit.totals = NUMBERS, TOTALS
@@ -131,6 +134,9 @@ def test_a_night_is_measured_by_topic(
         f"low_watermark_lag,{OF_TOPIC}": "3|g",
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
         f"held_back,{OF_TOPIC}": "5|g",
+        f"uncleanable_partitions,{OF_TOPIC}": "0|g",
+        f"open_transaction_seconds,{OF_TOPIC}": "3660|g",
+        f"seconds_since_last_round,{OF_TOPIC}": "7200|g",
         f"waiting_approvals,{OF_TOPIC}": "0|g",
         f"holds_to_review,{OF_TOPIC}": "1|g",
     }

@@ -145,7 +145,7 @@ def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) 
     """
     offered = offer(log, config, now_ms)
     bound, first_dirty = offered.first_uncleanable_offset, offered.first_dirty_offset
-    this_round = round_of(log, offered, config, now_ms)
+    this_round = round_of(log, offered, config, now_ms)._replace(is_idle=is_idle)
     producers = producers_of(log, config, now_ms)
     verdicts = list(judge(in_segments(log), this_round, producers))
     latest = {} if is_idle else latest_offsets(log, verdicts, first_dirty)

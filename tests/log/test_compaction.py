@@ -16,6 +16,7 @@ from ebbtide.log.compaction import (
     rewrite,
 )
 from ebbtide.log.producers import LastRecord
+from ebbtide.records.attributes import CONTROL
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 from tests.log.rounds import KEPT, KEPT_EMPTY, NOW_MS, ROUND, SOME, THREE
 
@@ -170,10 +171,14 @@ def test_when_a_horizon_is_set(
 # -- below the log start offset
 
 
-def test_a_hidden_batch_stays_as_it_is() -> None:
+def test_a_hidden_batch_stays_and_a_round_takes_its_bytes() -> None:
     this_round = ROUND._replace(log_start_offset=3)
     aborted = Verdict(True, False, Retention.DELETE)
-    assert rewrite(THREE, aborted, Survivors(0), this_round) is THREE
+    assert rewrite(THREE, aborted, Survivors(0), this_round) == THREE._replace(size_bytes=0)
+    idle = this_round._replace(is_idle=True)
+    assert rewrite(THREE, aborted, Survivors(0), idle) is THREE
+    marker = THREE._replace(attributes=CONTROL)
+    assert rewrite(marker, aborted, Survivors(0), this_round) is marker
 
 
 ASTRIDE = ROUND._replace(log_start_offset=1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire
+from ebbtide.log.retention import Expiry, LogOffsets, Rule, blocker, expire
 from ebbtide.log.settings.config import TopicConfig
 from tests.log.builders import T0, segment
 
@@ -282,3 +282,28 @@ def test_size_retention_leaves_the_shortest_log_not_below_the_limit(
     assert left >= min(limit_bytes, total)
     next_out = expiry.kept[0].size_bytes
     assert left - next_out < limit_bytes or expiry.kept == [Segment(40, NOW_MS)] or next_out == 0
+
+
+def test_a_segment_that_holds_others_back_is_told_with_them() -> None:
+    config = TopicConfig(cleanup_policy=frozenset({"delete"}), retention_ms=10)
+    kept = [
+        Segment(base, 0, 9, max_timestamp_ms=ms, record_count=1)
+        for base, ms in enumerate([95, 50, 99, 60, 70])
+    ]
+    found = blocker(kept, config, now_ms=100, max_event_time_ms=-1)
+    assert found is not None
+    assert (found.segment, found.newest_ms, found.next_base_offset) == (kept[0], 95, 1)
+    assert found.held == [kept[1], kept[3]]  # and not the active one
+    assert blocker(kept[2:3], config, now_ms=100, max_event_time_ms=-1) is None
+    assert blocker(kept, config, now_ms=59, max_event_time_ms=-1) is None
+
+
+def test_a_segment_that_holds_others_back_by_event_time_is_told() -> None:
+    config = TopicConfig(cleanup_policy=frozenset({"delete"}), retention_max_eventtime_ms=10)
+    kept = [
+        Segment(base, 0, 9, max_event_time_ms=ms, record_count=ms >= 0)
+        for base, ms in enumerate([95, 50, -1, 60, 100])
+    ]
+    found = blocker(kept, config, now_ms=7, max_event_time_ms=100)
+    assert found is not None
+    assert (found.newest_ms, found.held) == (95, [kept[1], kept[3]])

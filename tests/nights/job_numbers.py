@@ -13,8 +13,8 @@ from ebbtide.runs.runs_table import JobOutcome
 from tests.nights.expected_numbers import Totals, totals
 from tests.tables.truth import Change, Truth
 
-# What a run says in words, and names that it makes up.
-WORDS = {"reason", "note", "skipped"}
+# What a run says in words, names that it makes up, and what tests of its own compare.
+WORDS = {"reason", "note", "skipped", "segments_held_back"}
 TIMED_KEY_BYTES = len("key-5")
 EVENT_TIME = f"sql:CASE WHEN length(key) = {TIMED_KEY_BYTES} THEN timestamp END"
 

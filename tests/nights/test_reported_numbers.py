@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.from_offset import FromOffset
@@ -116,19 +115,22 @@ def check_delete(nights: Nights, requested: Mapping[int, int], now_ms: int) -> N
 
 
 def check_clean(nights: Nights, now_ms: int) -> None:
-    """Bytes are those of headers; where Kafka would stop cleaning too, nothing changes."""
-    try:
-        plan = plan_clean(settle(load(nights.spark, nights.name), "clean_log"), now_ms)
-    except NotCoveredError:
-        assert nights.before.read_again(nights.spark, nights.name) == nights.before
-        return
+    """Bytes are those of headers; where Kafka would stop cleaning too, the partition stays."""
+    plan = plan_clean(settle(load(nights.spark, nights.name), "clean_log"), now_ms)
     outcome, change = nights.run("clean_log", lambda: execute_clean(plan))
     parts = plan.round.partitions if plan.round is not None else {}
     wanted = {p: expected.of_clean(change, p, parts.get(p)) for p in change.after.states}
     for partition, ratio in plan.dirty_ratios.items():
         if partition not in parts:
             wanted[partition]["dirty_ratio"] = round(ratio, 4)
-            assert plan.reasons[partition] == f"dirty ratio {ratio:.2f} is too low"
+            told = [f"dirty ratio {ratio:.2f} is too low", *plan.refused.values()]
+            told += [of.in_words(now_ms) for of in plan.blockers.values()]
+            assert plan.reasons[partition] in told
+    for partition, blocker in plan.blockers.items():
+        assert blocker.first_offset == change.before.first_undecided(partition)
+        wanted[partition]["open_transaction"] = blocker._asdict()
+    for partition in plan.refused:
+        wanted[partition]["uncleanable"] = True
     went = (n["bytes_before"] - n["bytes_after"] for n in wanted.values() if n["picked"])
     check(outcome, change, wanted, bytes_removed=sum(went))
 

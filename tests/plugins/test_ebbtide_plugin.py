@@ -96,6 +96,7 @@ def test_a_topic_with_its_last_night_and_what_failed_since(viewer: Any, lake: La
     page = text_of(viewer.get("/ebbtide/topics/log.a").text)
     assert "cleanup.policy compact" in page
     assert "3 records left the table on " in page
+    assert "Partition 0: producer 7 waits." in page
     assert "2 segments 5 delete records of partition 0 4 100 100 2 1 " in page
     assert "2026-09-21" in page  # the horizon
 
@@ -105,7 +106,8 @@ def a_night_with_failures(lake: LakeSandbox) -> None:
     state = state_of(log_start_offset=5, next_clean_ms=1_790_000_000_000)
     lake.topic("log.a", {0: state}, {"kafka.cleanup.policy": "compact"})
     lake.records("log.a", [(0, 7)])
-    result = {0: partition_result(log_start_offset=5, low_watermark=4, superseded=3)}
+    numbers = partition_result(log_start_offset=5, low_watermark=4, superseded=3)
+    result = {0: {**numbers, "note": "producer 7 waits"}}
     lake.run("log.a", "clean_log", now=NIGHT, partitions=result, rows_removed=3)
     lake.run("log.a", "expire_segments", now=NIGHT, error=ConfigurationError("no"))
     later = NIGHT + timedelta(hours=1)

@@ -12,6 +12,7 @@ from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
 from ebbtide.records.files.record_reader import read_records
+from ebbtide.records.header_keys import with_own_keys
 from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
 from ebbtide.records.varint import payload_size
 from tests.records.builders import T0, batch_of, record, record_rows, segment
@@ -254,16 +255,37 @@ def test_offsets_that_do_not_ascend_inside_a_batch_are_corrupt(tmp_path: Path) -
         record_rows(path)
 
 
-def test_a_header_key_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
-    headers = [(b"fine", b""), (b"\xff", b"")]
+def test_a_header_key_that_is_not_utf8_is_shown_as_a_consumer_shows_it(tmp_path: Path) -> None:
+    headers = [(b"fine", b""), (b"\xff", b"v")]
     batch = write_batch(BatchFields(), [record(0), record(1, headers=headers)])
-    path = segment(tmp_path, batch)
-    with pytest.raises(CorruptSegmentError) as error:
-        record_rows(path)
-    assert str(error.value) == (
-        f"{path}: expected a header key in UTF-8 in record 1 of the batch at position 0, "
-        r"found b'\xff'; copy the file again from its broker, or leave its topic out"
-    )
+    rows = record_rows(segment(tmp_path, batch))
+    kept = ("ebbtide.header.keys", b"1=ff")
+    assert [row["headers"] for row in rows] == [[], [("fine", b""), ("\ufffd", b"v"), kept]]
+    assert rows[1]["size_bytes"] == payload_size(b"k", b"v", headers)
+
+
+HEADER_KEYS = st.one_of(
+    st.binary(max_size=6),
+    st.text(max_size=3).map(str.encode),
+    st.sampled_from([b"ebbtide.header.keys", b"ebbtide.timestamp", b"\xed\xa0\x80"]),
+)
+
+
+@given(st.lists(st.lists(st.tuples(HEADER_KEYS, BYTES), max_size=4), min_size=1, max_size=5))
+def test_header_keys_of_any_bytes_come_back(
+    directory: Path, headers: list[list[tuple[bytes, bytes | None]]]
+) -> None:
+    records = [record(offset, headers=of) for offset, of in enumerate(headers)]
+    rows = record_rows(segment(directory, write_batch(BatchFields(), records)))
+    stored = [[(key.encode(), value) for key, value in row["headers"]] for row in rows]
+    assert [with_own_keys(of) for of in stored] == headers
+
+
+@pytest.mark.parametrize("value", [b"x", b"0=ff", b"7=ff", b"0=zz"])
+def test_a_header_that_only_looks_like_kept_keys_stays(value: bytes) -> None:
+    """Of a table that an earlier ebbtide wrote."""
+    headers: list[tuple[bytes, bytes | None]] = [(b"a", b""), (b"ebbtide.header.keys", value)]
+    assert with_own_keys(headers) == headers
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])

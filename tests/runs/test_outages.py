@@ -11,11 +11,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.errors import AccessDeniedError, ConfigurationError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.outages import explained, outage_of
+from ebbtide.runs.outages import explained, in_words, outage_of
 from ebbtide.spark.jvm import java_class
 from tests.lake_sandbox import LakeSandbox
 
@@ -151,3 +151,42 @@ def test_a_locked_catalog_is_an_outage(sandbox: LakeSandbox) -> None:
         other.rollback()
         other.close()
     assert "[SQLITE_BUSY]" in (outage_of(raised.value) or "")
+
+
+def test_a_folder_that_may_not_be_written_is_named(sandbox: LakeSandbox) -> None:
+    classes = ["org.apache.iceberg.exceptions.RuntimeIOException", "java.io.FileNotFoundException"]
+    inner = java_error(
+        sandbox.session, classes[1], message="/lake/t/metadata/1 (Permission denied)"
+    )
+    explanation = explained(inner)
+    assert isinstance(explanation, AccessDeniedError)
+    assert str(explanation) == (
+        "expected files and folders of the table that this user may write, found "
+        "java.io.FileNotFoundException: /lake/t/metadata/1 (Permission denied); grant it, and run "
+        "again"
+    )
+
+
+def test_an_error_of_java_is_told_with_its_cause(sandbox: LakeSandbox) -> None:
+    error = java_error(sandbox.session, "java.lang.IllegalStateException", "java.lang.Error")
+    assert explained(error) is error
+    assert in_words(error) == "java.lang.IllegalStateException: why, caused by java.lang.Error: why"
+    assert in_words(ValueError("why")) == "why"
+
+
+@pytest.mark.parametrize(
+    "entry", ["last snapshot log entry at", "the latest metadata log entry timestamp"]
+)
+def test_a_clock_that_went_back_is_named(sandbox: LakeSandbox, entry: str) -> None:
+    """The messages are those of Iceberg's TableMetadata."""
+    message = f"Invalid update timestamp 1764198000000: before {entry} 1764201600000"
+    explanation = explained(
+        java_error(sandbox.session, "java.lang.IllegalArgumentException", message=message)
+    )
+    assert isinstance(explanation, UnavailableError)
+    assert str(explanation) == (
+        "expected this machine's clock at or after the table's newest commit, found "
+        "2025-11-26T23:00:00+00:00 with a commit of 2025-11-27T00:00:00+00:00: the clock went "
+        "back, or another machine's is ahead. Nothing was committed. Correct the clock and run "
+        "again"
+    )

@@ -82,7 +82,7 @@ class Truth(NamedTuple):
 
     def latest_committed(self, partition: int, key: bytes) -> Row | None:
         """The key's newest record that a read_committed consumer gets."""
-        aborted, end = self.aborted(), self._first_undecided(partition)
+        aborted, end = self.aborted(), self.first_undecided(partition)
         committed = [
             row
             for (p, offset), row in self.records.items()
@@ -91,7 +91,7 @@ class Truth(NamedTuple):
         ]
         return max(committed, key=lambda row: row["offset"], default=None)
 
-    def _first_undecided(self, partition: int) -> int:
+    def first_undecided(self, partition: int) -> int:
         """Where the first transaction without a marker begins, else the log's end."""
         open_since: dict[int, int] = {}
         for batch in self.headers(partition, 0):

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbtide.columns.segment_records import v2_record_bytes, varint_bytes
+from ebbtide.columns.segment_records import timestamps_of, v2_record_bytes, varint_bytes
 from ebbtide.log.batch_header import HEADER_BYTES
 from ebbtide.log.logical_segments import MAX_INT
 from ebbtide.log.settings.config import TopicConfig
-from ebbtide.records.arrays import Bools, Int64s, to_ms
+from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import (
     LOG_APPEND_TIME,
     NO_PRODUCER_EPOCH,
@@ -27,6 +27,7 @@ from ebbtide.records.attributes import (
     NO_TIMESTAMP,
 )
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE
+from ebbtide.records.files.segment_writer import header_pairs, without_kept_time
 
 # Columns of the source, with `partition` and `offset` as it names them.
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
@@ -91,7 +92,7 @@ class LiveRows(NamedTuple):
         """Return the rows of the source."""
         return cls(
             table["offset"].to_numpy(),
-            to_ms(table["timestamp"]),
+            timestamps_of(table),
             table["timestampType"].to_numpy() == STAMPED,
             payload_bytes(table),
         )
@@ -200,8 +201,11 @@ class Appender:
 
 
 def payload_bytes(table: pa.Table) -> Int64s:
-    """Return the column `size_bytes`: key, value and headers as v2 encodes them."""
-    headers = table["headers"].combine_chunks()
+    """Return the column `size_bytes`: key, value and headers as v2 encodes them.
+
+    A header that ingest adds to keep a timestamp does not count.
+    """
+    headers = _own_headers(table)
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
     flat = headers.flatten()
     names, values = (pc.struct_field(flat, name) for name in ("key", "value"))
@@ -213,6 +217,18 @@ def payload_bytes(table: pa.Table) -> Int64s:
         nullable_bytes(pc.binary_length(table[name])) for name in ("key", "value")
     )
     return np.asarray(sum(key_and_value_bytes) + varint_bytes(counts) + of_headers, np.int64)
+
+
+def _own_headers(table: pa.Table) -> pa.Array:
+    headers = table["headers"].combine_chunks()
+    untimed = np.flatnonzero(table["timestamp"].is_null().to_numpy())
+    if not untimed.size:
+        return headers
+    of_records = headers.to_pylist()
+    for row in untimed.tolist():
+        count = len(without_kept_time(header_pairs(of_records[row]), NO_TIMESTAMP)[0])
+        of_records[row] = (of_records[row] or [])[:count]
+    return pa.array(of_records, HEADERS_TYPE)
 
 
 def nullable_bytes(lengths: pa.Array | pa.ChunkedArray) -> Int64s:
@@ -255,7 +271,7 @@ def to_headers(records: pa.Table, is_stamped: Bools) -> pa.Table:
     whether its timestamp is the broker's. No header names a producer.
     """
     partitions, batches = records["partition"].to_numpy(), records["batch"].to_numpy()
-    offsets, times = records["offset"].to_numpy(), to_ms(records["timestamp"])
+    offsets, times = records["offset"].to_numpy(), timestamps_of(records)
     is_first = np.ones(len(batches), np.bool_)
     is_first[1:] = (batches[1:] != batches[:-1]) | (partitions[1:] != partitions[:-1])
     is_again = np.zeros(len(batches), np.bool_)

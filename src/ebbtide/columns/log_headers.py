@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from enum import IntFlag, auto
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from ebbtide.columns.header_columns import (
 from ebbtide.columns.transaction_rows import outline_transactions
 from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.logical_segments import Segment, SegmentStart
-from ebbtide.log.transactions import visible_stable_offset
+from ebbtide.log.transactions import OpenTransaction, visible_stable_offset
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 
@@ -115,6 +115,17 @@ class LogHeaders(NamedTuple):
     def producers(self) -> BatchHeaders:
         """The batches from which each producer's last record can be told."""
         return self.in_role(Role.PRODUCERS)
+
+    @property
+    def oldest_open_transaction(self) -> OpenTransaction | None:
+        """The open transaction that begins first, or None if all are decided."""
+        first_offsets = open_transactions(self.transactions).first_offsets
+        if not first_offsets:
+            return None
+        producer_id, first_offset = min(first_offsets.items(), key=itemgetter(1))
+        begins = self.kept.column("base_offset") == first_offset
+        since_ms = int(self.kept.first(begins).column("max_timestamp_ms")[0])
+        return OpenTransaction(producer_id, first_offset, since_ms)
 
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
         """Return the last stable offset: what lies below it is decided."""

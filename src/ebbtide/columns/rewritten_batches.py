@@ -234,6 +234,25 @@ def _special_changes(
     return changes_of(changes)
 
 
+def hidden_changes(headers: BatchHeaders, this_round: Round) -> tuple[pa.Table, int]:
+    """Return CHANGES of the data that the log start offset hides, and the bytes that they take.
+
+    `rewrite` does the same to one batch, and alone changes batches without records.
+    """
+    if this_round.is_idle:
+        return CHANGES.empty_table(), 0
+    sizes = headers.column("size_bytes")
+    is_hidden = headers.column("last_offset") < this_round.log_start_offset
+    is_hidden &= headers.column("base_offset") < this_round.first_uncleanable_offset
+    is_hidden &= ~headers.is_control & (headers.column("record_count") > 0) & (sizes > 0)
+    hidden = headers.where(is_hidden).table
+    zeros = np.zeros(hidden.num_rows, np.int64)
+    changed = {"is_removed": pa.array(zeros.astype(np.bool_)), "size_bytes": pa.array(zeros)}
+    columns = {name: changed[name] if name in changed else hidden[name] for name in CHANGES.names}
+    table = pa.table(columns)
+    return table.cast(CHANGES), int(sizes[is_hidden].sum())
+
+
 def _removed(headers: BatchHeaders, changes: pa.Table, name: str) -> int:
     """Return by how much the changes reduce the sum of a column."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])

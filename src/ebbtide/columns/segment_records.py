@@ -7,14 +7,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbtide.records.arrays import Bools, Int64s, to_ms
+from ebbtide.records.attributes import NO_TIMESTAMP
+from ebbtide.records.files.segment_writer import header_pairs, without_kept_time
 
 # The columns that a round reads of a record: never its value.
 COLUMNS = (
     *("offset", "batch", "timestamp", "event_time", "append_time"),
     *("key", "is_tombstone", "size_bytes"),
 )
+# It reads the headers too where a timestamp is missing: one may keep it.
+COLUMNS_OF_UNTIMED = (*COLUMNS, "headers")
 
 
 class Records(NamedTuple):
@@ -47,7 +52,7 @@ class Records(NamedTuple):
             rows["offset"].to_numpy(),
             rows["key"],
             rows["is_tombstone"].to_numpy(),
-            to_ms(rows["timestamp"]),
+            timestamps_of(rows),
             np.where(is_future, append_ms, event_ms),
             rows["size_bytes"].to_numpy().astype(np.int64),
             batches[starts],
@@ -67,6 +72,21 @@ class Records(NamedTuple):
     def largest(self, of_records: Int64s) -> Int64s:
         """Return the largest over each batch's records."""
         return np.maximum.reduceat(of_records, self.starts)
+
+
+def timestamps_of(rows: pa.Table) -> Int64s:
+    """Return each record's timestamp in ms since the epoch, -1 for none.
+
+    A timestamp that the column cannot hold is read from the header that keeps it, if the rows
+    have their headers.
+    """
+    timestamps_ms = to_ms(rows["timestamp"])
+    if "headers" in rows.column_names:
+        untimed = np.flatnonzero(rows["timestamp"].is_null().to_numpy())
+        headers = pc.take(rows["headers"], pa.array(untimed)).to_pylist()
+        for row, of_record in zip(untimed.tolist(), headers, strict=True):
+            timestamps_ms[row] = without_kept_time(header_pairs(of_record), NO_TIMESTAMP)[1]
+    return timestamps_ms
 
 
 def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:

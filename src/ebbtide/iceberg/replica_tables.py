@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+from typing import NamedTuple
+
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
@@ -53,18 +56,24 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
         ) from error
 
 
-def held_back_from(topic: Topic) -> dict[int, int]:
-    """Return the offset up to which every replica holds each partition; empty without replicas.
+class ReplicaEnd(NamedTuple):
+    """Where the log of a replica ends."""
 
-    The offset is 0 where a replica cannot be reached or lacks the partition: its end is
-    unknown.
+    offset: int
+    replica: TopicName
+
+
+def first_replica_ends(topic: Topic) -> dict[int, ReplicaEnd]:
+    """Return, of each partition, the replica whose log ends first; empty without replicas.
+
+    Its end is 0 if the replica cannot be reached or lacks the partition: it is unknown.
     """
-    ends: dict[int, int] = {}
+    ends: dict[int, ReplicaEnd] = {}
     for name in replica_names(topic):
         states = _states(topic.spark, name)
         for partition in topic.partitions:
-            end = states[partition].log_end_offset if partition in states else 0
-            ends[partition] = min(end, ends.get(partition, end))
+            end = ReplicaEnd(states[partition].log_end_offset if partition in states else 0, name)
+            ends[partition] = min(end, ends.get(partition, end), key=itemgetter(0))
     return ends
 
 

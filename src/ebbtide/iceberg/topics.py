@@ -159,6 +159,13 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
             "register its last metadata file again, or drop the other table as well to begin "
             "the topic anew"
         )
+    left = records or batches
+    if left is not None and left.current is not None:  # a creation that was killed left no row
+        raise ForeignChangeError(
+            f"expected {missing[0]} and the state in {name.state_table} beside the rows of {left}, "
+            "found neither: somebody dropped both; register their last metadata files again, or "
+            f"drop {left} as well to begin the topic anew"
+        )
     return None
 
 

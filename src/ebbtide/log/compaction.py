@@ -80,6 +80,7 @@ class Round(NamedTuple):
     first_dirty_offset: int = 0
     segments: Sequence[SegmentStart] = ()
     held_back_from: int = MAX_OFFSET
+    is_idle: bool = False  # Kafka's cleaner would not clean the log: nothing is superseded
 
     @property
     def horizon_ms(self) -> int:
@@ -181,10 +182,12 @@ def rewrite(
 ) -> Batch | None:
     """Return the batch's header after the round; None where the batch goes.
 
-    A batch below the log start offset stays unchanged until its segment goes.
+    A batch below the log start offset stays until its segment goes. Kafka cleans its records,
+    which no table holds any more, by keys: as most are superseded, its data takes no bytes then.
     """
     if this_round.is_hidden(batch):
-        return batch
+        is_cleaned = not (batch.is_control or this_round.is_idle)
+        return batch._replace(size_bytes=0) if is_cleaned else batch
     if verdict.retention is Retention.DELETE:
         return None
     left = 0 if verdict.discards_records else survivors.records + survivors.hidden

@@ -88,6 +88,18 @@ def check_not_appended(where: str, first_appended_offset: int, source_end: int) 
         )
 
 
+def check_not_remote(where: str, expected_offset: int, start: int, *, is_accepted: bool) -> None:
+    """Raise OffsetGapError if the local files of a tiered topic begin after `expected_offset`."""
+    if start > expected_offset and not is_accepted:
+        raise OffsetGapError(
+            f"expected {where} to hold offset {expected_offset}, found that its files begin at "
+            f"{start}: its topic has remote.storage.enable, so offsets {expected_offset} to "
+            f"{start - 1} are in the remote tier, if they are not removed; take the topic by "
+            "ingest_topic, which reads them from the brokers, or, to go on without them, run once "
+            "with --accept-gap"
+        )
+
+
 def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: bool) -> None:
     """Raise OffsetGapError where the source removed offsets that were not ingested yet."""
     if start > log_end_offset and not is_accepted:

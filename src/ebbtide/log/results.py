@@ -55,6 +55,9 @@ class IngestedPartition(OfPartition):
         Annotated[int, "records in which the topic's expression found no event time"]
     ]
     offsets: NotRequired[Annotated[int, "offsets that a plan would take"]]
+    timestamp_unit: NotRequired[
+        Annotated[str, "the unit that timestamps seem to be in, if it is not milliseconds"]
+    ]
 
 
 class IngestedTopic(OfTopic):
@@ -140,6 +143,14 @@ class CleanedPartition(BeforeAndAfter):
     dirty_ratio: NotRequired[
         Annotated[float, "the share of bytes that could be cleaned and was dirty, in [0, 1]"]
     ]
+    uncleanable: NotRequired[Annotated[bool, "whether its records cannot be cleaned, see reason"]]
+    open_transaction: NotRequired[
+        Annotated[
+            dict[str, int],
+            "the transaction without a marker that keeps the round from going further: its "
+            "producer's id, its first offset, and since when",
+        ]
+    ]
     superseded: NotRequired[Annotated[int, "records removed since a newer one has their key"]]
     aborted: NotRequired[Annotated[int, "records removed with their aborted transaction"]]
     keyless: NotRequired[Annotated[int, "records removed since they have no key"]]
@@ -169,6 +180,9 @@ class ExpiredPartition(BeforeAndAfter):
     records_in_segments: Annotated[int, "their records, as their batch headers count them"]
     newest_record_ms: Annotated[int | None, "the largest timestamp in them"]
     bytes_removed: Annotated[int, "their batches"]
+    segments_held_back: NotRequired[
+        Annotated[int, "segments past a limit of time behind one that is not"]
+    ]
     by: Annotated[dict[str, int], "segments by the rule that removed them"]
     records_expired: Annotated[int, "single records past the event-time limit"]
     record_bytes_expired: Annotated[int, "these records, without compression"]

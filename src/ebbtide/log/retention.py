@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from typing import NamedTuple
 
 from ebbtide.json_text import MAX_LONG
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
-from ebbtide.moments import later
+from ebbtide.moments import later, minute
+from ebbtide.text import number
 
 # The settings that retention goes by.
 _LIMITS = (
@@ -60,6 +62,30 @@ class LogOffsets(NamedTuple):
     high_watermark: int
 
 
+class Blocker(NamedTuple):
+    """The first segment that retention keeps, with the later ones that a limit of time is past.
+
+    Segments are removed in order, so this one holds the others back.
+    """
+
+    segment: Segment
+    newest_ms: int  # the time by which its limit counts
+    held: Sequence[Segment]
+    next_base_offset: int  # of the segment behind it
+
+    def in_words(self, now_ms: int) -> str:
+        """Return which segment holds back how many, by which date, and what would end that."""
+        count = len(self.held)
+        date = f"{minute(self.newest_ms)} UTC"
+        date += ", which is in the future" if self.newest_ms > now_ms else ""
+        return (
+            f"segment {self.segment.base_offset} holds back {number(count)} later "
+            f"{'segment' if count == 1 else 'segments'} that reached a limit of time: its newest "
+            f"record is of {date}, and segments are removed in order; "
+            f"delete_records up to offset {self.next_base_offset} removes it"
+        )
+
+
 class RecordLimit(NamedTuple):
     """Single records go whose event time lies before this, and their append time where it says.
 
@@ -97,6 +123,27 @@ def expire(
     for rule, condition in _time_conditions(config, now_ms, max_event_time_ms):
         expiry = _apply(expiry, rule, condition, offsets, now_ms)
     return expiry
+
+
+def blocker(
+    kept: Sequence[Segment], config: TopicConfig, *, now_ms: int, max_event_time_ms: int
+) -> Blocker | None:
+    """Return what keeps later segments from expiring by time, or None if nothing does.
+
+    `kept` are the segments that retention keeps at `now_ms`. The last one is active and does not
+    count among those that are held back.
+    """
+    if not config.is_deleted or len(kept) < 2:
+        return None
+    for rule, condition in _time_conditions(config, now_ms, max_event_time_ms):
+        closed = pairwise(kept[1:])
+        held = [s for s, after in closed if s.record_count and condition(s, after.base_offset)]
+        if held:
+            newest_ms = kept[0].largest_timestamp_ms
+            if rule is Rule.EVENT_TIME:
+                newest_ms = kept[0].max_event_time_ms
+            return Blocker(kept[0], newest_ms, held, kept[1].base_offset)
+    return None
 
 
 def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:

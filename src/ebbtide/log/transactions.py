@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.moments import minute
+from ebbtide.text import span
 
 
 class AbortedTransaction(NamedTuple):
@@ -114,6 +116,24 @@ def transactions_around(
             position += 1
         around.append(TransactionsAround(*reader.met, tuple(of_part)))
     return around
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction without a marker; `since_ms` is its first batch's largest timestamp, or -1."""
+
+    producer_id: int
+    first_offset: int
+    since_ms: int
+
+    def in_words(self, now_ms: int) -> str:
+        """Return what holds a log back, since when and for how long."""
+        begun = ""
+        if 0 <= self.since_ms <= now_ms:
+            begun = f" since {minute(self.since_ms)} UTC ({span(now_ms - self.since_ms)})"
+        return (
+            f"an open transaction of producer {self.producer_id} holds the log back from offset "
+            f"{self.first_offset}{begun}"
+        )
 
 
 class OpenTransactions:

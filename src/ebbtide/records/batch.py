@@ -122,12 +122,15 @@ class Control(NamedTuple):
     value: bytes | None = None
 
 
-def corrupt(path: str, position: int, expected: str, actual: str) -> CorruptSegmentError:
+_COPY_AGAIN = "copy the file again from its broker, or leave its topic out"
+
+
+def corrupt(
+    path: str, position: int, expected: str, actual: str, remedy: str = _COPY_AGAIN
+) -> CorruptSegmentError:
     """Return the error for bytes at `position` that Kafka would not have written."""
     return CorruptSegmentError(
-        f"{path}: expected {expected} at position {position}, found {actual}; "
-        "copy the file again from its broker, or leave its topic out",
-        path,
+        f"{path}: expected {expected} at position {position}, found {actual}; {remedy}", path
     )
 
 

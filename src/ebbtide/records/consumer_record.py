@@ -23,6 +23,7 @@ from ebbtide.records.files.segment_reader import (
     walk_segment,
 )
 from ebbtide.records.files.segment_writer import without_kept_time
+from ebbtide.records.header_keys import shown_key, with_own_keys
 from ebbtide.stores.uris import join
 
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
@@ -177,4 +178,5 @@ def _headers_and_time(row: dict[str, Any]) -> tuple[RecordHeaders, int]:
     headers = [(header["key"].encode(), header["value"]) for header in row["headers"]]
     if timestamp_ms == NO_TIMESTAMP:
         headers, timestamp_ms = without_kept_time(headers, timestamp_ms)
-    return tuple((name.decode(), value) for name, value in headers), timestamp_ms
+    own = ((shown_key(key), value) for key, value in with_own_keys(headers))
+    return tuple(own), timestamp_ms

@@ -92,7 +92,7 @@ def with_crc(batch: bytes) -> bytes:
 def _encode_record(record: Record, base_offset: int, base_timestamp_ms: int) -> bytes:
     parts = [
         bytes([record.attributes]),
-        encode_varint(record.timestamp_ms - base_timestamp_ms),
+        encode_varint(_as_long(record.timestamp_ms - base_timestamp_ms)),
         encode_varint(record.offset - base_offset),
         _encode_bytes(record.key),
         _encode_bytes(record.value),
@@ -102,6 +102,11 @@ def _encode_record(record: Record, base_offset: int, base_timestamp_ms: int) -> 
         parts += [_encode_bytes(name), _encode_bytes(content)]
     body = b"".join(parts)
     return encode_varint(len(body)) + body
+
+
+def _as_long(value: int) -> int:
+    """Return the value as a Java long, which drops the upper bits of a larger one."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 def _encode_bytes(value: bytes | None) -> bytes:

@@ -36,7 +36,7 @@ from ebbtide.log.adopted.support import OnAdopted
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import add_kept, keep_removed_by
-from ebbtide.runs.outages import explained, is_of_gone_files
+from ebbtide.runs.outages import explained, in_words, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.result_checks import problems
@@ -377,7 +377,13 @@ def _checked_result(
 def _log_failure(what: str, error: BaseException) -> None:
     """Log an error; an unforeseen one comes with its traceback."""
     foreseen = isinstance(error, EbbtideError)
-    log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if foreseen else error)
+    log.error(
+        "%s: %s: %s",
+        what,
+        type(error).__name__,
+        in_words(error),
+        exc_info=None if foreseen else error,
+    )
 
 
 def _show_plan(

@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from ebbtide.errors import AccessDeniedError, EbbtideError, UnavailableError
+from ebbtide.moments import iso_seconds
 
 _PASSING = frozenset(
     {
@@ -74,6 +75,13 @@ _GONE = frozenset(
         "org.apache.iceberg.exceptions.NotFoundException",
     }
 )
+# Iceberg's TableMetadata: a table whose newest commit lies in this machine's future.
+_CLOCK = re.compile(
+    r"Invalid update timestamp (\d+): before .* (\d+)|Expected sorted .* log entries"
+)
+# What a file system says of a file or folder that may not be written.
+_NO_PERMISSION = re.compile(r"Permission denied|Read-only file system|Operation not permitted")
+_OF_FILES = frozenset({"java.io.IOException", "org.apache.iceberg.exceptions.RuntimeIOException"})
 _NO_SNAPSHOT = re.compile(r"Cannot find (?:a )?snapshot")
 _SQL = "java.sql.SQLException"
 _SQLITE = "org.sqlite.SQLiteException"
@@ -117,7 +125,18 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError
-    if (refused := _refusal_of(error)) is not None:
+    if (clock := _clock_of(error)) is not None:
+        outcome = UnavailableError(
+            "expected this machine's clock at or after the table's newest commit, found "
+            f"{clock}: the clock went back, or another machine's is ahead. Nothing was committed. "
+            "Correct the clock and run again"
+        )
+    elif (denied := _no_permission(error)) is not None:
+        outcome = AccessDeniedError(
+            f"expected files and folders of the table that this user may write, found {denied}; "
+            "grant it, and run again"
+        )
+    elif (refused := _refusal_of(error)) is not None:
         outcome = AccessDeniedError(
             f"expected a catalog and a store that these credentials may use, found {refused}; "
             "correct the catalog's settings, or grant them access"
@@ -131,6 +150,39 @@ def explained(error: BaseException) -> BaseException:
         return error
     outcome.__cause__ = error
     return outcome
+
+
+def in_words(error: BaseException) -> str:
+    """Return the error's text; of Java's in a line, with its first cause.
+
+    Py4J itself names only the call in its first line.
+    """
+    thrown = [each for link in _chain(error) for each in _thrown(link)]
+    if isinstance(error, EbbtideError) or not thrown:
+        return str(error)
+    words = list(dict.fromkeys(_first_line(each.in_words()) for each in (thrown[0], thrown[-1])))
+    return ", caused by ".join(words)
+
+
+def _clock_of(error: BaseException) -> str | None:
+    """Return what Iceberg says of a commit that is older than the table's newest."""
+    for link in _chain(error):
+        for each in _thrown(link):
+            if found := _CLOCK.search(each.message):
+                if found[1] is None:
+                    return each.message
+                times = [iso_seconds(int(ms)) for ms in found.groups()]
+                return f"{times[0]} with a commit of {times[1]}"
+    return None
+
+
+def _no_permission(error: BaseException) -> str | None:
+    """Return what a file system denied."""
+    for link in _chain(error):
+        for each in _thrown(link):
+            if _OF_FILES.intersection(each.classes) and _NO_PERMISSION.search(each.message):
+                return _first_line(each.in_words())
+    return None
 
 
 def _refusal_of(error: BaseException) -> str | None:

@@ -23,6 +23,7 @@ TITLES = {
 }
 # Numbers that are not shown here: in a sentence elsewhere, or for programs only.
 LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back", "dirty_ratio"}
+LEFT_OUT |= {"open_transaction", "uncleanable"}
 
 
 def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:

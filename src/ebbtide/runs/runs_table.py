@@ -18,6 +18,7 @@ from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.results import VERSION
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_summary import TopicSummary
+from ebbtide.runs.outages import in_words
 
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -95,7 +96,7 @@ def _row(ended: EndedAttempt) -> dict[str, Any]:
         "ended": attempt.ended,
         "now": attempt.now,
         "status": "succeeded" if error is None else "failed",
-        "error": None if error is None else str(error),
+        "error": None if error is None else in_words(error),
         "error_class": None if error is None else type(error).__name__,
         "is_transient": error is not None and is_transient(error),
         "result": outcome.to_json(),

@@ -183,6 +183,19 @@ def test_a_flipped_bit_is_seen_or_changes_what_no_crc_covers(
             assert 33 <= place < 64  # of a segment's last batch, as far as an index reaches
 
 
+def test_offsets_beyond_an_index_are_for_a_broker_to_split(tmp_path: Path) -> None:
+    path = segment(tmp_path, batch_of(0), batch_of(2**31))
+    with pytest.raises(CorruptSegmentError) as error:
+        walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
+    assert str(error.value) == (
+        f"{path}: expected offsets of at most {2**31 - 1}, as far as its segment's index reaches, "
+        f"at position {len(batch_of(0))}, found {2**31}; if its broker has the same file, start a "
+        "broker of Kafka 2.0 or later on a copy of the directory without this segment's .index "
+        "and .timeindex: it splits the segment, and the copy can be ingested; else copy the file "
+        "again"
+    )
+
+
 def test_a_name_beyond_kafkas_largest_offset_is_refused() -> None:
     assert segment_base_offset(f"{2**63 - 1:020}.log") == 2**63 - 1
     with pytest.raises(SourceError, match="expected a base offset of at most"):

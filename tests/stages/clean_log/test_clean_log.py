@@ -14,18 +14,24 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.reasons import Reason
+from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.records.compression import Codec
 from ebbtide.spark import tasks
 from ebbtide.spark.shares import map_shares
 from ebbtide.stages.clean_log import offset_map
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.configure_topic.stage import plan_configure
+from tests.kafka.oracle import Round, SourceLog, run_oracle
 from tests.lake_sandbox import LakeSandbox
-from tests.log.log_files import marker, transactional
+from tests.log.log_files import data_batch, marker, transactional
+from tests.records.test_legacy import message_set
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, HOUR_MS, answer_request, clean, ingest, mark
+from tests.tables.partition_log import write_segments
 
 NIGHT_MS = 1_000 * DAY_MS
 ROUND_STEPS = tuple(step for step in Step if step.name.startswith("ROUND"))
@@ -202,6 +208,121 @@ def test_unmarked_records_are_not_cleaned(
     ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
     outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
+
+
+def test_an_open_transaction_that_holds_a_log_back_is_named(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name, spark, now_ms = TopicName(cluster, "t"), sandbox.session, FIRST_MS + 30 * DAY_MS
+    write_log(tmp_path / "log", "t", [], {**COMPACT, "min.cleanable.dirty.ratio": "0.5"})
+    first = [
+        data_batch(0, ("a", "1"), at_ms=FIRST_MS),
+        transactional(1, "b", producer=7, at_ms=FIRST_MS + 60_000),
+        transactional(2, "c", producer=8, at_ms=FIRST_MS + 70_000),
+    ]
+    closed = {3: [data_batch(3, ("a", "2"), at_ms=FIRST_MS)]}
+    write_segments(tmp_path / "log", {0: first, **closed, 4: []})
+    ingest(spark, str(name), tmp_path / "log", now_ms)
+    mark(spark, str(name))
+    numbers = clean(spark, str(name), now_ms).partitions[0]
+    words = (
+        "an open transaction of producer 7 holds the log back from offset 1 since "
+        "1970-01-01 00:17 UTC (29 days)"
+    )
+    assert (numbers["picked"], numbers["reason"]) == (False, words)
+    assert numbers["open_transaction"] == {
+        "producer_id": 7, "first_offset": 1, "since_ms": FIRST_MS + 60_000,
+    }  # fmt: skip
+    assert numbers["note"] == (
+        f"{words}; if its producer is gone, abort it on the brokers: kafka-transactions.sh abort "
+        "--topic t --partition 0 --start-offset 1"
+    )
+
+    ends = [marker(offset, "ABORT", producer=3 + offset, at_ms=now_ms) for offset in (4, 5)]
+    write_segments(tmp_path / "log", {4: ends, 6: []})
+    ingest(spark, str(name), tmp_path / "log", now_ms)
+    numbers = clean(spark, str(name), now_ms).partitions[0]
+    assert numbers["picked"]
+    assert "open_transaction" not in numbers
+    assert offsets(view_of_table(spark, name, 0)) == [3]
+
+
+def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    write_log(tmp_path / "log", "t", [], COMPACT)
+    segments = {
+        0: [data_batch(0, ("a", "1"), ("a", "2"), at_ms=FIRST_MS)],
+        2: [transactional(2, "b", producer=7, at_ms=FIRST_MS)],
+    }
+    write_segments(tmp_path / "log", segments)
+    ingest(spark, str(name), tmp_path / "log", NIGHT_MS)
+    mark(spark, str(name))
+    numbers = clean(spark, str(name), NIGHT_MS).partitions[0]
+    assert numbers["picked"]
+    assert not numbers.keys() & {"open_transaction", "note"}
+
+
+def test_what_delete_records_hides_counts_as_cleaned_after_a_round(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    """Kafka's cleaner goes on below the log start; here all of that is superseded."""
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    first = [data_batch(offset, (f"k{offset % 3}", "1"), at_ms=FIRST_MS) for offset in range(20)]
+    second = [data_batch(20 + i, (f"k{i}", "2"), at_ms=FIRST_MS) for i in range(3)]
+    config = {**COMPACT, "cleanup.policy": "compact,delete"}
+    source = write_log(tmp_path / "log", "t", [], config)
+    write_segments(source, {0: first, 20: second, 23: []})
+    ingest(spark, str(name), source, NIGHT_MS)
+    mark(spark, str(name))
+    answer_request(spark, name, TopicRequest({0: AtOffset(17)}), NIGHT_MS)
+    outcome = clean(spark, str(name), NIGHT_MS)
+    rounds = [Round(now_ms=NIGHT_MS, delete_records=17)]
+    (result,) = run_oracle(
+        [SourceLog(directory=source / "t-0", config=config, rounds=rounds)], kafka_jars
+    )
+    kafkas = sum(segment.size_bytes for segment in result.rounds[-1].segments)
+    assert outcome.partitions[0]["bytes_after"] == kafkas == sum(map(len, second))
+    sizes = [batch["size_bytes"] for batch in view_of_table(spark, name, 0).batches]
+    assert sum(sizes) == kafkas
+    assert len(sizes) > 3  # the rows of hidden batches are there still
+
+
+def old_and_new(directory: Path, topic: str) -> Path:
+    """Two partitions with a superseded record; in the first its batch is the last, of magic 1."""
+    write_log(directory, topic, [], COMPACT)
+    old = message_set(1, Codec.NONE, [(0, FIRST_MS, b"a", b"1")], 0)
+    new = data_batch(0, ("a", "1"), at_ms=FIRST_MS)
+    for partition, first in enumerate((old, new)):
+        # The record in the middle supersedes the first one, and the log grows past both.
+        segments = {0: [first], 1: [message_set(1, Codec.NONE, [(1, FIRST_MS, None, b"2")], 1)]}
+        if partition:
+            segments[1] = [data_batch(1, ("a", "2"), at_ms=FIRST_MS)]
+        write_segments(directory, {**segments, 2: []}, partition=partition, topic=topic)
+    return directory
+
+
+def test_a_partition_that_cannot_be_cleaned_stops_no_other(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    """Its last batch is of magic 1 and would be emptied, as its record has no key."""
+    name, spark = TopicName(cluster, "t"), sandbox.session
+    ingest(spark, str(name), old_and_new(tmp_path / "log", "t"), NIGHT_MS)
+    mark(spark, str(name))
+    outcome = clean(spark, str(name), NIGHT_MS)
+    assert outcome.partitions[0]["picked"] is False
+    assert outcome.partitions[0]["uncleanable"] is True
+    assert "magic 1 has no empty batch" in outcome.partitions[0]["reason"]
+    assert outcome.partitions[0]["note"].startswith("cannot be cleaned: expected a record to ")
+    assert (outcome.partitions[1]["picked"], outcome.partitions[1]["superseded"]) == (True, 1)
+    assert [offsets(view_of_table(spark, name, p)) for p in (0, 1)] == [[0, 1], [1]]
+    assert ROUND not in load(spark, name).properties
+    again = clean(spark, str(name), NIGHT_MS + DAY_MS)
+    assert again.partitions[0]["uncleanable"] is True
+    settings = plan_configure(load(spark, name), {"kafka.segment.ms": "5"}, NIGHT_MS + 2 * DAY_MS)
+    next_run = settings.outcome().partitions[0]["next_run"]["clean_log"]
+    assert next_run["uncleanable"] is True
 
 
 def in_transactions(directory: Path, batches: int) -> Path:

@@ -154,6 +154,26 @@ def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
         clean(spark, str(topic), NIGHT_MS)
 
 
+def test_a_table_that_is_left_alone_is_not_called_missing(
+    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path
+) -> None:
+    """Its topic begins anew once it is dropped too, as the error says."""
+    spark = sandbox.session
+    for table in (topic.batches_table, topic.state_table):
+        spark.sql(f"DROP TABLE {table}")
+    for work in (lambda: clean(spark, str(topic), NIGHT_MS), lambda: again(spark, topic, tmp_path)):
+        with pytest.raises(ForeignChangeError, match="somebody dropped both; register") as error:
+            work()
+        assert "beside the rows of lake." in str(error.value)
+    spark.sql(f"DROP TABLE {topic.records_table}")
+    again(spark, topic, tmp_path)
+    assert load(spark, topic).partitions[0].log_end_offset > 0
+
+
+def again(spark: SparkSession, topic: TopicName, tmp_path: Path) -> JobOutcome:
+    return ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+
+
 @pytest.mark.long
 def test_a_topic_whose_tables_were_dropped_begins_anew(
     sandbox: LakeSandbox, topic: TopicName, unbroken: View, tmp_path: Path

@@ -7,13 +7,14 @@ import pytest
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.expire_segments.plan import plan_expire
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, expire, ingest, mark
+from tests.tables.nights import DAY_MS, answer_request, expire, ingest, mark
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 # Four segments of two records, a day apart in event time.
@@ -26,6 +27,10 @@ def topic_with(
     write_log(directory / "log", "t", MESSAGES, {"cleanup.policy": "delete", **config})
     ingest(sandbox.session, f"{cluster}.t", directory / "log", NIGHT_MS)
     return TopicName(cluster, "t")
+
+
+def truncate(sandbox: LakeSandbox, name: TopicName, offset: int) -> None:
+    answer_request(sandbox.session, name, TopicRequest({0: AtOffset(offset)}), NIGHT_MS)
 
 
 @pytest.mark.long(but="older than retention.ms")
@@ -61,6 +66,33 @@ def test_whole_segments_go(
     assert outcome.partitions[0]["records_removed"] == outcome.rows_removed == start
     if start == 8:
         assert view.segments == [(8, NIGHT_MS)]
+
+
+def test_a_record_of_the_future_that_holds_back_retention_is_named(
+    sandbox: LakeSandbox, cluster: str, tmp_path: Path
+) -> None:
+    name, future_ms = TopicName(cluster, "t"), 4_102_444_800_000
+    config = {"cleanup.policy": "delete", "retention.ms": str(DAY_MS)}
+    messages = [[Message("a", "1", 0), Message("a", "1", future_ms - FIRST_MS)], *MESSAGES]
+    write_log(tmp_path / "log", "t", messages, config)
+    ingest(sandbox.session, str(name), tmp_path / "log", NIGHT_MS)
+    plan = plan_expire(load(sandbox.session, name), NIGHT_MS)
+    words = (
+        "segment 0 holds back 3 later segments that reached a limit of time: its newest record is "
+        "of 2100-01-01 00:00 UTC, which is in the future, and segments are removed in order; "
+        "delete_records up to offset 2 removes it"
+    )
+    assert plan.summary()[0]["stays"] == [
+        {"reason": "within the limits", "records": 4},
+        {"reason": words, "records": 6},
+    ]
+    numbers = expire(sandbox.session, str(name), NIGHT_MS).partitions[0]
+    assert (numbers["segments_expired"], numbers["segments_held_back"]) == (0, 3)
+    assert numbers["note"] == words
+    truncate(sandbox, name, 2)
+    numbers = expire(sandbox.session, str(name), NIGHT_MS).partitions[0]
+    assert numbers["log_start_offset"] == 10
+    assert not numbers.keys() & {"note", "segments_held_back"}
 
 
 def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(

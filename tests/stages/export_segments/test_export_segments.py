@@ -18,7 +18,7 @@ from ebbtide.records.files.segment_reader import walk_segment
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.stages.export_segments import segment_sink
 from ebbtide.stages.export_segments.stage import Export, plan_export
-from tests.kafka.oracle import LogState, Round
+from tests.kafka.oracle import LogState, Round, SourceLog, run_oracle
 from tests.lake_sandbox import LakeSandbox
 from tests.records.files.test_segment_writer import deltas
 from tests.stages.export_segments.exports import assert_same, exact, export, kafkas_states
@@ -154,6 +154,51 @@ def test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves(
     assert [exact(b) for b in view_of_kafka(state).batches] == [
         exact(b) for b in view_of_kafka(expected).batches
     ]
+
+
+def test_header_keys_that_are_not_utf8_are_shown_as_kafka_shows_them_and_come_back(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    keys = [b"\xff", b"caf\xe9", b"\xc3", b"\xe2\x82x", b"fine", b"\xf0\x9f\x98"]
+    records = [Record(i, 5, b"k", b"v", [(b"h", None), (key, b"w")]) for i, key in enumerate(keys)]
+    data = write_batch(BatchFields(), records)
+    source = write_log(tmp_path / "log", "t", [[]], COMPACT)
+    write_segments(source, {0: [data]})
+    name = TopicName(cluster, "t")
+    ingest(sandbox.session, str(name), source, NIGHT_MS)
+    export(sandbox.session, name, tmp_path / "out")
+    assert segment_file(tmp_path / "out", 0).read_bytes() == data
+    served = kafkas_states(tmp_path / "out", kafka_jars)["t-0"].records
+    held = view_of_table(sandbox.session, name, 0).records
+    shown = [dict(headers) for *_, headers in held]
+    assert [list(of)[1] for of in shown] == [record.headers[1][0] for record in served]
+
+
+def test_times_that_no_column_holds_outlive_a_round(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    times = [5, 2**63 - 1, 7, FAR_MS, FAR_MS + 1, 8, 2**63 - 1, 2**63 - 1, 9]
+    keys = b"a,b,a,c,d,a,e,f,a".split(b",")
+    records = [
+        Record(offset, at_ms, key, None if key == b"e" else b"v")
+        for offset, (at_ms, key) in enumerate(zip(times, keys, strict=True))
+    ]
+    parts = [records[0:3], records[3:6], records[6:9]]
+    batches = [write_batch(BatchFields(), part) for part in parts]
+    source = write_log(tmp_path / "log", "t", [[]], COMPACT)
+    write_segments(source, {0: batches, 9: [batch(9)]})
+    name = TopicName(cluster, "t")
+    ingest(sandbox.session, str(name), source, NIGHT_MS)
+    mark(sandbox.session, str(name))
+    clean(sandbox.session, str(name), NIGHT_MS)
+    export(sandbox.session, name, tmp_path / "out")
+    state = kafkas_states(tmp_path / "out", kafka_jars)["t-0"]
+    log = SourceLog(directory=source / "t-0", config=COMPACT, rounds=[Round(now_ms=NIGHT_MS)])
+    (result,) = run_oracle([log], kafka_jars)
+    expected = result.rounds[-1]
+    assert state.records == expected.records
+    assert state.batches == expected.batches
+    assert state.segments[0].largest_timestamp_ms == expected.segments[0].largest_timestamp_ms
 
 
 @pytest.mark.long

@@ -42,6 +42,56 @@ LOG_START_OFFSET = "log-start-offset-checkpoint"
 ACCEPT = GapRule(is_compacted=False, accepts_all=True)
 
 
+TIERED = GapRule(is_compacted=True, accepts_all=False, is_tiered=True)
+
+
+class TestTiers:
+    """The local files of a topic with remote.storage.enable begin after its log does."""
+
+    @pytest.fixture
+    def local(self, tmp_path: Path) -> Path:
+        source = write_segments(tmp_path / "local", {10: [batch(10, 5)], 15: []})
+        checkpoint(source, LOG_START_OFFSET, {0: 4})
+        return source
+
+    def test_what_lies_in_the_remote_tier_is_missed(self, local: Path) -> None:
+        log = take(local, rule=TIERED)
+        assert isinstance(log.errors[0], OffsetGapError)
+        assert error_of(log).startswith(
+            "expected t-0 to hold offset 4, found that its files begin at 10: its topic has "
+            "remote.storage.enable, so offsets 4 to 9 are in the remote tier"
+        )
+        (local / LOG_START_OFFSET).unlink()
+        assert "expected t-0 to hold offset 0" in error_of(take(local, rule=TIERED))
+
+    def test_the_local_part_may_be_taken(self, local: Path) -> None:
+        log = take(local, rule=TIERED._replace(accepts_all=True))
+        assert (offsets(log), log.accepted_gaps) == ([10], [(4, 10)])
+        assert log.log_start_offset == 10
+
+    def test_a_log_whose_files_are_all_local_is_whole(self, source: Path) -> None:
+        checkpoint(source, LOG_START_OFFSET, {0: 0})
+        log = take(source, rule=TIERED)
+        assert (log.errors, log.skipped, log.log_end_offset) == ([], [], 10)
+
+    def test_a_later_gap_is_not_called_lost(self, source: Path, local: Path) -> None:
+        held = held_after(take(source, rule=TIERED))
+        write_segments(local, {12: [batch(12, 3)]})
+        segment_path(local, 10).unlink()
+        message = error_of(take(local, held, TIERED))
+        assert "offsets 10 to 11 are in the remote tier" in message
+        assert "ingest_topic" in message
+
+    def test_a_checkpoint_below_the_first_file_is_reported(self, local: Path) -> None:
+        """It may be older than a deletion by retention, so nothing is refused."""
+        log = take(local, rule=COMPACT)
+        assert offsets(log) == [10]
+        assert log.skipped == [
+            "offsets 4 to 9, where the checkpoint says that the log starts and no file does: "
+            "removed since, or in the remote tier, which ingest_topic reads"
+        ]
+
+
 class TestGaps:
     @pytest.fixture
     def gapped(self, tmp_path: Path) -> Path:

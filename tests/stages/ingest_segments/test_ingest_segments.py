@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError
+from ebbtide.errors import CommitConflictError, OffsetGapError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, exists, load
@@ -30,6 +30,7 @@ from tests.stages.ingest_segments.small_sources import (
 from tests.tables.contents import Contents, contents
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile, kill
+from tests.tables.logs import write_log
 from tests.tables.nights import HOUR_MS, ingest, source_of
 from tests.tables.partition_log import (
     MODIFIED_MS,
@@ -37,6 +38,7 @@ from tests.tables.partition_log import (
     append,
     batch,
     checkpoint,
+    segment_path,
     write_segments,
 )
 
@@ -279,6 +281,36 @@ def test_times_are_kept_as_the_log_has_them(
     assert times == [T0 - 5, NOW_MS + HOUR_MS, NOW_MS, -1, -1]
     assert [row["append_time_ms"] for row in tables.batches] == [T0 + 70, *[NOW_MS] * 4]
     assert tables.states[0].max_event_time_ms == NOW_MS + HOUR_MS
+
+
+def test_timestamps_in_another_unit_are_told(
+    spark: SparkSession, name: TopicName, tmp_path: Path
+) -> None:
+    for partition, at_ms in enumerate((NOW_MS, NOW_MS // 1000, NOW_MS * 1000)):
+        data = write_batch(BatchFields(), [Record(0, at_ms, b"k", b"v")])
+        write_segments(tmp_path, {0: [data]}, partition=partition, topic=name.topic)
+    outcome = ingest(spark, str(name), tmp_path, NOW_MS)
+    units = [of.get("timestamp_unit") for _, of in sorted(outcome.partitions.items())]
+    assert units == [None, "seconds", "microseconds"]
+    assert "note" not in outcome.partitions[0]
+    assert outcome.partitions[1]["note"].startswith("timestamps look like seconds: the largest is ")
+
+
+def test_the_source_tells_that_a_topic_has_a_remote_tier(
+    spark: SparkSession, name: TopicName, tmp_path: Path
+) -> None:
+    config = {"cleanup.policy": "delete", "remote.storage.enable": "true"}
+    write_log(tmp_path, name.topic, [], config)
+    write_segments(tmp_path, {10: [batch(10)], 11: []}, topic=name.topic)
+    with pytest.raises(OffsetGapError, match="offsets 0 to 9 are in the remote tier"):
+        ingest(spark, str(name), tmp_path, NOW_MS)
+    outcome = ingest(spark, str(name), tmp_path, NOW_MS, accept_gap=True)
+    assert outcome.partitions[0]["accepted_gaps"] == [(0, 10)]
+    write_segments(tmp_path, {20: [batch(20)]}, topic=name.topic)
+    for base in (10, 11):
+        segment_path(tmp_path, base, topic=name.topic).unlink()
+    with pytest.raises(OffsetGapError, match="offsets 11 to 19 are in the remote tier"):
+        ingest(spark, str(name), tmp_path, NOW_MS)
 
 
 @pytest.mark.long

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.errors import CorruptSegmentError
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.ingest_segments.stage import ingest_segments
 from tests.kafka.broker import BrokerError, KafkaBroker
-from tests.kafka.consume import QUIET, ConsumedRecord, consume_log, create_topics
+from tests.kafka.consume import QUIET, ConsumedRecord, consume_log, create_topics, serve_log
 from tests.lake_sandbox import LakeSandbox
 from tests.records.files.loaded_logs import CASES, Case, write_case
 from tests.stages.ingest_segments.small_sources import NOW_MS
-from tests.tables.nights import source_of
+from tests.tables.logs import write_log
+from tests.tables.nights import ingest, source_of
+from tests.tables.partition_log import batch, write_segments
 
 pytestmark = [pytest.mark.long, pytest.mark.broker]
 
@@ -55,6 +58,24 @@ def test_the_tables_hold_what_a_broker_serves(
     assert ingest_segments(sandbox.session, name, compacted).error is None
     rows = sandbox.session.table(name.records_table).orderBy("offset").collect()
     assert [(r["offset"], bytes(r["key"]), bytes(r["value"])) for r in rows] == consumed
+
+
+def test_a_segment_whose_offsets_reach_too_far_is_ingested_once_a_broker_has_split_it(
+    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+) -> None:
+    name, far = TopicName(cluster, "t"), 2**31 + 5
+    write_log(tmp_path / "source", "t", [[]], {"cleanup.policy": "compact"})
+    source = write_segments(tmp_path / "source", {0: [batch(0), batch(far)]})
+    write_segments(source, {far + 1: [batch(far + 1)]})
+    with pytest.raises(CorruptSegmentError, match="it splits the segment"):
+        ingest(sandbox.session, str(name), source, NOW_MS)
+    with serve_log(source, kafka_jars, tmp_path / "broker") as broker:
+        pass
+    shutil.copytree(broker.log_dir / "t-0", tmp_path / "split" / "t-0")
+    shutil.copy(source / "ebbtide-manifest.json", tmp_path / "split")
+    ingest(sandbox.session, str(name), tmp_path / "split", NOW_MS)
+    rows = sandbox.session.table(name.records_table).orderBy("offset").collect()
+    assert [row["offset"] for row in rows] == [0, far, far + 1]
 
 
 def test_a_broker_does_not_start_on_two_directories_of_a_partition(

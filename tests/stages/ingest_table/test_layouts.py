@@ -10,6 +10,7 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
 from tests.stages.ingest_table.copying import copy, held, source_of
+from tests.tables.contents import contents
 
 KAFKA = "named_struct('topic', 't', 'partition', 0, 'offset', {offset}L, 'timestamp', 1000L)"
 
@@ -134,3 +135,14 @@ def test_any_other_columns_by_a_mapping(spark: SparkSession, name: TopicName) ->
         (b"a", b"1", 7),
         (None, None, None),
     ]
+
+
+def test_times_that_no_column_holds_are_those_of_their_batch(
+    spark: SparkSession, name: TopicName
+) -> None:
+    rows = ["(0, 0, 7, 'a')", f"(0, 1, {2**63 - 1}, 'b')", f"(0, 2, {2**62}, 'c')"]
+    table(spark, name, "p bigint, o bigint, at bigint, k string", *rows)
+    copy(spark, name, choices=Choices(partition="p", offset="o", timestamp="at", key="k"))
+    batches = contents(spark, name).batches
+    found = [(of["base_timestamp_ms"], of["max_timestamp_ms"]) for of in batches]
+    assert found == [(7, 7), (2**63 - 1, 2**63 - 1)]

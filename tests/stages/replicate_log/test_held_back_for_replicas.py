@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.replica_tables import replica_names
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
@@ -35,12 +36,20 @@ def test_a_tombstone_that_a_replica_lacks_outlives_its_horizon(
     second = clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
     # The tombstones at 2, 5, 8 and 11 are in the replica, those at 14, 17 and 20 are not.
     assert dues(second) == {"picked": True, "tombstones_removed": 4, "held_back": held_back(3)}
+    (replica,) = replica_names(load(sandbox.session, name))
+    assert second.partitions[0]["note"] == (
+        f"3 tombstones and markers are due and stay, since the replica {replica} ends at offset "
+        "12: run replicate_log"
+    )
     tombstones = [r[0] for r in view_of_table(sandbox.session, name, 0).records if r[4] is None]
     assert tombstones == [14, 17, 20]
 
     # What is only held back is no reason for a round.
     third = clean(sandbox.session, str(name), NIGHT_MS + 2 * DAY_MS)
     assert dues(third) == {"picked": False, "tombstones_removed": None, "held_back": None}
+    assert f"and the replica {replica} ends at offset 12: run replicate_log" in str(
+        third.partitions[0]["reason"]
+    )
     replicate(sandbox, name)
     fourth = clean(sandbox.session, str(name), NIGHT_MS + 3 * DAY_MS)
     assert dues(fourth) == {"picked": True, "tombstones_removed": 3, "held_back": held_back(0)}

@@ -155,7 +155,10 @@ def _night(spark: SparkSession, name: TopicName, topic: Topic, number: int) -> N
 
 def _clean(spark: SparkSession, name: TopicName, now_ms: int) -> None:
     mark(spark, str(name))
-    execute_clean(plan_clean(settle(load(spark, name), "expire_segments"), now_ms))
+    plan = plan_clean(settle(load(spark, name), "expire_segments"), now_ms)
+    if plan.refused:
+        raise NotCoveredError(str(plan.refused))
+    execute_clean(plan)
 
 
 def _replicate(spark: SparkSession, name: TopicName) -> None:

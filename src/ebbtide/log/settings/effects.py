@@ -119,4 +119,6 @@ HEADERS = {
     "ebbtide.erase.run_id": "On a tombstone of `erase_keys`: in which run.",
     "ebbtide.timestamp": "A timestamp in milliseconds that no SQL timestamp can hold. An export "
     "turns it back.",
+    "ebbtide.header.keys": "The place and the bytes (hex) of each header key of the record that is "
+    "not UTF-8. An export turns them back.",
 }

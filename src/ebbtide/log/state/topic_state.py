@@ -108,15 +108,19 @@ class PartitionState:
         known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
         return known if known > 0 else None
 
+    @property
+    def has_dirty_segments(self) -> bool:
+        """Whether a closed segment is not clean."""
+        # A segment may be closed although nothing of the next one is below the high watermark.
+        return max(self.first_dirty_offset, self.log_start_offset) < self.active_segment
+
     def is_clean_at(self, now_ms: int) -> bool:
         """Return whether a round at `now_ms` would find nothing to do."""
         if now_ms <= self.cleaned_at_ms:
             return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
-        # A segment may be closed although nothing of the next one is below the high watermark.
-        first_dirty = max(self.first_dirty_offset, self.log_start_offset)
-        has_dirty = first_dirty < self.active_segment
-        return self.cleaned_end_offset == self.log_end_offset and is_waiting and not has_dirty
+        is_new = self.cleaned_end_offset != self.log_end_offset or self.has_dirty_segments
+        return is_waiting and not is_new
 
     def moved(self, **changes: object) -> PartitionState:
         """Return this state with `changes`; StateError for an offset that would move backwards."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ebbtide.lake.reader import LakeTopic, Run
@@ -25,6 +26,9 @@ HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
 LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
 HELD_BACK = f"{PREFIX}held_back"
+UNCLEANABLE = f"{PREFIX}uncleanable_partitions"
+SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
+OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
 HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
 
@@ -83,6 +87,29 @@ class TopicRun:
             yield self._gauge(DIRTY_RATIO, ratio)
         yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
         yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
+        yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
+        yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
+        if self.topic.config.is_enabled and self.topic.config.is_compacted:
+            yield self._gauge(SINCE_LAST_ROUND, self.seconds_since_last_round)
+
+    @property
+    def seconds_since_last_round(self) -> int:
+        """How long before the run's clock the dirty partition that waits longest had a round.
+
+        One that never had a round waits since its first segment was written; 0 if all are clean.
+        """
+        since = [
+            state.cleaned_at_ms if state.cleaned_at_ms >= 0 else state.segments[0].modified_ms
+            for state in self.topic.partitions.values()
+            if state.has_dirty_segments
+        ]
+        return max(0, self.now_ms - min(since, default=self.now_ms)) // 1000
+
+    @property
+    def open_transaction_seconds(self) -> int:
+        """How long before the run's clock the oldest transaction began that holds a log back."""
+        begun = _of_partitions(self.rows, "open_transaction", itemgetter("since_ms"))
+        return max((max(0, self.now_ms - ms) // 1000 for ms in begun if ms >= 0), default=0)
 
     @property
     def horizon_overdue_seconds(self) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.arrays import MAX_TIMESTAMP_MS, Int64s, to_timestamps
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.batch import HEADER, HEADERS_TYPE, RECORD_SCHEMA
@@ -25,6 +25,7 @@ from ebbtide.records.decoding.record_places import (
     V2Batch,
     find_records,
 )
+from ebbtide.records.header_keys import HEADER_KEYS_HEADER, kept_keys, shown_key
 from ebbtide.records.legacy import LegacyRecord
 from ebbtide.records.varint import (
     VARINT_BYTES,
@@ -169,21 +170,31 @@ def _gather_headers(chunk: Chunk, counts: Int64s, places: Int64s) -> pa.Array:
     value_end = value_start + np.maximum(length, 0)
     values = _gather(chunk, Slices(value_start, value_end, length < 0))
     try:
-        keys = keys.cast(pa.string())
-    except pa.ArrowInvalid as bad:
-        raise _not_utf8(chunk, counts, keys) from bad
+        names = keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return _with_kept_keys(counts, keys, values)
+    if pc.any(pc.equal(names, HEADER_KEYS_HEADER)).as_py():
+        return _with_kept_keys(counts, keys, values)
+    keys = names
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)
 
 
-def _not_utf8(chunk: Chunk, counts: Int64s, keys: pa.Array) -> CorruptSegmentError:
-    for row, key in zip(np.repeat(np.arange(len(counts)), counts), keys.to_pylist(), strict=True):
-        try:
-            key.decode()
-        except UnicodeDecodeError:
-            return chunk.malformed(int(row), "a header key in UTF-8", repr(key))
-    raise AssertionError("Arrow refused header keys that Python takes")
+def _with_kept_keys(counts: Int64s, keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return the headers of records of which some have keys that are not UTF-8."""
+    of_all, contents = keys.to_pylist(), values.to_pylist()
+    lists, start = [], 0
+    for count in counts.tolist():
+        own, end = of_all[start : start + count], start + count
+        pairs = zip(own, contents[start:end], strict=True)
+        headers = [{"key": shown_key(key), "value": value} for key, value in pairs]
+        kept = kept_keys(own)
+        lists.append(
+            headers if kept is None else [*headers, {"key": HEADER_KEYS_HEADER, "value": kept}]
+        )
+        start = end
+    return pa.array(lists, HEADERS_TYPE)
 
 
 def _gather(chunk: Chunk, slices: Slices) -> pa.Array:

@@ -52,6 +52,12 @@ SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
 # What a cleaner or a split of a segment leaves if its broker dies: index files too.
 TEMPORARY_NAME = re.compile(r"[0-9]{20}\..+\.cleaned", re.ASCII)
 
+# Kafka: LogLoader.retryOnOffsetOverflow. It finds such a segment only while it builds the indexes.
+_SPLIT = (
+    "if its broker has the same file, start a broker of Kafka 2.0 or later on a copy of the "
+    "directory without this segment's .index and .timeindex: it splits the segment, and the copy "
+    "can be ingested; else copy the file again"
+)
 # Batches that are Python objects at a time.
 ROWS_AT_ONCE = 16_384
 EVERY_BATCH = WantedBatches()
@@ -177,7 +183,7 @@ def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> 
     last = segment_offset + MAX_INT
     if row.last_offset > last:
         expected = f"offsets of at most {last}, as far as its segment's index reaches,"
-        raise corrupt(path, row.position, expected, str(row.last_offset))
+        raise corrupt(path, row.position, expected, str(row.last_offset), _SPLIT)
     if row.leader_epoch < NO_LEADER_EPOCH:
         expected = f"a leader epoch of {NO_LEADER_EPOCH} or more"
         raise corrupt(path, row.position, expected, str(row.leader_epoch))

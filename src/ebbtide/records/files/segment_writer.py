@@ -23,6 +23,7 @@ from ebbtide.records.attributes import (
     NO_TIMESTAMP,
 )
 from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.header_keys import HeaderPairs, with_own_keys
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 
 # The columns of a records table that are written.
@@ -32,8 +33,6 @@ RECORD_COLUMNS = (
 )
 # Python objects of this many records are alive at a time, and those of one batch.
 ROWS_AT_ONCE = 4096
-
-HeaderPairs = list[tuple[bytes, bytes | None]]
 
 
 class StoredBatch(NamedTuple):
@@ -156,18 +155,19 @@ def _to_records(rows: pa.Table, times_ms: Int64s) -> Iterator[Record]:
         ):
             if not is_timed:
                 headers, time_ms = without_kept_time(headers, time_ms)
-            yield Record(offset, time_ms, key, value, headers, attributes)
+            yield Record(offset, time_ms, key, value, with_own_keys(headers), attributes)
 
 
 def _values(chunk: pa.Table, name: str) -> list[Any]:
     if name == "headers":
-        return [_header_pairs(headers) for headers in chunk[name].to_pylist()]
+        return [header_pairs(headers) for headers in chunk[name].to_pylist()]
     if name == "timestamp":
         return list(chunk[name].is_valid().to_pylist())
     return list(chunk[name].to_pylist())
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
+def header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
+    """Return a record's headers as they are written."""
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 

@@ -18,7 +18,7 @@ from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segm
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
-from ebbtide.iceberg.replica_tables import held_back_from
+from ebbtide.iceberg.replica_tables import ReplicaEnd, first_replica_ends
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
 from ebbtide.log.logical_segments import Bounds as LogBounds
@@ -27,7 +27,12 @@ from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.transactions import OpenTransaction
+from ebbtide.moments import minute
 from ebbtide.spark.tasks import map_segments
+
+# What a reason begins with that the dirty ratio is.
+DIRTY_RATIO = "dirty ratio"
 
 
 class Pins(NamedTuple):
@@ -45,18 +50,25 @@ class Choice(NamedTuple):
     parts: Mapping[int, PartitionRound]  # of the picked partitions alone
     reasons: Mapping[int, str]  # for a round, or against one
     dirty_ratios: Mapping[int, float]
+    blockers: Mapping[int, OpenTransaction]  # of the partitions that one holds back
+    replica_ends: Mapping[int, ReplicaEnd]  # by partition, of the replica whose log ends first
 
 
 class _Offer(NamedTuple):
-    """One partition's round, if it is picked."""
+    """One partition's round, if it is picked; `blocker` is the transaction that shortens it."""
 
     part: PartitionRound
     dirty_ratio: float
+    blocker: OpenTransaction | None = None
+    reason_against: str = ""  # what alone keeps Kafka's cleaner from picking it, if known
 
     @property
     def reason(self) -> str:
         """Why Kafka's cleaner would pick it, or why not."""
-        return f"dirty ratio {self.dirty_ratio:.2f}{' is too low' if self.part.is_idle else ''}"
+        if self.part.is_idle and self.reason_against:
+            return self.reason_against
+        too_low = " is too low" if self.part.is_idle else ""
+        return f"{DIRTY_RATIO} {self.dirty_ratio:.2f}{too_low}"
 
 
 def newest_pins(topic: Topic) -> Pins | None:
@@ -111,7 +123,8 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
 
     Only partitions that have bounds are picked; no round goes beyond them.
     """
-    held_back = held_back_from(topic)
+    ends = first_replica_ends(topic)
+    held_back = {p: end.offset for p, end in ends.items()}
     outlines = {
         p: LogOutline(
             state.log_start_offset,
@@ -129,12 +142,29 @@ def choose(topic: Topic, bounds: Mapping[int, RoundBounds], pins: Pins, now_ms: 
     }
     parts = {p: offer.part for p, offer in offers.items() if not offer.part.is_idle}
     reasons = {p: offer.reason for p, offer in offers.items()}
+    for partition in ends.keys() & offers.keys():
+        if offers[partition].part.is_idle:
+            state, end = topic.partitions[partition], ends[partition]
+            reasons[partition] = _waits_for(state, end, now_ms) or reasons[partition]
     if topic.config.cleans_idle:
         idle = {p: offer.part for p, offer in offers.items() if offer.part.is_idle}
         for partition, reason in _idle_reasons(topic, headers, idle, pins, outlines).items():
             parts[partition], reasons[partition] = idle[partition], reason
     ratios = {p: offer.dirty_ratio for p, offer in offers.items()}
-    return Choice(pins, headers, {p: parts[p] for p in headers if p in parts}, reasons, ratios)
+    blockers = {p: offer.blocker for p, offer in offers.items() if offer.blocker is not None}
+    picked = {p: parts[p] for p in headers if p in parts}
+    return Choice(pins, headers, picked, reasons, ratios, blockers, ends)
+
+
+def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:
+    """Return which replica keeps a delete horizon waiting; empty if none is due or it has all."""
+    horizon_ms = state.next_horizon_ms
+    if horizon_ms is None or horizon_ms > now_ms or end.offset >= state.log_end_offset:
+        return ""
+    return (
+        f"a delete horizon was reached at {minute(horizon_ms)} UTC, and the replica {end.replica} "
+        f"ends at offset {end.offset}: run replicate_log"
+    )
 
 
 def _offer(
@@ -142,8 +172,18 @@ def _offer(
 ) -> _Offer:
     """Return the partition's round; it is idle where the dirty ratio is too low."""
     state, end = topic.partitions[partition], bounds.first_uncleanable_offset
-    log = _cleanable(state, headers, topic.config, outline.now_ms, end)
-    is_picked = log.is_picked(topic.config.min_cleanable_dirty_ratio)
+    stable = headers.stable_offset(state.log_start_offset, state.log_end_offset)
+    log = _cleanable(state, headers, topic.config, outline.now_ms, end, stable)
+    least_ratio = topic.config.min_cleanable_dirty_ratio
+    is_picked = log.is_picked(least_ratio)
+    blocker, against = None, ""
+    if (transaction := headers.oldest_open_transaction) is not None:
+        all_log = state.log_end_offset
+        free = _cleanable(state, headers, topic.config, outline.now_ms, end, all_log)
+        if free.first_uncleanable_offset > log.first_uncleanable_offset:
+            blocker = transaction
+            if free.is_picked(least_ratio):
+                against = transaction.in_words(outline.now_ms)
     part = PartitionRound(
         log_start_offset=state.log_start_offset,
         first_segment_offset=state.first_segment,
@@ -152,17 +192,22 @@ def _offer(
         is_idle=not is_picked,
         held_back_from=outline.held_back_from,
     )
-    return _Offer(part, log.ratio)
+    return _Offer(part, log.ratio, blocker, against)
 
 
 def _cleanable(
-    state: PartitionState, headers: LogHeaders, config: TopicConfig, now_ms: int, end_of_plan: int
+    state: PartitionState,
+    headers: LogHeaders,
+    config: TopicConfig,
+    now_ms: int,
+    end_of_plan: int,
+    last_stable_offset: int,
 ) -> Cleanable:
     bounds = LogBounds(
         log_start_offset=state.log_start_offset,
         log_end_offset=state.log_end_offset,
         first_dirty_offset=state.first_dirty_offset,
-        last_stable_offset=headers.stable_offset(state.log_start_offset, state.log_end_offset),
+        last_stable_offset=last_stable_offset,
         first_unmarked_offset=state.first_unmarked_offset,
         end_of_plan=end_of_plan,
     )

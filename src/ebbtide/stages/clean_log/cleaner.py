@@ -77,9 +77,13 @@ def effect_of(
     }
     units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
+    effect.refused = {unit.partition: unit.refusal for unit in units if unit.refusal}
+    units = [unit for unit in units if not unit.refusal]
     changes = list[RowChanges]()
     of_partitions = {unit.partition: [unit] for unit in units}
     for partition, of_partition in rules.items():
+        if partition in effect.refused:
+            continue
         mine = of_partitions.get(partition, [])
         carried_over = _carried(partition, headers[partition], of_partition, mine)
         changes += _replaced([unit.changes for unit in mine], carried_over)
@@ -106,6 +110,7 @@ def _rules(
         part.first_dirty_offset,
         topic.partitions[partition].segments,
         part.held_back_from,
+        part.is_idle,
     )
     last = last_records(
         producers.last_batches_of_producers.batches(),

@@ -39,6 +39,7 @@ class RoundEffect:
     next_clean_ms: dict[int, int] = field(default_factory=dict)
     segments: dict[int, Sequence[Segment]] = field(default_factory=dict)  # before the round
     planned: dict[int, PlannedRows] = field(default_factory=dict)  # where it was asked for
+    refused: dict[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
 
 
 class UnitNumbers(NamedTuple):
@@ -99,6 +100,13 @@ class UnitEffect(NamedTuple):
     numbers: UnitNumbers
     left: RowsLeft
     planned: PlannedRows | None = None
+    refusal: str = ""  # why its partition cannot be cleaned; nothing else is known then
+
+    @classmethod
+    def refused(cls, partition: int, segment: int, why: str) -> UnitEffect:
+        """Return the effect on a segment whose partition cannot be cleaned."""
+        left = RowsLeft(headers_of([]), headers_of([]), headers_of([]))
+        return cls(partition, [segment], [], no_changes(), UnitNumbers(), left, refusal=why)
 
     @classmethod
     def by_partition(cls, effects: Sequence[UnitEffect]) -> list[UnitEffect]:
@@ -110,6 +118,8 @@ class UnitEffect(NamedTuple):
 
     @classmethod
     def _together(cls, partition: int, parts: Sequence[UnitEffect]) -> UnitEffect:
+        if refused := [part for part in parts if part.refusal]:
+            return refused[0]
         planned = [part.planned for part in parts if part.planned is not None]
         return cls(
             partition,

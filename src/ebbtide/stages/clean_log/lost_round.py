@@ -18,7 +18,6 @@ import pyarrow as pa
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import RowChanges, changes_of, no_changes
-from ebbtide.columns.segment_records import COLUMNS
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes
@@ -32,6 +31,7 @@ from ebbtide.log.state.topic_state import ROUND
 from ebbtide.moments import minute
 from ebbtide.spark.job_log import note
 from ebbtide.spark.tasks import map_segments
+from ebbtide.stages.clean_log.segment_round import read_records
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def _fewer(future_limit_ms: int, segment: _Segment) -> RowChanges:
         return no_changes()
     rows = None
     if segment.records is not None:
-        rows = read_segment(segment.records, COLUMNS).table
+        rows = read_records(segment.records).table
         held = np.isin(rows["batch"].to_numpy(), headers.column("base_offset"))
         rows = rows.filter(pa.array(held))
     fewer = fewer_than_told(rows, headers, segment.cleaned, future_limit_ms)

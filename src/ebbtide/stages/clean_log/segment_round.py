@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from ebbtide.columns.header_columns import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.rewritten_batches import ORDINARY
+from ebbtide.columns.rewritten_batches import ORDINARY, hidden_changes
 from ebbtide.columns.row_changes import RowChanges, after_changes, changes_of
 from ebbtide.columns.segment_cleaning import (
     IsSuperseded,
@@ -24,11 +24,13 @@ from ebbtide.columns.segment_cleaning import (
     dirty_keys,
     judge_headers,
 )
-from ebbtide.columns.segment_records import COLUMNS
+from ebbtide.columns.segment_records import COLUMNS, COLUMNS_OF_UNTIMED
 from ebbtide.columns.transaction_rows import outline_transactions, read_transactions
+from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.files.data_files import (
     DeletionVector,
     SegmentFiles,
+    SegmentRows,
     deletion_of,
     read_segment,
 )
@@ -111,7 +113,7 @@ class _RecordsWork(NamedTuple):
     def clean(self, is_superseded: IsSuperseded, known: Known) -> _Cleaned | None:
         """Judge the records; None where there is none at or above the log start offset."""
         future_limit_ms = known.future_limit_ms
-        read = read_segment(self.records, COLUMNS)
+        read = read_records(self.records)
         is_covered = read.table["offset"].to_numpy() >= self.this_round.log_start_offset
         rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
         if not rows.num_rows:
@@ -128,6 +130,13 @@ class _RecordsWork(NamedTuple):
         ]
         planned = PlannedRows.of(rows, done.is_victim) if known.keeps_offsets else None
         return _Cleaned(rows["batch"][0].as_py(), done, deletions, planned)
+
+
+def read_records(records: SegmentFiles) -> SegmentRows:
+    """Read what a round needs of a segment's records."""
+    read = read_segment(records, COLUMNS)
+    is_timed = read.table["timestamp"].null_count == 0
+    return read if is_timed else read_segment(records, COLUMNS_OF_UNTIMED)
 
 
 def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
@@ -155,7 +164,19 @@ def _headers(unit: Unit) -> BatchHeaders:
 def clean_unit(
     known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None = None
 ) -> UnitEffect:
-    """Run the round over one segment, given by its records, or its batches where it has none."""
+    """Run the round over one segment, given by its records, or its batches where it has none.
+
+    Kafka's cleaner marks a partition that it cannot clean, and goes on with the others.
+    """
+    try:
+        return _clean_unit(known, files, is_superseded)
+    except NotCoveredError as error:
+        return UnitEffect.refused(files.partition, files.segment, str(error))
+
+
+def _clean_unit(
+    known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None
+) -> UnitEffect:
     place = files.partition, files.segment
     unit, rules = known.value.units[place], known.value.rules[files.partition]
     headers = _headers(unit)
@@ -175,13 +196,14 @@ def clean_unit(
     changes = changes_of([(before, left, NEVER) for before, left in after if left != before])
     if cleaned is not None:
         changes = pa.concat_tables([changes, cleaned.effect.rewriting.changes])
-    changes = changes.sort_by("base_offset")
+    hidden, hidden_bytes = hidden_changes(rules.covered(headers), rules.this_round)
+    changes = pa.concat_tables([changes, hidden]).sort_by("base_offset")
     return UnitEffect(
         files.partition,
         [files.segment],
         [] if cleaned is None else cleaned.deletions,
         RowChanges.of(*place, changes),
-        _numbers(judged, after, cleaned, rules),
+        _numbers(judged, after, cleaned, rules, hidden_bytes),
         _rows_left(headers, changes, rules),
         _planned(after, cleaned) if known.value.keeps_offsets else None,
     )
@@ -220,9 +242,13 @@ def _headers_after(
 
 
 def _numbers(
-    judged: Judged, after: HeadersAfter, cleaned: _Cleaned | None, rules: PartitionRules
+    judged: Judged,
+    after: HeadersAfter,
+    cleaned: _Cleaned | None,
+    rules: PartitionRules,
+    hidden_bytes: int,
 ) -> UnitNumbers:
-    """Count what the round removes from the segment."""
+    """Count what the round removes from the segment; hidden data counts for no bytes any more."""
     markers = [left for batch, left in after if batch.is_control and batch.record_count]
     numbers = UnitNumbers(
         records_removed=sum(
@@ -232,7 +258,8 @@ def _numbers(
         ),
         bytes_removed=sum(
             batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
-        ),
+        )
+        + hidden_bytes,
         markers_removed=sum(1 for left in markers if left is None or left.record_count == 0),
         markers=len(markers),
         markers_held_back=_markers_held_back(judged, rules),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from ebbtide.iceberg.planned.planned_round import (
     open_round,
     start_round,
 )
+from ebbtide.iceberg.replica_tables import ReplicaEnd
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -47,6 +48,7 @@ from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.log.transactions import OpenTransaction
 from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
@@ -68,6 +70,7 @@ from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves, summaries_of
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.stages.clean_log.state_after import finish_state
+from ebbtide.text import number
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +88,11 @@ class CleanPlan:
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
     # By partition, where the ratio decides for a round or against one.
     dirty_ratios: Mapping[int, float] = field(default_factory=dict)
+    # By partition, where one keeps the round from going further.
+    blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
+    replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
+    now_ms: int = 0
+    refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
@@ -94,13 +102,38 @@ class CleanPlan:
             numbers: dict[str, Any] = {"picked": False, "reason": reason}
             if partition in self.dirty_ratios:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
+            if (blocker := self.blockers.get(partition)) is not None:
+                numbers["open_transaction"] = blocker._asdict()
+            if partition in self.refused:
+                numbers["uncleanable"] = True
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
                 outcome.partitions[partition] |= {"picked": True, **numbers}
+        for partition, numbers in outcome.partitions.items():
+            if notes := list(self._notes(partition, numbers)):
+                numbers["note"] = "; ".join(notes)
+        if self.round is not None and self.effect is not None:
             outcome.rows_removed = self.effect.victims
             outcome.bytes_removed = self.effect.bytes_removed
         return outcome
+
+    def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what keeps a partition from being cleaned or shortens its round, and the remedy."""
+        if partition in self.refused:
+            yield f"cannot be cleaned: {self.refused[partition]}"
+        if (blocker := self.blockers.get(partition)) is not None:
+            yield (
+                f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the "
+                f"brokers: kafka-transactions.sh abort --topic {self.topic.name.topic} "
+                f"--partition {partition} --start-offset {blocker.first_offset}"
+            )
+        end, waiting = self.replica_ends.get(partition), sum(numbers.get("held_back", {}).values())
+        if end is not None and waiting:
+            yield (
+                f"{number(waiting)} tombstones and markers are due and stay, since the replica "
+                f"{end.replica} ends at offset {end.offset}: run replicate_log"
+            )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records and markers that leave."""
@@ -177,12 +210,21 @@ def plan_clean(
     shown = {p: reason or "" for p, reason in reasons.items()}
     shown |= {} if choice is None else choice.reasons
     _log_choice(picked, shown)
-    ratios = {} if choice is None else choice.dirty_ratios
-    if choice is None or not picked:
-        return CleanPlan(topic, None, None, shown, ratios)
+    if choice is None:
+        return CleanPlan(topic, None, None, shown)
+    found = choice.dirty_ratios, choice.blockers, choice.replica_ends, now_ms
+    if not picked:
+        return CleanPlan(topic, None, None, shown, *found)
     new_round = _new_round(topic.config, choice, now_ms)
     effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
-    return CleanPlan(topic, new_round, effect, shown, ratios)
+    shown |= effect.refused
+    for partition, why in effect.refused.items():
+        log.warning("partition %d cannot be cleaned: %s", partition, why)
+    cleaned = {p: part for p, part in picked.items() if p not in effect.refused}
+    if not cleaned:
+        return CleanPlan(topic, None, None, shown, *found, effect.refused)
+    new_round = replace(new_round, partitions=cleaned)
+    return CleanPlan(topic, new_round, effect, shown, *found, effect.refused)
 
 
 def guard_round(plan: CleanPlan) -> str:

@@ -13,6 +13,7 @@ from ebbtide.log.requests.erase_request import PartitionKey
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.moments import minute
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.clean_log.choice import DIRTY_RATIO
 from ebbtide.stages.clean_log.stage import CleanPlan
 from ebbtide.stages.erase_keys.held_keys import LeftOfKey, find_left
 from ebbtide.stages.erase_keys.plan import ErasePlan
@@ -124,6 +125,5 @@ def _delay(rows: list[KeyRow], cleaning: CleanPlan, partition: int) -> dict[str,
         reason = "the segment of their tombstone is not closed yet, or not old enough"
     else:
         reason = str(cleaned["reason"])
-        # The state ruled no round out, so the ratio was too low for one.
-        reason += DIRTY_RATIO_DECIDES if partition in cleaning.dirty_ratios else ""
+        reason += DIRTY_RATIO_DECIDES if reason.startswith(DIRTY_RATIO) else ""
     return {"note": f"{left} records of the keys wait for a cleaner round: {reason}"}

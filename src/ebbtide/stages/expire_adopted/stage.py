@@ -54,9 +54,12 @@ class AdoptedExpirePlan(ExpirePlan):
         for partition, expiry in self.expiries.items():
             records = sum(segment.record_count for segment, _ in expiry.removed)
             rules = self._by_rule(partition)
+            left = sum(segment.record_count for segment in expiry.kept)
+            left -= self._records(partition).rows
             summaries[partition] = partition_summary(
                 LeavingRows(records=records + self._records(partition).rows),
                 rules,
+                self.staying(partition, left),
                 bytes_removed=sum(rule.get("bytes", 0) for rule in rules.values()),
             )
         return summaries

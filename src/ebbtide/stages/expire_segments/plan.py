@@ -24,7 +24,15 @@ from ebbtide.log.plans.summary import (
     Staying,
     partition_summary,
 )
-from ebbtide.log.retention import Expiry, LogOffsets, Rule, expire, record_limit
+from ebbtide.log.retention import (
+    Blocker,
+    Expiry,
+    LogOffsets,
+    Rule,
+    blocker,
+    expire,
+    record_limit,
+)
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.holds_table import holds_at, pauses_on
@@ -156,15 +164,33 @@ class ExpirePlan:
             add_to(rows, self._records(partition).planned)
             kept, rules = self.expiries[partition].kept, self._by_rule(partition)
             left = sum(s.record_count for s in kept) - self._records(partition).rows
-            why = self.pauses.get(partition, WITHIN_LIMITS)
             summaries[partition] = partition_summary(
                 rows,
                 rules,
-                [Staying(reason=why, records=left)] if left > 0 else [],
+                self.staying(partition, left),
                 bytes_removed=sum(rule.get("bytes", 0) for rule in rules.values()),
                 shows_keys=self.topic.config.plans_show_keys,
             )
         return summaries
+
+    def staying(self, partition: int, left: int) -> list[Staying]:
+        """Return why `left` records of a partition stay."""
+        reasons = {self.pauses.get(partition, WITHIN_LIMITS): left}
+        if (found := self._blocker(partition)) is not None:
+            held = sum(segment.record_count for segment in found.held)
+            reasons = {WITHIN_LIMITS: left - held, found.in_words(self.now_ms): held}
+        return [Staying(reason=why, records=count) for why, count in reasons.items() if count > 0]
+
+    def _blocker(self, partition: int) -> Blocker | None:
+        """Return the segment that holds back others of a partition, or None if none does."""
+        if partition in self.pauses:
+            return None
+        return blocker(
+            self.expiries[partition].kept,
+            self.topic.config,
+            now_ms=self.now_ms,
+            max_event_time_ms=self.bounds[partition].max_event_time_ms,
+        )
 
     def _by_rule(self, partition: int) -> dict[str, RuleNumbers]:
         rules: dict[str, RuleNumbers] = {}
@@ -199,6 +225,9 @@ class ExpirePlan:
         }
         if partition in self.pauses:
             numbers["note"] = self.pauses[partition]
+        elif (found := self._blocker(partition)) is not None:
+            numbers["note"] = found.in_words(self.now_ms)
+            numbers["segments_held_back"] = len(found.held)
         elif (found_ms := self.max_event_times_ms.get(partition)) is not None:
             numbers["note"] = (
                 f"the state had no max event time; {found_ms} ms is the largest of the batches "

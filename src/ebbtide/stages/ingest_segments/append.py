@@ -61,6 +61,8 @@ from ebbtide.log.state.topic_state import (
     SLICE,
     to_properties,
 )
+from ebbtide.log.timestamp_units import likely_unit, unit_in_words
+from ebbtide.records.attributes import NO_TIMESTAMP
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import watched
 from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
@@ -372,11 +374,16 @@ def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
 
 
 def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
-    """Add to the outcome how many planned records the table now holds."""
+    """Add to the outcome how many planned records the table now holds, and odd timestamps."""
+    largest_ms = ingested.largest_timestamps_ms() if ingested.batches.num_rows else {}
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
         numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
         numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
+        newest_ms = largest_ms.get(partition, NO_TIMESTAMP)
+        if (unit := likely_unit(newest_ms, ingested.now_ms)) is not None:
+            numbers["timestamp_unit"] = unit
+            numbers["note"] = unit_in_words(unit, newest_ms)
 
 
 def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:

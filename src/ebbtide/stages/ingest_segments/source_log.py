@@ -22,6 +22,7 @@ from ebbtide.log.continuation import (
     check_no_gap,
     check_not_appended,
     check_not_lost,
+    check_not_remote,
 )
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
@@ -49,6 +50,7 @@ class GapRule(NamedTuple):
 
     is_compacted: bool
     accepts_all: bool
+    is_tiered: bool = False  # local files are a part of the log: remote.storage.enable
 
 
 class Walked(NamedTuple):
@@ -358,8 +360,13 @@ def _check_gaps(
     """Return the gaps up to where `new` reaches that only the user's word explains."""
     first, accepted = log.first_offset, []
     bases = new.column("base_offset").to_numpy()
+    if log.held.state is None and rule.is_tiered and walked.directory.segments:
+        start = walked.directory.log_start_offset or 0
+        check_not_remote(walked.where, start, first, is_accepted=rule.accepts_all)
+        accepted += [(start, first)] if start < first else []
     if log.held.state is not None and walked.start > first:
-        check_not_lost(walked.where, first, walked.start, is_accepted=rule.accepts_all)
+        check = check_not_remote if rule.is_tiered else check_not_lost
+        check(walked.where, first, walked.start, is_accepted=rule.accepts_all)
         accepted.append((first, walked.start))
         first = min([walked.start, *bases[:1].tolist()])
     begins = np.concatenate([[first], new.column("last_offset").to_numpy() + 1])
@@ -416,6 +423,12 @@ def _report_skipped(walked: Walked, log: SourceLog) -> None:
     log.skipped += [f"{text}; left for the next time" for text in walked.torn]
     log.skipped += walked.directory.passed_over
     bases = [segment.base_offset for segment in walked.directory.segments]
+    start = walked.directory.log_start_offset
+    if log.held.state is None and bases and start is not None and start < bases[0]:
+        log.skipped.append(
+            f"offsets {start} to {bases[0] - 1}, where the checkpoint says that the log starts and "
+            "no file does: removed since, or in the remote tier, which ingest_topic reads"
+        )
     if not log.batches.num_rows:
         if not log.errors:
             log.skipped.append(f"{len(bases)} segments hold nothing new")

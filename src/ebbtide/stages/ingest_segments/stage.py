@@ -90,6 +90,7 @@ log = logging.getLogger(__name__)
 
 # A broker that removes files while they are read is listed again this often.
 LISTINGS = 3
+REMOTE_STORAGE = "remote.storage.enable"  # a setting of a topic with a remote tier (KIP-405)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,13 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
+def _is_tiered(topic: Topic, source: Source) -> bool:
+    """Return whether the brokers keep a part of the log elsewhere, by the source or the topic."""
+    of_source = source.manifest.topic_configs.get(topic.name.topic, {}) if source.manifest else {}
+    of_topic = topic.properties.get(f"kafka.{REMOTE_STORAGE}", "")
+    return of_source.get(REMOTE_STORAGE, of_topic).lower() == "true"
+
+
 def plan_ingest(
     topic: Topic,
     source: Source,
@@ -255,7 +263,7 @@ def plan_ingest(
     held = ends.held
     files = [file for p in unread for file in files_to_walk(p, unread[p], held[p], taken)]
     walked = walk_slice(files, partial(walk_files, topic.spark, batch_limits(config), source.store))
-    rule = GapRule(config.is_compacted, source.accept_gap)
+    rule = GapRule(config.is_compacted, source.accept_gap, _is_tiered(topic, source))
     waiting = {file.path for file in walked.waiting}
     logs, walked_of = {}, by_partition(walked.rows)
     for partition, directory in directories.items():

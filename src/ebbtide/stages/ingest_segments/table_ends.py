@@ -140,6 +140,18 @@ class Ingested:
     max_event_times_ms: dict[int, int] = field(default_factory=dict)
     timestamps_in_headers: dict[int, int] = field(default_factory=dict)
     event_times_missing: dict[int, int] = field(default_factory=dict)
+    now_ms: int = 0
+
+    def largest_timestamps_ms(self) -> dict[int, int]:
+        """Return the largest timestamp of each partition's data batches."""
+        is_data = pc.equal(pc.bit_wise_and(self.batches.column("attributes"), CONTROL), 0)
+        largest = (
+            self.batches.filter(is_data)
+            .group_by("partition")
+            .aggregate([("max_timestamp_ms", "max")])
+        )
+        names = ("partition", "max_timestamp_ms_max")
+        return dict(zip(*(largest[name].to_pylist() for name in names), strict=True))
 
 
 def read_ingested(
@@ -183,6 +195,7 @@ def read_ingested(
         {p: row["max_event_time_ms_max"] for p, row in by_partition.items()},
         _timestamps_in_headers(topic, is_planned) if is_untimed else {},
         {p: row["event_times_missing_sum"] or 0 for p, row in by_partition.items()},
+        now_ms,
     )
 
 

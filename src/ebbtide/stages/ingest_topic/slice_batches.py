@@ -15,6 +15,7 @@ from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.live_offsets import Slice
 from ebbtide.records import arrays
 from ebbtide.records.arrays import Bools
+from ebbtide.records.batch import HEADERS_TYPE
 from ebbtide.runs.application import to_ms
 from ebbtide.spark.tasks import map_segments
 
@@ -53,9 +54,13 @@ def _batches_of_segment(
     firsts: Mapping[int, int], unstamped_ms: int | None, unit: SegmentFiles
 ) -> pa.Table:
     """Return the batches of a segment from the slice's first offset on, in a task."""
-    records = read_segment(unit, _READ.names).table.select(_READ.names)
+    read, schema = read_segment(unit, _READ.names).table, _READ
+    if read["timestamp"].null_count:
+        schema = _READ.append(pa.field("headers", HEADERS_TYPE))  # one may keep a timestamp
+        read = read_segment(unit, schema.names).table
+    records = read.select(schema.names)
     records = records.filter(pc.greater_equal(records["offset"], firsts[unit.partition]))
-    return _headers(records.cast(_READ).combine_chunks(), unstamped_ms)
+    return _headers(records.cast(schema).combine_chunks(), unstamped_ms)
 
 
 def _headers(records: pa.Table, unstamped_ms: int | None) -> pa.Table:

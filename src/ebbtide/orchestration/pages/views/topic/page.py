@@ -26,6 +26,9 @@ from ebbtide.text import number
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
 DAYS = 14  # of horizons that are due
+NOTES_SHOWN = 10
+# The jobs whose notes on partitions name what holds records back.
+HOLDING_BACK = ("clean_log", "expire_segments")
 # The forms that a topic's page leads to, and the text of each link.
 FORMS: Mapping[str, str] = {
     "delete_records": "Delete records",
@@ -87,6 +90,7 @@ class TopicPage:
     horizons: Sequence[DueHorizon]
     days: Sequence[DueDay]
     deletion: str
+    held_back: Sequence[str]  # what keeps records that a rule would remove, by partition
     charts: Sequence[Chart]
     removals: Sequence[Removal]
     settings: Sequence[SettingRow]
@@ -139,6 +143,7 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         deletion=deletion.in_words()
         if deletion
         else f"Nothing was deleted in the last {HISTORY.days} days.",
+        held_back=held_back(runs),
         charts=trends(runs),
         removals=removals(runs),
         settings=rows,
@@ -150,6 +155,18 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         ),
         adopted=adopted(topic),
     )
+
+
+def held_back(runs: Sequence[Run]) -> list[str]:
+    """Return what the newest round and the newest expiry say keeps records from being removed."""
+    newest = {run.job: run for run in runs if run.succeeded and run.job in HOLDING_BACK}
+    return [
+        f"Partition {partition}: {numbers['note']}."
+        for job in HOLDING_BACK
+        if job in newest
+        for partition, numbers in sorted(newest[job].partitions.items())
+        if "note" in numbers
+    ][:NOTES_SHOWN]
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
