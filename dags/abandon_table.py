@@ -6,7 +6,7 @@
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, topic
+from ebbtide.orchestration.house import Purpose, house, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "abandon_table"
@@ -14,8 +14,7 @@ JOB = "abandon_table"
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.SETTINGS),
     params={
         "topic": topic(),
         "plan_only": Param(

@@ -11,7 +11,7 @@ holds several topics gives as many, `<namespace>.<table>@<topic>`.
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, optional, topic
+from ebbtide.orchestration.house import Purpose, house, optional, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "adopt_table"
@@ -20,8 +20,7 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "topic")
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.SETTINGS),
     params={
         "topic": topic(),
         **{

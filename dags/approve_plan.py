@@ -12,8 +12,8 @@ from airflow.sdk import Param, chain, dag
 from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
-from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import ASKING, Priority
+from ebbtide.orchestration.handover import conclude, publishing
+from ebbtide.orchestration.house import Priority, Purpose, asking
 from ebbtide.orchestration.pool import SPARK_POOL
 
 EXECUTE = "execute"
@@ -21,9 +21,8 @@ EXECUTE = "execute"
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
     is_paused_upon_creation=False,  # the night triggers it
-    **ASKING,
+    **asking(__doc__, Purpose.APPROVAL),
     params={
         "plans": Param(
             [],
@@ -45,7 +44,13 @@ def approve_plan() -> None:
         max_active_tis_per_dagrun=1,
         map_index_template="{{ task.job }}",
     ).expand(job=jobs)
-    judged = publish_and_judge(execute, [EXECUTE], plans=NAMED_PLANS, approval=APPROVE)
+    judged = conclude(
+        [execute],
+        publishes=publishing(EXECUTE),
+        stages=[EXECUTE],
+        plans=NAMED_PLANS,
+        approval=APPROVE,
+    )
     ask = approval(NAMED_PLANS, execution=EXECUTE)
     chain(jobs, ask, [execute, rejections(jobs)], judged)
 

@@ -12,7 +12,7 @@ from airflow.sdk import Param, dag
 
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, topic
+from ebbtide.orchestration.house import Purpose, asking, topic
 
 OPTIONS = {"set": "--set", "unset": "--unset", "from_source": "--from-source"}
 NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
@@ -31,8 +31,7 @@ def lines(title: str, description: str, pattern: str) -> Param:
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.SETTINGS),
     params={
         "topic": topic(),
         "set": lines(

@@ -15,7 +15,7 @@ from airflow.sdk import Param, dag, get_current_context, task
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
 from ebbtide.orchestration.driver.causes import explained
-from ebbtide.orchestration.house import ASKING, TOPIC_PATTERN, optional, plan_only
+from ebbtide.orchestration.house import TOPIC_PATTERN, Purpose, asking, optional, plan_only
 from ebbtide.orchestration.outcome import delete_request
 
 
@@ -29,8 +29,7 @@ def build_request() -> dict[str, Any]:
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.REMOVE),
     params={
         "topic": optional(
             "string",

@@ -14,7 +14,7 @@ from airflow.sdk import Param, dag
 
 from ebbtide.log.requests.erase_request import KEYS, Encoding
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, optional, plan_only, required, topic
+from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, required, topic
 
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
@@ -23,8 +23,7 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.REMOVE),
     params={
         "topic": topic(),
         "requested_by": required("Requested by", "Who asked for it; each tombstone says so."),

@@ -11,7 +11,7 @@ from airflow.sdk import Param, chain, dag
 
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import HOUSE, topic
+from ebbtide.orchestration.house import Purpose, house, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "export_segments"
@@ -19,8 +19,7 @@ JOB = "export_segments"
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.RECOVER),
     params={
         "topic": topic(),
         "partitions": Param(

@@ -12,7 +12,7 @@ from airflow.sdk import Param, dag
 from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, optional, plan_only, topic
+from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, topic
 
 WHAT = "What is held; all that is filled in applies together"
 WHY = "What for"
@@ -21,8 +21,7 @@ OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.RECOVER),
     params={
         "action": Param(
             "make",

@@ -12,8 +12,8 @@ import os
 from airflow.sdk import Param, dag
 
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
-from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
+from ebbtide.orchestration.handover import conclude, publishing
+from ebbtide.orchestration.house import Purpose, cluster, house, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_segments"
@@ -21,8 +21,7 @@ JOB = "ingest_segments"
 
 @dag(
     schedule=schedule("EBBTIDE_INGEST_SCHEDULE"),
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.INGEST),
     params={
         "source": Param(
             os.environ.get("EBBTIDE_INGEST_SOURCE", "sample/log"),
@@ -45,7 +44,7 @@ JOB = "ingest_segments"
     },
 )
 def ingest_segments() -> None:
-    job = EbbtideJobOperator(
+    ingest = EbbtideJobOperator(
         task_id=JOB,
         job=JOB,
         options={
@@ -55,7 +54,7 @@ def ingest_segments() -> None:
             "accept_gap": "--accept-gap",
         },
     )
-    publish_and_judge(job, [JOB], is_ingest=True)
+    conclude([ingest], publishes=publishing(JOB, is_ingest=True), stages=[JOB])
 
 
 ingest_segments()

@@ -10,8 +10,8 @@ expression. docs/adopt.md says what becomes of rows that come late.
 
 from airflow.sdk import Param, dag
 
-from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import HOUSE, now, optional, schedule, topics
+from ebbtide.orchestration.handover import conclude, publishing
+from ebbtide.orchestration.house import Purpose, house, now, optional, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_table"
@@ -20,8 +20,7 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 @dag(
     schedule=schedule("EBBTIDE_INGEST_TABLE_SCHEDULE"),
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.INGEST),
     params={
         "topics": topics("all that have been copied to before"),
         "source": optional(
@@ -60,7 +59,7 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "headers")
 )
 def ingest_table() -> None:
     columns = {f"{part}_column": f"--{part}-column" for part in PARTS}
-    job = EbbtideJobOperator(
+    ingest = EbbtideJobOperator(
         task_id=JOB,
         job=JOB,
         options={
@@ -72,7 +71,7 @@ def ingest_table() -> None:
             "plan_only": "--plan-only",
         },
     )
-    publish_and_judge(job, [JOB], is_ingest=True)
+    conclude([ingest], publishes=publishing(JOB, is_ingest=True), stages=[JOB])
 
 
 ingest_table()

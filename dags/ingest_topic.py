@@ -13,8 +13,8 @@ import os
 
 from airflow.sdk import Param, dag
 
-from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import HOUSE, cluster, now, schedule, topics
+from ebbtide.orchestration.handover import conclude, publishing
+from ebbtide.orchestration.house import Purpose, cluster, house, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_topic"
@@ -22,8 +22,7 @@ JOB = "ingest_topic"
 
 @dag(
     schedule=schedule("EBBTIDE_INGEST_TOPIC_SCHEDULE"),
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.INGEST),
     params={
         "connection": Param(
             os.environ.get("EBBTIDE_INGEST_TOPIC_CONNECTION", "kafka_default"),
@@ -60,7 +59,7 @@ JOB = "ingest_topic"
     },
 )
 def ingest_topic() -> None:
-    job = EbbtideJobOperator(
+    ingest = EbbtideJobOperator(
         task_id=JOB,
         job=JOB,
         is_live=True,
@@ -73,7 +72,7 @@ def ingest_topic() -> None:
             "accept_gap": "--accept-gap",
         },
     )
-    publish_and_judge(job, [JOB], is_ingest=True)
+    conclude([ingest], publishes=publishing(JOB, is_ingest=True), stages=[JOB])
 
 
 ingest_topic()

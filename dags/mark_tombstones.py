@@ -11,13 +11,12 @@ records would change; where some would go to the quarantine, `approve` asks firs
 from airflow.sdk import Param, dag
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, topic
+from ebbtide.orchestration.house import Purpose, asking, topic
 
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.RETENTION),
     params={
         "topic": topic(),
         "from_offset": Param(

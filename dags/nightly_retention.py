@@ -23,20 +23,21 @@ ingest is followed by a night.
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.approval.waiting_plans import ask_for, left_plans
-from ebbtide.orchestration.handover import (
-    GROUP_TOPICS,
-    group_topics,
-    publish_and_judge,
-    stage,
+from ebbtide.orchestration.handover import GROUP_TOPICS, conclude, group_topics, publishing, stage
+from ebbtide.orchestration.house import (
+    Purpose,
+    house,
+    night_schedule,
+    now,
+    topics,
+    topics_per_application,
 )
-from ebbtide.orchestration.house import HOUSE, night_schedule, now, topics, topics_per_application
 from ebbtide.orchestration.night import NIGHT
 
 
 @dag(
     schedule=night_schedule(),
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.RETENTION),
     params={
         "topics": topics("all that are enabled"),
         "topics_per_application": topics_per_application(section="Clock and size"),
@@ -52,16 +53,22 @@ from ebbtide.orchestration.night import NIGHT
 )
 def nightly_retention() -> None:
     groups, plans = group_topics(), left_plans()
-    stages = [
+    jobs = [
         stage("mark_tombstones", groups),
         stage("clean_log", groups, after="mark_tombstones"),
         stage("expire_segments", groups, after="clean_log"),
         stage("delete_records", groups, after="expire_segments", request_from="expire_segments"),
         stage("expire_snapshots", groups, after="delete_records"),
     ]
-    chain(groups, *stages, plans)
-    judged = publish_and_judge(stages[-1], NIGHT, said_by="delete_records", groups=GROUP_TOPICS)
-    chain([*stages, ask_for(plans)], judged)
+    chain(groups, *jobs)
+    judged = conclude(
+        jobs,
+        plans,
+        publishes=publishing(NIGHT[-1], "delete_records"),
+        stages=NIGHT,
+        groups=GROUP_TOPICS,
+    )
+    chain(plans, ask_for(plans), judged)
 
 
 nightly_retention()

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import Asset, dag, get_current_context, task
 
-from ebbtide.orchestration.house import HOUSE
+from ebbtide.orchestration.house import Purpose, house
 
 TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
 
@@ -32,8 +32,7 @@ def print_low_watermarks() -> dict[str, int]:
 
 @dag(
     schedule=[TOPIC],
-    doc_md=__doc__,
-    **{**HOUSE, "tags": ["ebbtide", "example"]},
+    **house(__doc__, Purpose.EXAMPLE),
 )
 def on_low_watermark() -> None:
     print_low_watermarks()

@@ -11,7 +11,7 @@ the plan says or nothing. See docs/repair_state.md.
 from airflow.sdk import Param, dag
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, topic
+from ebbtide.orchestration.house import Purpose, asking, topic
 
 
 def by_partition(title: str, description: str) -> Param:
@@ -27,8 +27,7 @@ def by_partition(title: str, description: str) -> Param:
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.RECOVER),
     params={
         "topic": topic(),
         "keep_changes": Param(

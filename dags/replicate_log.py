@@ -12,15 +12,14 @@ EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
 from airflow.sdk import chain, dag
 
 from ebbtide.orchestration.handover import GROUP_TOPICS, group_topics, stage, verdict
-from ebbtide.orchestration.house import HOUSE, schedule, topics, topics_per_application
+from ebbtide.orchestration.house import Purpose, house, schedule, topics, topics_per_application
 
 JOB = "replicate_log"
 
 
 @dag(
     schedule=schedule("EBBTIDE_REPLICATE_SCHEDULE"),
-    doc_md=__doc__,
-    **HOUSE,
+    **house(__doc__, Purpose.RETENTION),
     params={
         "topics": topics("all that are enabled"),
         "topics_per_application": topics_per_application(),

@@ -13,8 +13,8 @@ from airflow.sdk import Param, TriggerRule, chain, dag
 from ebbtide.orchestration.approval.chains import APPROVE, PLAN, approval, rejections
 from ebbtide.orchestration.approval.choices import STAGES, choose_stages, choose_topics
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
-from ebbtide.orchestration.handover import publish_and_judge
-from ebbtide.orchestration.house import ASKING, Priority, now, plan_only, topics
+from ebbtide.orchestration.handover import conclude, publishing
+from ebbtide.orchestration.house import Priority, Purpose, asking, now, plan_only, topics
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL
@@ -28,15 +28,14 @@ def execution(stage: str) -> ExecutionOperator:
         task_id=stage,
         job=stage,
         approval=APPROVE,
-        priority_weight=Priority.APPROVED,
         trigger_rule=rule,
+        priority_weight=Priority.APPROVED,
     )
 
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.RETENTION),
     params={
         "topics": topics("all that are enabled"),
         "stages": Param(
@@ -69,21 +68,21 @@ def retention_now() -> None:
         topics=chosen,
         after="expire_segments",
         request_from="expire_segments",
-        priority_weight=Priority.APPROVED,
         trigger_rule=TriggerRule.ALL_DONE,
-    )
-    judged = publish_and_judge(
-        expire_snapshots,
-        NIGHT,
-        last_stage="expire_segments",
-        said_by="delete_records",
-        plans=PLAN,
-        approval=APPROVE,
+        priority_weight=Priority.APPROVED,
     )
     reject = rejections(stages)
     chain(mark, plan, approval(PLAN, execution=STAGES[0]), [clean_log, reject])
-    chain(clean_log, expire_segments, delete_records, expire_snapshots)
-    chain([mark, clean_log, expire_segments, delete_records, reject], judged)
+    jobs = [clean_log, expire_segments, delete_records, expire_snapshots]
+    chain(*jobs)
+    judged = conclude(
+        [mark, *jobs],
+        publishes=publishing("expire_segments", "delete_records"),
+        stages=NIGHT,
+        plans=PLAN,
+        approval=APPROVE,
+    )
+    chain(reject, judged)
 
 
 retention_now()

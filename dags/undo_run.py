@@ -12,13 +12,12 @@ removed never comes back, nor what was truncated at the brokers. See docs/undo_r
 from airflow.sdk import dag
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import ASKING, plan_only, required, topic
+from ebbtide.orchestration.house import Purpose, asking, plan_only, required, topic
 
 
 @dag(
     schedule=None,
-    doc_md=__doc__,
-    **ASKING,
+    **asking(__doc__, Purpose.RECOVER),
     params={
         "topic": topic(),
         "run": required("Run", "The id of the run that removed, as lake.ebbtide.runs has it."),

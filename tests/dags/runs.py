@@ -74,6 +74,23 @@ def run_dag(dag_id: str, **conf: Any) -> Any:
         return dag.test(run_conf=conf)
 
 
+def run_failed_again(run: Any) -> Any:
+    """The run once its failed tasks alone were cleared and run, as Airflow's page offers."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.session import create_session
+
+    def cleared(**given: Any) -> Any:
+        dag = SerializedDagModel.get_dag(run.dag_id, session=given["session"])
+        dag.clear(run_id=run.run_id, only_failed=True, session=given["session"])
+        again = given["session"].get(DagRun, run.id)
+        again.state, again.dag = "running", given["dag"]
+        return again
+
+    with patch("airflow.models.dagrun.get_or_create_dagrun", cleared), create_session():
+        return run_dag(run.dag_id)
+
+
 def states(run: Any) -> dict[str, str]:
     """The state of each task; a mapped one as task[index]."""
     return {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.approval.chains import PLAN
+from ebbtide.orchestration.approval.chains import PLAN, REJECTION
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from tests.airflow_env import ROOT
@@ -45,6 +45,19 @@ ASKING = (
     *("approve_plan", "configure_topic", "delete_records", "erase_keys"),
     *("hold_records", "mark_tombstones", "repair_state", "retention_now", "undo_run"),
 )
+PURPOSES = {
+    dag_id: [purpose]
+    for purpose, dag_ids in {
+        "ingest": ["ingest_segments", "ingest_table", "ingest_topic"],
+        "retention": ["mark_tombstones", "nightly_retention", "replicate_log", "retention_now"],
+        "remove": ["delete_records", "erase_keys"],
+        "hold and recover": ["export_segments", "hold_records", "repair_state", "undo_run"],
+        "settings": ["abandon_table", "adopt_table", "configure_topic"],
+        "approval": ["approve_plan"],
+        "example": ["on_low_watermark"],
+    }.items()
+    for dag_id in dag_ids
+}
 LAST_TASK = {"on_low_watermark": "print_low_watermarks"}
 WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"]
 
@@ -65,6 +78,8 @@ def test_every_dag_keeps_the_house_rules(dags: dict[str, Any], dag_id: str) -> N
     dag = dags[dag_id]
     source = (ROOT / "dags" / f"{dag_id}.py").read_text()
     assert len(source.splitlines()) <= 100
+    assert [dag.description] == [" ".join(dag.doc_md.split("\n\n")[0].split())]
+    assert sorted(dag.tags) == sorted({"ebbtide", *PURPOSES[dag_id]})
     assert dag.doc_md.strip() == source.split('"""')[1].strip()
     assert dag.max_active_runs == (100 if dag_id in ASKING else 1)
     assert not dag.catchup
@@ -81,6 +96,12 @@ def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
         assert param.schema["title"], name
         assert param.schema["type"], name
         assert param.description.endswith("."), name
+
+
+@pytest.mark.parametrize("dag_id", DAGS)
+def test_no_topic_is_filled_in(dags: dict[str, Any], dag_id: str) -> None:
+    params = dags[dag_id].params
+    assert "topic" not in params or not params.get_param("topic").value
 
 
 def test_each_dag_that_people_start_leads_to_its_form(dags: dict[str, Any]) -> None:
@@ -198,16 +219,20 @@ def test_holds_come_first_then_what_was_approved_then_the_night_then_plans(
     assert min(of_holds) > min(approved) > min(of_night) > min(plans)
 
 
-def test_a_verdict_waits_for_each_job_itself(dags: dict[str, Any]) -> None:
+@pytest.mark.parametrize("reader", ["publish_low_watermarks", "left_plans", "verdict"])
+def test_what_reads_the_outcome_of_jobs_waits_for_each_itself(
+    dags: dict[str, Any], reader: str
+) -> None:
     """Also for one that is cleared without what stands between and has succeeded."""
-    judged = {dag_id: dag for dag_id, dag in dags.items() if dag.has_task("verdict")}
-    assert {"nightly_retention", "ingest_topic", "delete_records"} <= judged.keys()
+    readers = {dag_id: dag for dag_id, dag in dags.items() if dag.has_task(reader)}
+    assert "nightly_retention" in readers
+    before = {PLAN} if reader == "verdict" else {PLAN, REJECTION}
     passed_by = {
         f"{dag_id}.{task.task_id}"
-        for dag_id, dag in judged.items()
+        for dag_id, dag in readers.items()
         for task in dag.tasks
         if issubclass(getattr(task, "operator_class", type(task)), EbbtideJobOperator)
-        and task.task_id not in {PLAN, *dag.get_task("verdict").upstream_task_ids}
+        and task.task_id not in {*before, *dag.get_task(reader).upstream_task_ids}
     }
     assert passed_by == set()
 

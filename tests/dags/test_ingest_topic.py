@@ -11,7 +11,15 @@ import pytest
 from ebbtide.errors import OffsetGapError
 from ebbtide.log.settings.connections import CONNECTIONS
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import asset_events, dag_bag, rendered, run_dag, states, xcoms
+from tests.dags.runs import (
+    asset_events,
+    dag_bag,
+    rendered,
+    run_dag,
+    run_failed_again,
+    states,
+    xcoms,
+)
 from tests.lake_sandbox import LakeSandbox
 
 SECRET = "hushed-word-of-the-broker"
@@ -75,6 +83,28 @@ def test_a_topic_that_lost_offsets_is_named_and_the_others_are_published(
     }
 
 
+def test_a_failed_job_that_runs_again_alone_is_published_and_judged(
+    lake: LakeSandbox, spark_submit: FakeSpark, connection: None
+) -> None:
+    for name in ("log.a", "log.b"):
+        lake.topic(name)
+    spark_submit.failures["ingest_topic", "log.b"] = [OffsetGapError("2 offsets")]
+    run = run_dag("ingest_topic", connection="main", topics=["log.a", "log.b"])
+    assert states(run) == {
+        "ingest_topic": "failed",
+        "publish_low_watermarks": "success",
+        "verdict": "failed",
+    }
+    assert published(run) == {"log.a": {"0": 5}}
+    run = run_failed_again(run)
+    assert set(states(run).values()) == {"success"}
+    assert asset_events(run) == {
+        "ebbtide://lake/log/a": {"low_watermarks": {"0": 5}},
+        "ebbtide://lake/log/b": {"low_watermarks": {"0": 5}},
+        "ebbtide://ingested/": {},
+    }
+
+
 @pytest.mark.long
 def test_what_refuses_all_topics_is_not_tried_again(
     spark_submit: FakeSpark, connection: None
@@ -118,6 +148,17 @@ def test_the_schedule_of_the_night_is_a_cron_expression_too(
 ) -> None:
     monkeypatch.setenv("EBBTIDE_NIGHTLY_SCHEDULE", "0 4 * * *")
     assert dag_bag().dags["nightly_retention"].schedule.summary == "0 4 * * *"
+
+
+def published(run: Any) -> Any:
+    """The XCom of publish_low_watermarks."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        rows = session.query(XComModel).filter(XComModel.run_id == run.run_id)
+        (xcom,) = rows.filter(XComModel.task_id == "publish_low_watermarks")
+        return XComModel.deserialize_value(xcom)
 
 
 def unpause(dag_id: str) -> None:

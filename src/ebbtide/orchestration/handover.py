@@ -109,23 +109,30 @@ class Publishes(TypedDict):
 WatermarksByTopic = dict[str, dict[str, int]]
 
 
-def publish_and_judge(
-    after: EbbtideJobOperator | MappedOperator,
-    stages: Sequence[str],
-    *,
-    last_stage: str | None = None,
-    said_by: str | None = None,
-    is_ingest: bool = False,
+def publishing(
+    last_stage: str, said_by: str | None = None, *, is_ingest: bool = False
+) -> Publishes:
+    """Return whose low watermarks a run publishes."""
+    return Publishes(last_stage=last_stage, said_by=said_by, is_ingest=is_ingest)
+
+
+def conclude(
+    jobs: Sequence[EbbtideJobOperator | MappedOperator],
+    *between: XComArg,
+    publishes: Publishes | None = None,
     **of_verdict: Any,
 ) -> XComArg:
-    """Publish low watermarks after the task `after`, and return the verdict on the stages.
+    """Chain publishing, the tasks `between` and the verdict behind `jobs`; return the verdict.
 
-    The verdict waits for `after` itself, also if only the tasks that failed are cleared.
+    Each of them depends on every job itself. If a user clears only a run's failed tasks, what
+    stands between a job and its verdict stays successful, and the verdict would not wait.
     """
-    publishes = Publishes(last_stage=last_stage or stages[-1], said_by=said_by, is_ingest=is_ingest)
-    judged = verdict(stages, publishes=publishes, **of_verdict)
-    chain(after, publish_low_watermarks(publishes), judged)
-    chain(after, judged)
+    published = [] if publishes is None else [publish_low_watermarks(publishes)]
+    judged: XComArg = verdict(publishes=publishes, **of_verdict)
+    readers = [*published, *between, judged]
+    chain(*readers)
+    for reader in readers:
+        chain([*jobs], reader)
     return judged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from airflow.sdk import Asset, Param
@@ -17,7 +18,10 @@ INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
 
 class Priority:
-    """Which task gets a free Spark slot: the one with the highest number."""
+    """Which task gets a free Spark slot: the one with the highest number.
+
+    Airflow's own rule counts the tasks behind one, so that a plan would come before a hold.
+    """
 
     HOLD = 4  # acts at once
     APPROVED = 3  # somebody has asked for it and another has answered
@@ -36,11 +40,35 @@ HOUSE: dict[str, Any] = {
         "weight_rule": "absolute",
         "priority_weight": Priority.NIGHT,
     },
-    "tags": ["ebbtide"],
 }
 
-# The same for a DAG that asks: a run that waits for its answer must not keep the others waiting.
-ASKING: dict[str, Any] = {**HOUSE, "max_active_runs": 100}
+
+class Purpose(StrEnum):
+    """What a DAG is for: its second tag, by which Airflow's list of DAGs can be filtered."""
+
+    INGEST = "ingest"
+    RETENTION = "retention"
+    REMOVE = "remove"
+    RECOVER = "hold and recover"
+    SETTINGS = "settings"
+    APPROVAL = "approval"
+    EXAMPLE = "example"
+
+
+def house(doc: str | None, purpose: Purpose) -> dict[str, Any]:
+    """Return the arguments of @dag; the first sentence of `doc` is its description."""
+    text = (doc or "").strip()
+    summary = " ".join(text.partition("\n\n")[0].split())
+    described = {"doc_md": text, "description": summary, "tags": ["ebbtide", str(purpose)]}
+    return {**HOUSE, **described}
+
+
+def asking(doc: str | None, purpose: Purpose) -> dict[str, Any]:
+    """Return the arguments of @dag for a DAG that asks.
+
+    A run that waits for its answer must not keep other runs waiting.
+    """
+    return {**house(doc, purpose), "max_active_runs": 100}
 
 
 def schedule(variable: str) -> NextTickTimetable | None:
@@ -68,9 +96,9 @@ def cluster(variable: str) -> Param:
 
 
 def topic() -> Param:
-    """Return one topic, which has to be given."""
+    """Return a Param for one topic; the user must fill it in."""
     return Param(
-        "demo.flights",
+        "",
         type="string",
         pattern=TOPIC_PATTERN,
         title="Topic",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from airflow.sdk import XComArg, chain
@@ -15,7 +14,7 @@ from ebbtide.orchestration.approval.job_operators import (
     PlanOperator,
     RejectionOperator,
 )
-from ebbtide.orchestration.handover import publish_and_judge, verdict
+from ebbtide.orchestration.handover import conclude, publishing
 from ebbtide.orchestration.house import Priority
 from ebbtide.orchestration.pool import SPARK_POOL
 
@@ -36,14 +35,21 @@ def plan_and_approve(
     no plan keeps. With `publishes` the low watermarks of the execution are published. A hold goes
     before all others, so that what it is to keep is still there.
     """
-    first: dict[str, Any] = {"priority_weight": Priority.HOLD if is_hold else Priority.PLAN}
-    answered: dict[str, Any] = {"priority_weight": Priority.HOLD if is_hold else Priority.APPROVED}
-    plan = PlanOperator(task_id=PLAN, job=job, **first, **asked)
-    execute = ExecutionOperator(task_id=job, job=job, approval=APPROVE, **answered, **(again or {}))
-    reject = RejectionOperator(task_id=REJECTION, job=job, approval=APPROVE, **answered)
-    judge = partial(publish_and_judge, execute) if publishes else verdict
-    judged = judge([job], plans=PLAN, approval=APPROVE)
-    chain(plan, approval(PLAN, execution=job), [execute, reject], judged)
+    first = Priority.HOLD if is_hold else Priority.PLAN
+    then = Priority.HOLD if is_hold else Priority.APPROVED
+    plan = PlanOperator(task_id=PLAN, job=job, priority_weight=first, **asked)
+    answered: dict[str, Any] = {"job": job, "approval": APPROVE, "priority_weight": then}
+    execute = ExecutionOperator(task_id=job, **answered, **(again or {}))
+    reject = RejectionOperator(task_id=REJECTION, **answered)
+    chain(plan, approval(PLAN, execution=job), [execute, reject])
+    judged = conclude(
+        [execute],
+        publishes=publishing(job) if publishes else None,
+        stages=[job],
+        plans=PLAN,
+        approval=APPROVE,
+    )
+    chain(reject, judged)
 
 
 def approval(plans_from: str, *, execution: str) -> PlanApprovalOperator:

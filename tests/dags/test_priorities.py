@@ -1,0 +1,81 @@
+"""Which task gets the only Spark slot: decided by Airflow's scheduler itself."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from ebbtide.orchestration.pool import make_pool
+
+# The oldest run first, which is what the scheduler goes by where priorities are equal.
+WAITING = [
+    ("delete_records", "plan"),
+    ("nightly_retention", "expire_snapshots"),
+    ("nightly_retention", "mark_tombstones"),
+    ("retention_now", "plan"),
+    ("undo_run", "undo_run"),
+    ("approve_plan", "execute"),
+    ("hold_records", "plan"),
+    ("hold_records", "hold_records"),
+]
+
+
+def test_the_scheduler_gives_the_only_slot_in_this_order() -> None:
+    from airflow.jobs.job import Job
+    from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    make_pool()
+    with create_session() as session:
+        tasks = scheduled(session)
+        scheduler = SchedulerJobRunner(Job())
+        order = []
+        while tasks:
+            (queued,) = scheduler._executable_task_instances_to_queued(max_tis=32, session=session)
+            order.append((queued.dag_id, queued.task_id))
+            tasks.remove(order[-1])
+            session.query(TaskInstance).filter_by(id=queued.id).update({"state": "success"})
+        session.rollback()
+    assert order == [
+        ("hold_records", "plan"),
+        ("hold_records", "hold_records"),
+        ("undo_run", "undo_run"),
+        ("approve_plan", "execute"),
+        ("nightly_retention", "expire_snapshots"),
+        ("nightly_retention", "mark_tombstones"),
+        ("delete_records", "plan"),
+        ("retention_now", "plan"),
+    ]
+
+
+def scheduled(session: Any) -> list[tuple[str, str]]:
+    """Schedule the tasks of WAITING in runs of their own, each a minute after the one before."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
+    from airflow.models.dag import DagModel
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
+    bundles = DagBundlesManager()
+    bundles.sync_bundles_to_db()
+    (bundle,) = bundles.get_all_dag_bundles()
+    bag = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
+    sync_bag_to_db(bag, bundle.name, bundle.version)
+    session.query(DagModel).update({"is_paused": False})
+    for minute, (dag_id, task_id) in enumerate(WAITING):
+        clock = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+        run = SerializedDagModel.get_dag(dag_id, session=session).create_dagrun(
+            run_id=f"waits-{minute}",
+            logical_date=clock,
+            data_interval=(clock, clock),
+            run_after=clock,
+            conf={"topic": "log.a", "run": "r", "plans": ["clean_log-20260101-00000000"]},
+            run_type=DagRunType.MANUAL,
+            triggered_by=DagRunTriggeredByType.TEST,
+            state="running",
+            session=session,
+        )
+        run.get_task_instance(task_id, session=session).state = "scheduled"
+    session.flush()
+    return [*WAITING]
