@@ -216,6 +216,7 @@ $(DONE)/airflow: $(DONE)/requirements $(HOME_DIR)/conf/airflow.env
 	@echo "setup: making Airflow's database"
 	@mkdir -p $(HOME_DIR)/logs
 	@$(WITH_ENV) { airflow db migrate && $(PY) -m ebbtide.orchestration.pool; } >$(HOME_DIR)/logs/airflow-db.log 2>&1 || { tail -5 $(HOME_DIR)/logs/airflow-db.log >&2; exit 1; }
+	@chmod 700 $(HOME_DIR)/airflow
 	@touch $@
 
 $(DONE):

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 from sqlalchemy.engine import make_url
 
-from ebbtide.errors import ConfigurationError
-from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
+from ebbtide.errors import AccessDeniedError, ConfigurationError, UnavailableError
+from ebbtide.lake.catalog_settings import catalog_settings, open_catalog, read_defaults
 
 LAKE = "spark.sql.catalog.lake."
 
 
-def of(**settings: str) -> dict[str, str]:
+def of(**settings: str) -> dict[str, Any]:
     """What pyiceberg is told of a catalog; `_` stands for a dot in names."""
     return catalog_settings({LAKE + name.replace("_", "."): to for name, to in settings.items()})
 
@@ -92,6 +98,118 @@ def test_a_catalog_behind_rest_takes_all_that_spark_knows_of_it() -> None:
         "oauth2-server-uri": "http://login",
         "credential": "a:b",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, {}),
+        ({"rest.auth.type": "oauth2"}, {}),
+        ({"rest.auth.type": "none"}, {"auth": {"type": "noop"}}),
+        ({"rest.auth.type": "sigv4"}, {"rest.sigv4-enabled": "true"}),
+        (
+            {
+                "rest.auth.type": "basic",
+                "rest.auth.basic.username": "ebb",
+                "rest.auth.basic.password": "tide",
+            },
+            {"auth": {"type": "basic", "basic": {"username": "ebb", "password": "tide"}}},
+        ),
+    ],
+)
+def test_a_login_at_a_catalog_behind_rest_is_followed(
+    given: dict[str, str], told: dict[str, Any]
+) -> None:
+    settings = catalog_settings({LAKE + name: to for name, to in {"type": "rest", **given}.items()})
+    assert settings == {"type": "rest", **given, **told}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rest.auth.type": "google"}, r"rest\.auth\.type to be none, basic, .* found google$"),
+        ({"rest.auth.type": "basic"}, r"^expected .*rest\.auth\.basic\.username beside"),
+    ],
+)
+def test_a_login_that_cannot_be_followed_is_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        catalog_settings({LAKE + name: to for name, to in {"type": "rest", **given}.items()})
+
+
+class Catalog(BaseHTTPRequestHandler):
+    """A catalog behind REST that wants one login, or fails."""
+
+    status = 200
+    seen: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("Authorization", ""))
+        self.send_response(self.status)
+        self.end_headers()
+        kind = {"error": {"message": "no", "type": "T", "code": self.status}}
+        self.wfile.write(json.dumps(kind if self.status != 200 else CONFIG).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the test looks at what it gets."""
+
+
+CONFIG = {"defaults": {}, "overrides": {}, "namespaces": []}
+
+
+@pytest.fixture
+def rest_catalog() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Catalog)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    Catalog.seen.clear()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def opened(settings: dict[str, Any]) -> list[tuple[str, ...]]:
+    with open_catalog(settings, "lake") as catalog:
+        assert catalog is not None
+        return list(catalog.list_namespaces())
+
+
+def namespaces(uri: str, **more: str) -> list[tuple[str, ...]]:
+    given = {"type": "rest", "uri": uri, **more}
+    return opened(catalog_settings({LAKE + name: value for name, value in given.items()}))
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(401, AccessDeniedError), (403, AccessDeniedError), (500, UnavailableError)],
+)
+def test_what_a_catalog_behind_rest_refuses_is_said(
+    rest_catalog: str, status: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Catalog, "status", status)
+    with pytest.raises(error, match=f"^expected the catalog {rest_catalog} to .*; "):
+        namespaces(rest_catalog)
+
+
+def test_basic_authentication_reaches_the_catalog(rest_catalog: str) -> None:
+    login = {"rest.auth.basic.username": "ebb", "rest.auth.basic.password": "tide"}
+    assert namespaces(rest_catalog, **{"rest.auth.type": "basic"}, **login) == []
+    assert set(Catalog.seen) == {"Basic " + b64encode(b"ebb:tide").decode()}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "rest", "uri": "http://127.0.0.1:1"},
+        {"type": "jdbc", "uri": "jdbc:postgresql://127.0.0.1:1/x?user=ebb&password=secret"},
+    ],
+)
+def test_a_catalog_that_is_down_is_said(given: dict[str, str]) -> None:
+    settings = catalog_settings({LAKE + name: value for name, value in given.items()})
+    message = r"^expected the catalog \S+//127\.0\.0\.1:1\S* to answer, found: .*efused"
+    with pytest.raises(UnavailableError, match=message) as failure:
+        opened(settings)
+    assert "secret" not in str(failure.value)
 
 
 @pytest.mark.parametrize("kind", ["nessie", "hadoop", "com.example.Catalog"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.local import serve
 from tests.waiting import PATIENCE_S, wait_until
 
 # Ignores SIGTERM where told to, and leaves a grandchild in a session of its own.
@@ -104,6 +105,16 @@ def test_a_child_that_ends_by_itself_ends_everything(tmp_path: Path, port: int) 
     pids = [int(p) for path in (tmp_path / "pids").iterdir() for p in path.read_text().split()]
     assert len(pids) == 2
     assert [pid for pid in pids if is_alive(pid)] == []
+
+
+def test_nobody_else_reads_airflows_database_and_passwords(tmp_path: Path) -> None:
+    home = tmp_path / "airflow"
+    home.mkdir(mode=0o755)
+    secret = [home / "airflow.db", home / "simple_auth_manager_passwords.json.generated"]
+    for file in secret:
+        file.touch(mode=0o644)
+    serve.close_to_others(home)
+    assert [path.stat().st_mode & 0o777 for path in (home, *secret)] == [0o700, 0o600, 0o600]
 
 
 def test_a_busy_port_is_one_line(tmp_path: Path, port: int) -> None:

@@ -9,9 +9,10 @@ import pytest
 from py4j.java_gateway import JavaPackage, JVMView
 from pyspark.errors.exceptions import captured
 
+from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.files.described_files import DescribedFiles
-from ebbtide.iceberg.table_store import catalog_store
+from ebbtide.iceberg.table_store import catalog_store, check_catalog
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 
@@ -39,6 +40,14 @@ def test_settings_and_specs_are_read_without_an_exception(
     monkeypatch.setattr(captured, "convert_exception", never)
     assert catalog_store(spark)
     assert DescribedFiles.of(table).specs
+
+
+def test_a_catalog_that_airflows_side_cannot_read_is_refused(sandbox: LakeSandbox) -> None:
+    session = sandbox.session.newSession()
+    check_catalog(session)
+    session.conf.set("spark.sql.catalog.lake.uri", "jdbc:mysql://h/d?password=x")
+    with pytest.raises(ConfigurationError, match=r"jdbc:postgresql:, found 'jdbc:mysql://h/d'$"):
+        check_catalog(session)
 
 
 def _counting(search: Any, searches: Counter[str]) -> Any:

@@ -102,6 +102,21 @@ def test_a_store_that_does_not_answer_may_later() -> None:
     [
         ("AWS Error ACCESS_DENIED during HeadObject operation", AccessDeniedError),
         ("AWS Error UNKNOWN (HTTP status 403): InvalidAccessKeyId", AccessDeniedError),
+        (
+            "AWS Error UNKNOWN (HTTP status 403) during GetObject operation: Unable to parse "
+            "ExceptionName: NotSignedUp Message: You did not sign up",
+            AccessDeniedError,
+        ),
+        (
+            "AWS Error UNKNOWN (HTTP status 403) during GetObject operation: Unable to parse "
+            "ExceptionName: RequestTimeTooSkewed Message: late",
+            UnavailableError,
+        ),
+        (
+            "AWS Error UNKNOWN (HTTP status 400) during ListObjectsV2 operation: Unable to parse "
+            "ExceptionName: InvalidBucketName Message: no",
+            ConfigurationError,
+        ),
         ("AWS Error SLOW_DOWN during GetObject operation", UnavailableError),
         ("AWS Error UNKNOWN (HTTP status 400): ExpiredToken", UnavailableError),
         ("AWS Error NO_SUCH_KEY during GetObject operation", FileNotFoundError),

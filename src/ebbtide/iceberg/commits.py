@@ -26,11 +26,13 @@ JOB = "ebbtide.job"
 # In the summary of a snapshot of an adopted table, how many rows it removes, and of which topic.
 ROWS = "ebbtide.rows"
 TOPIC = "ebbtide.topic"
+# The catalog did not say, by a 5xx or a lost connection, whether it made a commit.
+_UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
 # Iceberg itself retries the second one. Both mean: read the table again and decide anew.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",
-    "org.apache.iceberg.exceptions.CommitStateUnknownException",
+    _UNKNOWN,
 )
 _REFUSALS = (
     "org.apache.iceberg.exceptions.ForbiddenException",
@@ -168,6 +170,12 @@ def commit(step: Step, action: Callable[[], T]) -> T:
     try:
         done = action()
     except Exception as error:
+        if unknown := _message_of(error, (_UNKNOWN,)):
+            raise CommitConflictError(
+                f"expected the catalog to say whether it made commit {step}, found: {unknown}; run "
+                "the job again, which finds out. If the message stays the same, see the catalog's "
+                "own log"
+            ) from error
         if conflict := conflict_of(error):
             raise CommitConflictError(
                 f"expected to commit {step}, found that another writer moved the table: "

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.settings.names import CATALOG
 from ebbtide.spark.jvm import ICEBERG, as_dict, items
+from ebbtide.stores.databases import check_database
 from ebbtide.stores.store import Store
 
 _VENDING = ICEBERG + "io.SupportsStorageCredentials"
@@ -29,6 +30,16 @@ def store_of(spark: SparkSession, table: Any) -> Store:
 
 def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
     """Return a store with the settings of one of Spark's catalogs, for files outside its tables."""
+    return Store.of(_settings_of(spark, catalog))
+
+
+def check_catalog(spark: SparkSession) -> None:
+    """Raise ConfigurationError if Airflow's side or the tasks cannot follow the lake's catalog."""
+    check_database(_settings_of(spark, CATALOG), f"spark.sql.catalog.{CATALOG}.")
+    catalog_store(spark)
+
+
+def _settings_of(spark: SparkSession, catalog: str) -> dict[str, str]:
     prefix = f"spark.sql.catalog.{catalog}."
     settings = as_dict(spark, spark.conf._jconf.getAllAsJava())
-    return Store.of({n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)})
+    return {n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)}

@@ -7,14 +7,21 @@ CatalogUtil for the names, JDBC's PostgreSQL driver and libpq for what stands in
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    EbbtideError,
+    UnavailableError,
+)
 from ebbtide.log.settings.names import CATALOG
+from ebbtide.stores.databases import SQLITE, check_database
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -47,8 +54,73 @@ _TARGETS = {"primary": "read-write", "any": "any", "preferSecondary": "prefer-st
 
 
 @contextmanager
-def open_catalog(settings: Mapping[str, str], name: str) -> Iterator[Catalog | None]:
-    """One of Spark's catalogs; None where it is a database that nobody has written to yet."""
+def open_catalog(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | None]:
+    """Open one of Spark's catalogs; yield None for a database that nobody has written to yet.
+
+    Raise AccessDeniedError if it refuses the credentials, UnavailableError if it does not answer:
+    when it is opened, and until the block ends.
+    """
+    where = str(settings.get("uri") or settings["type"])
+    with _failing_clearly(where), _opened(settings, name) as opened:
+        yield opened
+
+
+@contextmanager
+def _failing_clearly(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except EbbtideError:
+        raise
+    except Exception as failure:
+        where = _without_user(uri)
+        found = " ".join(str(failure).replace(uri, where).split())
+        if _is_refusal(failure):
+            raise AccessDeniedError(
+                f"expected the catalog {where} to accept these credentials, found: {found}; "
+                "correct the catalog's settings, or grant them access"
+            ) from failure
+        if _is_outage(failure):
+            raise UnavailableError(
+                f"expected the catalog {where} to answer, found: {found}; run again once it does"
+            ) from failure
+        raise
+
+
+def _without_user(uri: str) -> str:
+    """Return a URI to show; PostgreSQL's hosts stand in its parameters here."""
+    shown = re.sub(r"//[^/]*@", "//", uri).partition("?")[0]
+    hosts = [value for name, value in parse_qsl(urlsplit(uri).query) if name == "host"]
+    return shown.replace(":///", f"://{','.join(hosts)}/", 1) if hosts else shown
+
+
+def _is_refusal(failure: Exception) -> bool:
+    name, text = _class_of(failure), str(failure)
+    if name.startswith("pyiceberg.exceptions."):
+        kind = name.rpartition(".")[2]
+        return kind in ("UnauthorizedError", "ForbiddenError", "OAuthError")
+    of_database = name.startswith("sqlalchemy.exc.")
+    return of_database and bool(re.search("authentication failed|no pg_hba.conf entry", text))
+
+
+def _is_outage(failure: Exception) -> bool:
+    return _class_of(failure) in (
+        "pyiceberg.exceptions.ServerError",
+        "pyiceberg.exceptions.ServiceUnavailableError",
+        "pyiceberg.exceptions.TooManyRequestsError",
+        "requests.exceptions.ConnectionError",
+        "requests.exceptions.ConnectTimeout",
+        "requests.exceptions.ReadTimeout",
+        "sqlalchemy.exc.OperationalError",
+    )
+
+
+def _class_of(failure: Exception) -> str:
+    kind = type(failure)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@contextmanager
+def _opened(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | None]:
     if settings["type"] != "sql":
         from pyiceberg.catalog import load_catalog
 
@@ -94,7 +166,7 @@ def defaults_path() -> Path:
     return Path(directory) / "spark-defaults.conf"
 
 
-def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, str]:
+def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, Any]:
     """Settings by which pyiceberg opens one of Spark's catalogs; ConfigurationError if none can."""
     from ebbtide.stores import s3
 
@@ -113,8 +185,35 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         not_for_us = ("type", "catalog-impl", "io-impl", "cache-enabled")
         settings = {name: value for name, value in ours.items() if name not in not_for_us}
         settings["type"] = kind
+        if kind == "rest":
+            settings |= _authentication(ours, prefix)
     s3.settings_of(ours)  # refuses what the jobs refuse
     return settings
+
+
+def _authentication(ours: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """Return pyiceberg's settings for Iceberg's `rest.auth.type`; by default both use OAuth 2."""
+    kind = ours.get("rest.auth.type", "oauth2").lower()
+    if kind == "oauth2":
+        return {}
+    if kind == "none":
+        return {"auth": {"type": "noop"}}
+    if kind == "basic":
+        names = ("username", "password")
+        missing = [name for name in names if f"rest.auth.basic.{name}" not in ours]
+        if missing:
+            raise ConfigurationError(
+                f"expected {prefix}rest.auth.basic.{missing[0]} beside rest.auth.type=basic, "
+                "found none"
+            )
+        login = {name: ours[f"rest.auth.basic.{name}"] for name in names}
+        return {"auth": {"type": "basic", "basic": login}}
+    if kind == "sigv4":
+        return {"rest.sigv4-enabled": "true"}
+    raise ConfigurationError(
+        f"expected {prefix}rest.auth.type to be none, basic, oauth2 or sigv4, which Airflow's side "
+        f"follows too, found {kind}"
+    )
 
 
 def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
@@ -135,15 +234,11 @@ def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
+    check_database({"type": "jdbc", **ours}, prefix)
     uri = ours["uri"]
-    if uri.startswith("jdbc:sqlite:"):
-        return f"sqlite:///{uri.removeprefix('jdbc:sqlite:').partition('?')[0]}"
-    if uri.startswith("jdbc:postgresql:"):
-        return _postgresql_uri(ours, prefix)
-    raise ConfigurationError(
-        f"expected {prefix}uri to start with jdbc:sqlite: or jdbc:postgresql:, "
-        f"found {uri.partition('?')[0]!r}"
-    )
+    if uri.startswith(SQLITE):
+        return f"sqlite:///{uri.removeprefix(SQLITE).partition('?')[0]}"
+    return _postgresql_uri(ours, prefix)
 
 
 def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:

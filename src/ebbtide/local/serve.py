@@ -96,12 +96,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, children.ask_to_end)
     print("up: starting Airflow, about half a minute", flush=True)
     adopt_orphans()
+    close_to_others(Path(os.environ["AIRFLOW_HOME"]))
     children.start(environment(port))
     try:
         return watch(children, port)
     finally:
         print("up: stopping", flush=True)
         children.end()
+
+
+def close_to_others(home: Path) -> None:
+    """Let only the owner enter AIRFLOW_HOME: Airflow makes its database and passwords readable."""
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    for name in ("airflow.db", "airflow.cfg", PASSWORDS):
+        if (home / name).exists():
+            (home / name).chmod(0o600)
 
 
 def watch(children: Children, port: int) -> int:

@@ -29,7 +29,7 @@ from ebbtide.iceberg.catalog import session_for_topic
 from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
-from ebbtide.iceberg.table_store import catalog_store
+from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.iceberg.topics import Topic, find, was_adopted
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.adopted.support import OnAdopted
@@ -167,7 +167,7 @@ def run_unchecked(
     work = partial(_unless_refused, args.job, work)
     job_log.start(args.job)
     find_once_for_errors(spark)
-    catalog_store(spark)  # refuses a setting of it by name, before anything is done
+    check_catalog(spark)
     if not args.plan_only:
         create_runs(spark)
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs
 
-from ebbtide.errors import AccessDeniedError, SourceError, UnavailableError
+from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
 from ebbtide.stores import s3
 from ebbtide.stores.uris import (
     after_authority,
@@ -31,6 +31,18 @@ _DENIED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
     r"|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied"
+)
+# For a code that it does not know pyarrow names the status. A 403 lasts, unless the clock or the
+# token is the cause. Some 400s say that the store can never take the request.
+_FORBIDDEN = re.compile(
+    r"\(HTTP status 40[13]\)"
+    r"(?!.*(?:ExpiredToken|RequestTimeTooSkewed|TokenRefreshRequired|SlowDown))",
+    re.DOTALL,
+)
+_MALFORMED = re.compile(
+    r"\(HTTP status 400\).*(?:InvalidBucketName|InvalidArgument|InvalidRequest|InvalidURI"
+    r"|AuthorizationHeaderMalformed|KeyTooLong)",
+    re.DOTALL,
 )
 _GONE = re.compile(r"AWS Error (?:NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND)")
 _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
@@ -131,7 +143,12 @@ def failing_clearly(uri: str) -> Iterator[None]:
             raise
         if _GONE.search(text):
             raise FileNotFoundError(text) from failure
-        if _DENIED.search(text):
+        if _MALFORMED.search(text):
+            raise ConfigurationError(
+                f"{uri}: expected a request that the store takes, found: {text}; correct the "
+                "location or the catalog's settings"
+            ) from failure
+        if _DENIED.search(text) or _FORBIDDEN.search(text):
             raise AccessDeniedError(
                 f"{uri}: expected a store that these credentials may use, found: {text}; correct "
                 "the catalog's settings, or grant them access"
