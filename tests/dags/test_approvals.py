@@ -400,6 +400,17 @@ def test_with_four_eyes_another_person_is_asked_whatever_would_go(
     assert spark_submit.submitted[-1].options.approved_by == "ben"
 
 
+def test_with_four_eyes_the_question_refuses_who_asked_for_the_plan(
+    lake: LakeSandbox, spark_submit: FakeSpark
+) -> None:
+    lake.topic("log.b", config={"ebbtide.plan.four.eyes": "true"})
+    form = {"topic": "log.b", "offsets": {"0": 5}}
+    answered = run_and_answer("delete_records", by="dag_test", **form)  # who triggers test runs
+    assert states(answered.run)["approve"] == "failed"
+    assert "expected another person than dag_test" in (note(answered.run) or "")
+    assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True]
+
+
 def test_a_night_asks_for_what_a_guard_has_stopped_and_does_not_wait(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

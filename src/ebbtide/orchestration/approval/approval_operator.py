@@ -18,9 +18,9 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import CreateHITLDetailPayload, HITLDetailRequestResult
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import PlanError, RequestError
 from ebbtide.lake.reader import Lake, open_lake
-from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
+from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, check_four_eyes, needs_four_eyes
 from ebbtide.log.plans.plan import Plan
 from ebbtide.orchestration.approval.answer import (
     ANSWER,
@@ -91,6 +91,8 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         super().execute_complete(context, dict(event))
         with explained(context):
             answer = Answer.of_response(event, plans_of(context, self.task_id))
+            if answer.may_execute:
+                _check_four_eyes(answer)
         self._follow(context, answer)
 
     def _set_fields(self, digests: str) -> None:
@@ -145,6 +147,20 @@ def _to_ask_for(kept: Sequence[KeptPlan]) -> list[Plan]:
     with open_lake() as lake:
         plans = _read(lake, kept)
         return [p for p in plans if removes_something(p) or _has_four_eyes(lake, p.topic)]
+
+
+def _check_four_eyes(answer: Answer) -> None:
+    """Raise PlanError if a topic has four eyes and the user who asked for its plan approved it.
+
+    The plans stay open: their execution would refuse them too, but the answer would be used up.
+    """
+    with open_lake() as lake:
+        for plan in _read(lake, answer.plans):
+            if _has_four_eyes(lake, plan.topic):
+                try:
+                    check_four_eyes(plan, answer.by)
+                except PlanError as error:
+                    raise PlanError(f"{error}: clear the task, which asks again") from error
 
 
 def _has_four_eyes(lake: Lake, topic: str) -> bool:
