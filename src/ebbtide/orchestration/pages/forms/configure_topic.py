@@ -44,6 +44,11 @@ def _changed(filled: Filled) -> list[tuple[str, str]]:
             changed.append((name, values[-1].strip()))
     names = filled.values.get(NEW_NAME, ())
     values = filled.values.get(NEW_VALUE, ())
+    if len(names) != len(values):
+        raise RequestError(
+            "expected as many values as names of new settings, "
+            f"found {len(values)} and {len(names)}"
+        )
     for name, value in zip(names, values, strict=True):
         if name.strip():
             changed.append((name.strip(), value.strip()))

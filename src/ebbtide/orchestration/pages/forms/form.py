@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import RequestError
 
+_SHOWN = 40  # characters
+_LONGEST = 40  # digits
+_WHOLE = re.compile("-?[0-9]+")
 OFFSET = "offset."  # and the partition: the name of a field of kind OFFSETS
 
 
@@ -130,17 +135,25 @@ class Filled:
     def number(self, name: str) -> int | None:
         """Return a field's whole number; None where it is empty, RequestError for another text."""
         text = self.text(name)
+        return None if text is None else whole_number(text, name)
+
+    def time(self, name: str) -> str | None:
+        """Return a time as the Params of DAGs have it, RequestError for another text.
+
+        A browser sends it without a zone: it is in UTC.
+        """
+        text = self.text(name)
         if text is None:
             return None
         try:
-            return int(text)
+            if "T" not in text:
+                raise ValueError(text)
+            has_zone = datetime.fromisoformat(text).tzinfo is not None
         except ValueError:
-            raise RequestError(f"expected a whole number for {name}, found {text!r}") from None
-
-    def time(self, name: str) -> str | None:
-        """Return a time in UTC as the Params of DAGs have it; a browser sends it without a zone."""
-        text = self.text(name)
-        if text is None or text.endswith("Z") or "+" in text:
+            raise RequestError(
+                f"expected a time for {name}, such as 2026-11-24T10:00, found {shortened(text)}"
+            ) from None
+        if has_zone:
             return text
         return f"{text}:00Z" if text.count(":") == 1 else f"{text}Z"
 
@@ -179,16 +192,40 @@ class Form:
 def offsets(filled: Filled) -> dict[str, int]:
     """Return the offsets by partition: of the fields, and of the lines `PARTITION: OFFSET`."""
     given = {
-        name.removeprefix(OFFSET): number
+        str(partition_number(name.removeprefix(OFFSET))): number
         for name in filled.values
         if name.startswith(OFFSET) and (number := filled.number(name)) is not None
     }
     for line in filled.lines("more_offsets") or ():
         partition, colon, offset = line.partition(":")
-        if not colon or not offset.strip().lstrip("-").isdecimal():
-            raise RequestError(f"expected PARTITION: OFFSET in a line, found {line!r}")
-        given[partition.strip()] = int(offset)
+        if not colon:
+            raise RequestError(f"expected PARTITION: OFFSET in a line, found {shortened(line)}")
+        given[str(partition_number(partition))] = whole_number(offset, "an offset")
     return given
+
+
+def whole_number(text: str, name: str) -> int:
+    """Return the number that ASCII digits say, RequestError for another text or over 64 bits."""
+    text = text.strip()
+    if not _WHOLE.fullmatch(text):
+        raise RequestError(f"expected a whole number for {name}, found {shortened(text)}")
+    # The length first: Python refuses to read more than 4,300 digits.
+    if len(text) <= _LONGEST and -(2**63) <= (number := int(text)) < 2**63:
+        return number
+    raise RequestError(f"expected a number of at most 64 bits for {name}, found {shortened(text)}")
+
+
+def partition_number(text: str) -> int:
+    """Return a partition's number, RequestError for a text that is none."""
+    number = whole_number(text, "a partition")
+    if 0 <= number < 2**31:
+        return number
+    raise RequestError(f"expected a partition of 0 or more, found {number}")
+
+
+def shortened(text: str) -> str:
+    """Return a text in quotation marks, of which an error shows the beginning."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def plans_only(filled: Filled) -> bool:

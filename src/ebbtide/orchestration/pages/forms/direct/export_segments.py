@@ -12,12 +12,13 @@ from ebbtide.orchestration.pages.forms.form import (
     Group,
     Kind,
     Suggestions,
+    partition_number,
     without_empty,
 )
 
 
 def _params(filled: Filled) -> dict[str, Any]:
-    partitions = [int(of) for of in filled.lines("partitions") or () if of.isdecimal()]
+    partitions = [partition_number(of) for of in filled.lines("partitions") or ()]
     return without_empty(
         {
             "topic": filled.text("topic"),
