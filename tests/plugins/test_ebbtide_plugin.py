@@ -128,7 +128,10 @@ def test_a_run_with_its_stages(viewer: Any, lake: LakeSandbox) -> None:
 
 
 def test_a_run_that_no_job_told_of(viewer: Any, lake: LakeSandbox) -> None:
-    assert "No job has written a row" in viewer.get("/ebbtide/runs/none").text
+    for address in ("/ebbtide/runs/none", "/ebbtide/runs/none?dag=nightly_retention"):
+        answer = viewer.get(address)
+        assert answer.status_code == 404
+        assert "No job has written a row" in answer.text
 
 
 def test_a_kept_plan(viewer: Any, lake: LakeSandbox) -> None:

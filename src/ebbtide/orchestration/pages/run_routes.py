@@ -119,6 +119,8 @@ async def _run(
             }
 
     shown = await run_in_threadpool(read)
+    if status_code == 200 and not (progress or shown["page"].first or shown["plans"]):
+        status_code = 404  # the page says that nobody knows the run
     return answers.page(
         request,
         "run.html",
