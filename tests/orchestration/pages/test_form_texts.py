@@ -16,13 +16,13 @@ def filled(name: str, text: str) -> Filled:
 
 @pytest.mark.parametrize("text", ["--5", "1_000", "٣", "5.0", "abc"])
 def test_only_ascii_digits_are_a_number(text: str) -> None:
-    with pytest.raises(RequestError, match="^expected a whole number for timeout_ms, "):
+    with pytest.raises(RequestError, match=r"^expected a whole number for timeout_ms, "):
         filled("timeout_ms", text).number("timeout_ms")
 
 
 @pytest.mark.parametrize("text", [DIGITS, f"-{DIGITS}", "9223372036854775808"])
 def test_a_number_of_more_than_64_bits_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="^expected a number of at most 64 bits for timeout_ms"):
+    with pytest.raises(RequestError, match=r"^expected a number of at most 64 bits for timeout_ms"):
         filled("timeout_ms", text).number("timeout_ms")
 
 
@@ -35,7 +35,7 @@ def test_a_number_is_taken(text: str, number: int | None) -> None:
 
 @pytest.mark.parametrize("line", ["0: --5", f"0: {DIGITS}", "x: 5", "٣: 5", "0: ٣", "-1: 5", "5"])
 def test_a_line_that_is_no_offset_is_refused(line: str) -> None:
-    with pytest.raises(RequestError, match="^expected "):
+    with pytest.raises(RequestError, match=r"^expected "):
         offsets(filled("more_offsets", line))
 
 
@@ -46,7 +46,7 @@ def test_offsets_of_lines_and_of_fields_are_taken() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "🙂", "2026-13-01T00:00", "2026-11-24T25:00", "170000000"])
 def test_a_text_that_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="^expected a time for now, "):
+    with pytest.raises(RequestError, match=r"^expected a time for now, "):
         filled("now", text).time("now")
 
 
@@ -66,11 +66,11 @@ def test_a_time_is_taken(text: str, time: str | None) -> None:
 
 @pytest.mark.parametrize("text", ["x", "٣", "-1"])
 def test_an_export_drops_no_partition_that_was_asked_for(text: str) -> None:
-    with pytest.raises(RequestError, match="^expected a (partition|whole number for a partition)"):
+    with pytest.raises(RequestError, match=r"^expected a (partition|whole number for a partition)"):
         EXPORT.params(filled("partitions", text))
 
 
 def test_unequal_lists_of_new_settings_are_refused() -> None:
     given = Filled.of([("topic", "log.a"), ("new_name", "kafka.retention.ms")])
-    with pytest.raises(RequestError, match="found 0 and 1$"):
+    with pytest.raises(RequestError, match=r"found 0 and 1$"):
         CONFIGURE.params(given)
