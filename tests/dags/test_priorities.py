@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from ebbtide.orchestration.pool import make_pool
 
+RUN = "waits-"
 # The oldest run first, which is what the scheduler goes by where priorities are equal.
 WAITING = [
     ("delete_records", "plan"),
@@ -49,24 +53,45 @@ def test_the_scheduler_gives_the_only_slot_in_this_order() -> None:
     ]
 
 
-def scheduled(session: Any) -> list[tuple[str, str]]:
-    """Schedule the tasks of WAITING in runs of their own, each a minute after the one before."""
+def know_dags() -> None:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
-    from airflow.models.dag import DagModel
-    from airflow.models.serialized_dag import SerializedDagModel
-    from airflow.utils.types import DagRunTriggeredByType, DagRunType
 
     bundles = DagBundlesManager()
     bundles.sync_bundles_to_db()
     (bundle,) = bundles.get_all_dag_bundles()
     bag = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
     sync_bag_to_db(bag, bundle.name, bundle.version)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Leave no run behind, and each DAG paused as it was: Airflow commits in between."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+
+    know_dags()
+    with create_session() as session:
+        paused = {of.dag_id: of.is_paused for of in session.query(DagModel)}
+    yield
+    with create_session() as session:
+        session.query(DagRun).filter(DagRun.run_id.startswith(RUN)).delete()
+        for model in session.query(DagModel):
+            model.is_paused = paused[model.dag_id]
+
+
+def scheduled(session: Any) -> list[tuple[str, str]]:
+    """Schedule the tasks of WAITING in runs of their own, each a minute after the one before."""
+    from airflow.models.dag import DagModel
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
     session.query(DagModel).update({"is_paused": False})
     for minute, (dag_id, task_id) in enumerate(WAITING):
         clock = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
         run = SerializedDagModel.get_dag(dag_id, session=session).create_dagrun(
-            run_id=f"waits-{minute}",
+            run_id=f"{RUN}{minute}",
             logical_date=clock,
             data_interval=(clock, clock),
             run_after=clock,

@@ -257,8 +257,9 @@ def test_airflow_shows_a_tab_of_each_dag_and_run(viewer: Any, lake: LakeSandbox)
     (plugin,) = (of for of in answer["plugins"] if of["name"] == "ebbtide")
     shown = {view["destination"]: view["href"] for view in plugin["external_views"]}
     assert set(shown) == {"nav", "dag", "dag_run"}
+    a_night_with_failures(lake)
     for href in shown.values():
-        path = href.replace("{DAG_ID}", "nightly_retention").replace("{RUN_ID}", "manual__1")
+        path = href.replace("{DAG_ID}", "nightly_retention").replace("{RUN_ID}", "run-1")
         assert viewer.get(f"/{path}").status_code == 200
     for view in VIEWS:
         assert viewer.get(f"/{view['icon']}").headers["content-type"] == "image/svg+xml"
