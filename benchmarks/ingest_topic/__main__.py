@@ -53,7 +53,7 @@ def run(records: int, runs: int, home: Path, results: Path) -> None:
     """Produce the topics once, and let each of the two take them in turn, in a new lake."""
     shutil.rmtree(home, ignore_errors=True)
     make_home(home)
-    with KafkaBroker(JARS, home / "broker") as broker:
+    with KafkaBroker(JARS, home / "broker", is_brief=False) as broker:
         topics = [NewTopic(topic, PARTITIONS, 1) for topic in (SMALL, LARGE)]
         _create(broker, [*topics, NewTopic(CONTROL_TOPIC, 1, 1)])
         _produce(broker, SMALL, SMALL_RECORDS)

@@ -93,6 +93,12 @@ ASKED = ("--requested-by", "privacy office", "--reason", "17", "--append")
 
 
 @pytest.fixture(scope="module")
+def ready() -> list[TopicName]:
+    """Topics that are filled at once for tests that take one each."""
+    return []
+
+
+@pytest.fixture(scope="module")
 def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
         yield broker
@@ -129,7 +135,7 @@ class Bench:
 
     def leave(self, work: Work, steps: Sequence[Step]) -> list[TopicName]:
         """New topics, and on each the work of a job that was killed at another of the steps."""
-        return self._leave(work, self.fill(work.name.lower(), len(steps)), list(steps))
+        return self.leave_on(work, self.fill(work.name.lower(), len(steps)), list(steps))
 
     def fill(self, prefix: str, count: int) -> list[TopicName]:
         """New topics that were taken live and are marked, with records that a round cleans."""
@@ -147,7 +153,8 @@ class Bench:
         self._configure(names, "--unset", "ebbtide.source")
         return names
 
-    def _leave(self, work: Work, names: list[TopicName], steps: list[Step]) -> list[TopicName]:
+    def leave_on(self, work: Work, names: list[TopicName], steps: list[Step]) -> list[TopicName]:
+        """Leave on each of the topics the work of a job that was killed at another of the steps."""
         if work is Work.ROUND:
             self.kill("clean_log", names, steps)
         elif work is Work.MERGE:
@@ -277,17 +284,23 @@ def test_every_commit_point_of_every_kind_is_there() -> None:
         ),
     ],
 )
-def test_what_each_job_does_about_it(work: Work, is_each_run: bool, bench: Bench) -> None:
+def test_what_each_job_does_about_it(
+    work: Work, is_each_run: bool, bench: Bench, ready: list[TopicName]
+) -> None:
     """Those that end the work come last, each to a topic of its own.
 
     Each job settles it. Of those that do not run, another work's test runs each.
     """
     ends_it = [job for job in JOBS if duty(job, work) in (Duty.FINISH, Duty.RESUME)]
-    jobs = BESIDE if is_each_run else BESIDE[SOME.index(work) % 3 :: 3]
+    jobs = BESIDE if is_each_run else BESIDE[SOME.index(work) :: len(SOME)]
     if "undo_run" in jobs and "clean_log" not in jobs:  # a run to undo
         jobs = ["clean_log", *jobs]
-    topics = max(len(ends_it), len(POINTS[work])) if is_each_run else 1
-    first, *others = bench.leave(work, list(islice(cycle(POINTS[work]), topics)))
+    if is_each_run:
+        topics = max(len(ends_it), len(POINTS[work]))
+        first, *others = bench.leave(work, list(islice(cycle(POINTS[work]), topics)))
+    else:
+        ready += () if ready else bench.fill("some", len(SOME))
+        first, *others = bench.leave_on(work, [ready.pop()], list(POINTS[work][:1]))
     for job in jobs:
         if duty(job, work) is Duty.LEAVE:
             assert bench.run(job, first) == 0, (job, bench.error_of(job))
