@@ -15,7 +15,7 @@ from tests.browser.example_lake import fill
 from tests.dags.conftest import airflow_database as airflow_database
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.conftest import known_dags as known_dags
-from tests.services.process import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="session")

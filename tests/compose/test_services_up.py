@@ -12,9 +12,9 @@ from cryptography.fernet import Fernet
 
 from tests.compose.engine import Compose, Engine
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.ports import free_port
 from tests.services.airflow_api import AirflowApi
 from tests.services.cells import CLUSTER, run_nights
-from tests.services.process import free_port
 from tests.services.rest_catalog import class_path
 from tests.services.scheduled_nights import (
     DESCRIBE,

@@ -249,6 +249,7 @@ def leave_question(ti_id: Any, digests: str) -> None:
         session.add(asked)
 
 
+@pytest.mark.long
 def test_only_the_approvers_may_answer(
     spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +307,7 @@ def test_approve_plan_records_a_rejection(lake: LakeSandbox, spark_submit: FakeS
     assert (submitted.job, submitted.options.rejected_by) == ("expire_segments", "ben")
 
 
+@pytest.mark.long
 def test_retention_now_plans_each_stage_and_executes_them_in_order(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:

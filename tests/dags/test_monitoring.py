@@ -311,7 +311,7 @@ def test_a_quiet_night_tells_nobody(
     assert told == []
 
 
-@pytest.mark.long(but="no.such.Notifier")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "notifier", [f"{__name__}.Notifier", "no.such.Notifier", "Notifier", "os.getcwd"]
 )

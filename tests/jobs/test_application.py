@@ -25,8 +25,8 @@ from ebbtide.runs.application import (
 from ebbtide.runs.runs_table import EndedAttempt, JobOutcome, append_runs
 from tests.jobs.submit import submit
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.ports import free_port
 from tests.services.cells import CellSandbox
-from tests.services.process import free_port
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.waiting import PATIENCE_S, wait_until

@@ -23,10 +23,11 @@ from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE
 from tests.jobs.submit import KILLED, submit
-from tests.kafka.broker import KafkaBroker, free_ports
+from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import QUIET
 from tests.kafka.delete_broker import acl
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.ports import free_port
 from tests.stages.ingest_topic.live import CONNECTION, NOW_MS, Writer, connect, create, records_of
 from tests.tables.nights import at
 from tests.waiting import PATIENCE_S
@@ -180,7 +181,7 @@ def test_what_says_no_topic_is_refused_before_spark_starts(
 def test_brokers_that_do_not_answer_may_answer_a_retry(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     nowhere = {"bootstrap.servers": f"127.0.0.1:{port}"}
     monkeypatch.setenv(CONNECTIONS, json.dumps({CONNECTION: nowhere}))
     assert main_with("--topics-pattern", ".*") == ExitCode.TRANSIENT

@@ -16,6 +16,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 START_SECONDS = STOP_SECONDS = PATIENCE_S
@@ -98,7 +99,7 @@ class KafkaBroker:
     def start(self) -> None:
         """Format the directory if it is new, start, and return once the broker answers."""
         self.work_dir.mkdir(parents=True, exist_ok=True)
-        broker_port, controller_port = free_ports(2)
+        broker_port, controller_port = free_port(), free_port()
         self.bootstrap_servers = f"127.0.0.1:{broker_port}"
         self.controller = self.joins.controller if self.joins else f"127.0.0.1:{controller_port}"
         properties = self.work_dir / "server.properties"
@@ -252,15 +253,6 @@ def java_tool(name: str) -> str:
     """`java` or `javac` of JAVA_HOME, else of PATH."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", name)) if home else name
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def accepts_connections(port: int) -> bool:

@@ -13,7 +13,7 @@ from tests.log.fuzz import REGRESSIONS, Summary, run, write_smallest
 from tests.log.replay import Replay, replay_topics
 
 FIXED_SEED = 1
-FEW, MANY = 150, 1_000
+FEW, MANY = 100, 1_000
 FOUND = sorted(REGRESSIONS.glob("*.json"))
 
 

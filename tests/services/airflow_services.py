@@ -15,9 +15,10 @@ from urllib.parse import quote
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.local.serve import COMPONENTS, environment
 from tests.lake_sandbox import RENDER, ROOT, LakeSandbox
+from tests.ports import free_port
 from tests.services.airflow_api import AirflowApi
 from tests.services.postgresql import PASSWORD, USER, PostgreSql
-from tests.services.process import Server, free_port
+from tests.services.process import Server
 
 LOGIN = ("admin", "tests-login")
 DAGS = len(list((ROOT / "dags").glob("*.py")))

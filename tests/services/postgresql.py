@@ -8,7 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.services.process import Server, free_port
+from tests.ports import free_port
+from tests.services.process import Server
 
 BINARIES = Path("/usr/lib/postgresql")
 USER, PASSWORD = "ebbtide", "p@ss:w/or d%"

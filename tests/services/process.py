@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.ports import LOOPBACK
 from tests.waiting import PATIENCE_S
 
 START_SECONDS = PATIENCE_S
@@ -21,17 +22,6 @@ TAIL_LINES = 25
 
 class ServiceError(Exception):
     """A server that did not start; the message ends with the tail of its output."""
-
-
-LOOPBACK = "127.0.0.1"
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """A port of the host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyspark
 
 from tests.lake_sandbox import EBBTIDE_HOME
-from tests.services.process import Server, free_port
+from tests.ports import free_port
+from tests.services.process import Server
 
 MAIN = Path(__file__).with_name("LoopbackCatalog.java")
 JARS = EBBTIDE_HOME / "rest-jars"

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 import pyarrow.fs
 
 from tests.lake_sandbox import EBBTIDE_HOME
-from tests.services.process import LOOPBACK, Server, free_port
+from tests.ports import LOOPBACK, free_port
+from tests.services.process import Server
 
 MOTO = EBBTIDE_HOME / "services" / "bin" / "moto_server"
 BUCKET = "archive"

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pyspark
 
-from tests.services.process import LOOPBACK, Server, free_port
+from tests.ports import LOOPBACK, free_port
+from tests.services.process import Server
 
 SPARK_CLASS = Path(sys.executable).parent / "spark-class"
 SPARK = Path(pyspark.__file__).parent

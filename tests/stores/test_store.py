@@ -11,7 +11,7 @@ import pytest
 from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
 from ebbtide.stores.file_reader import FileReader
 from ebbtide.stores.store import Store, failing_clearly
-from tests.services.process import free_port
+from tests.ports import free_port
 from tests.services.s3_api import BUCKET, SECRET, S3Api
 
 

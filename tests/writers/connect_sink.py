@@ -19,7 +19,8 @@ import pyspark
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.log.settings.names import CATALOG
 from tests.lake_sandbox import EBBTIDE_HOME
-from tests.services.process import LOOPBACK, Server, free_port
+from tests.ports import LOOPBACK, free_port
+from tests.services.process import Server
 
 JARS = EBBTIDE_HOME / "connect-jars"
 # Hadoop's file systems, and the drivers of catalogs.

@@ -25,7 +25,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.replicas import REPLICAS
 from ebbtide.runs.runs_table import JobOutcome
 from jobs import delete_records, undo_run
-from tests.kafka.broker import KafkaBroker, free_ports
+from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import (
     PLACES,
     SETTINGS,
@@ -58,6 +58,7 @@ from tests.kafka.delete_cases import (
     LiveCase,
 )
 from tests.lake_sandbox import LakeSandbox
+from tests.ports import free_port
 from tests.stages.undo_run.twins import of_request
 from tests.tables.adopted import Record, adopt, append, spark_table
 from tests.tables.nights import answer_request, at, ingest
@@ -216,7 +217,7 @@ def with_replica(
     sandbox: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], None]]:
     """Makes the live topic by a connection the table's replica; `nobody` is where no broker is."""
-    (port,) = free_ports(1)
+    port = free_port()
     nobody = {"nobody": {"bootstrap.servers": f"127.0.0.1:{port}"}}
     monkeypatch.setenv(CONNECTIONS, json.dumps({**json.loads(os.environ[CONNECTIONS]), **nobody}))
     table = f"ALTER TABLE {TopicName(CLUSTER, DELETED).records_table}"
@@ -339,7 +340,7 @@ def test_a_frozen_follower_is_waited_for_and_a_retry_finishes_it(
 def test_a_broker_that_cannot_be_reached_is_a_transient_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     nobody = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
     monkeypatch.setenv(CONNECTIONS, json.dumps({"nobody": nobody}))
     with pytest.raises(UnavailableError) as error:

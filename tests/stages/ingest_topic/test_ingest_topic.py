@@ -17,8 +17,9 @@ from ebbtide.iceberg.topics import exists, load
 from ebbtide.log.live_offsets import Isolation
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
-from tests.kafka.broker import KafkaBroker, free_ports
+from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
+from tests.ports import free_port
 from tests.stages.ingest_topic.consumed import consumed
 from tests.stages.ingest_topic.live import (
     CONNECTION,
@@ -258,7 +259,7 @@ def test_a_topic_that_the_brokers_do_not_have_is_named(
 def test_brokers_that_do_not_answer_may_answer_a_retry(
     spark: SparkSession, name: TopicName, broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     connect(monkeypatch, broker, **{"bootstrap.servers": f"127.0.0.1:{port}"})
     with pytest.raises(UnavailableError, match="run it again once they can be reached"):
         take(spark, name)
