@@ -11,7 +11,7 @@ from typing import Any
 from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.contents import read_contents
-from ebbtide.lake.holds import HoldStanding, read_holds
+from ebbtide.lake.holds import AllHolds, HoldStanding, read_all_holds
 from ebbtide.lake.reader import Lake, LakeTopic, open_lake
 from ebbtide.local.progress import working
 from ebbtide.moments import minute
@@ -41,18 +41,21 @@ def answer(args: argparse.Namespace) -> Answer:
     """Return one line a topic; one that cannot be read shows why."""
     with open_lake() as lake, working("lists the topics") as show:
         names = [name for name in lake.topic_names() if fnmatchcase(name, args.pattern)]
-        holds = read_holds(lake, datetime.now(UTC))
+        holds = read_all_holds(lake, datetime.now(UTC))
         topics = []
         for done, name in enumerate(names, 1):
             show(f"reads topic {number(done)} of {number(len(names))}, {name}")
-            topics.append(described(lake, name, [of for of in holds if of.hold.topic == name]))
+            topics.append(described(lake, name, holds))
     return Answer(_text(topics), {"topics": topics})
 
 
-def described(lake: Lake, name: str, holds: Sequence[HoldStanding]) -> dict[str, Any]:
+def described(lake: Lake, name: str, holds: AllHolds) -> dict[str, Any]:
     """Return a topic's settings and sizes from its state and its manifests, and its holds."""
     try:
-        return _described(lake, lake.topic(name), holds)
+        if name in holds.problems:
+            raise holds.problems[name]
+        of_topic = [of for of in holds.standings if of.hold.topic == name]
+        return _described(lake, lake.topic(name), of_topic)
     except EbbtideError as error:
         return {"topic": name, "problem": str(error)}
 

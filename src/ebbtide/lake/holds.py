@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 
-from ebbtide.errors import UnknownTopicError
+from ebbtide.errors import HoldError, UnknownTopicError
 from ebbtide.lake.live_files import files_of
 from ebbtide.lake.reader import Lake, chosen
 from ebbtide.log.holds import Hold, newest_events
@@ -35,23 +36,54 @@ def read_holds(
     Kept records are counted from manifests, and only where one topic is asked for. Raise HoldError
     for a row that nobody understands.
     """
-    equals = {} if topic is None else {"topic": topic}
-    events = [Hold.of_row(row) for row in lake.own_rows(HOLDS, chosen("at", None, equals))]
+    events = [Hold.of_row(row) for row in _rows(lake, topic)]
+    kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
+    standings = _standings(events, kept, now)
+    return [standing for standing in standings if with_ended or standing.stands]
+
+
+class AllHolds(NamedTuple):
+    """The holds of all topics that stand, and the topics whose holds nobody understands."""
+
+    standings: list[HoldStanding]
+    problems: dict[str, HoldError]
+
+
+def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
+    """Return the holds of all topics; a row that nobody understands is its topic's fault alone."""
+    events: dict[str, list[Hold]] = {}
+    problems: dict[str, HoldError] = {}
+    for row in _rows(lake, None):
+        topic = str(row.get("topic"))
+        try:
+            events.setdefault(topic, []).append(Hold.of_row(row))
+        except HoldError as error:
+            problems.setdefault(topic, error)
+    of_readable = (of for topic in sorted(events.keys() - problems) for of in events[topic])
+    standings = _standings(list(of_readable), Counter(), now)
+    return AllHolds([standing for standing in standings if standing.stands], problems)
+
+
+def _rows(lake: Lake, topic: str | None) -> Iterable[Mapping[str, Any]]:
+    return lake.own_rows(HOLDS, chosen("at", None, {} if topic is None else {"topic": topic}))
+
+
+def _standings(
+    events: Sequence[Hold], kept: Mapping[str, int], now: datetime
+) -> list[HoldStanding]:
     made_at: dict[tuple[str, str], datetime] = {}
     for event in sorted(events, key=lambda event: event.at):
         made_at.setdefault((event.topic, event.hold_id), event.at)
-    kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
-    standings = [
+    return [
         HoldStanding(
             hold,
             made_at[hold.topic, hold.hold_id],
             hold.stands_at(now),
             hold.stands_at(now) and hold.is_to_be_reviewed(now),
-            kept[hold.hold_id],
+            kept.get(hold.hold_id, 0),
         )
         for hold in newest_events(events)
     ]
-    return [standing for standing in standings if with_ended or standing.stands]
 
 
 def kept_records(lake: Lake, topic: str) -> Counter[str]:

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.holds import read_holds, review_warnings
+from ebbtide.lake.holds import read_all_holds, review_warnings
 from ebbtide.lake.reader import Lake, Run
 from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
@@ -125,11 +125,12 @@ def held(lake: Lake, runs: Sequence[Run]) -> list[str]:
     ]
     topics = {run.topic for run in runs}
     try:
-        standings = read_holds(lake, datetime.now(UTC))
+        standings, problems = read_all_holds(lake, datetime.now(UTC))
     except EbbtideError as error:
         return [*kept, f"The holds cannot be read: {error}."]
     due = review_warnings(of for of in standings if of.hold.topic in topics)
-    return [*kept, *(f"{warning}." for warning in due)]
+    unread = [f"{topic}: {problems[topic]}" for topic in sorted(topics & problems.keys())]
+    return [*kept, *(f"{warning}." for warning in [*due, *unread])]
 
 
 def changed(run: Run) -> bool:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.holds import HoldStanding, read_holds
+from ebbtide.lake.holds import AllHolds, HoldStanding, read_all_holds
 from ebbtide.lake.reader import Lake, LakeTopic, Run
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 from ebbtide.orchestration.monitoring import metrics, notices
@@ -63,26 +63,28 @@ def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
             metrics.send(_measured(run, topics))
             if run.is_night:
                 metrics.send(_successes(context, run, alias))
-        if has_notifier and (of_run := _notices(run, topics, holds or ())):
+        if has_notifier and (of_run := _notices(run, topics, holds.standings if holds else ())):
             notices.notify(context, of_run)
     except Exception:
         log.exception("ebbtide: metrics or notices of this run were not sent")
 
 
-def _holds(lake: Lake) -> list[HoldStanding] | None:
+def _holds(lake: Lake) -> AllHolds | None:
     """Return the holds that stand; None where they cannot be read, which stops what removes."""
     try:
-        return read_holds(lake, datetime.now(UTC))
+        holds = read_all_holds(lake, datetime.now(UTC))
     except EbbtideError as error:
         log.warning("ebbtide: holds to review are not told of: %s", error)
         return None
+    for topic, problem in holds.problems.items():
+        log.warning("ebbtide: %s: holds to review are not told of: %s", topic, problem)
+    return holds
 
 
-def _topic_runs(
-    lake: Lake, run: FinishedRun, holds: Sequence[HoldStanding] | None
-) -> Iterator[TopicRun]:
+def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterator[TopicRun]:
     """Yield the topics whose state can be read."""
-    due = None if holds is None else Counter(of.hold.topic for of in holds if of.is_to_be_reviewed)
+    standings = () if holds is None else holds.standings
+    due = Counter(of.hold.topic for of in standings if of.is_to_be_reviewed)
     topics = list(_readable(lake, run.topics))
     waiting = count_waiting(lake, topics, datetime.now(UTC))
     for topic in topics:
@@ -95,7 +97,7 @@ def _topic_runs(
             answers,
             now_ms,
             waiting[topic.name],
-            None if due is None else due[topic.name],
+            None if holds is None or topic.name in holds.problems else due[topic.name],
         )
 
 

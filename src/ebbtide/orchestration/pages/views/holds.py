@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ebbtide.lake.holds import read_holds
+from ebbtide.errors import HoldError
+from ebbtide.lake.holds import HoldStanding, read_all_holds, read_holds
 from ebbtide.lake.reader import Lake
 from ebbtide.log.holds import Hold, Kind
 from ebbtide.text import number
@@ -53,12 +54,21 @@ class HoldRow:
         return ", ".join(_conditions(self.hold)) or "all records"
 
 
-def standing_holds(lake: Lake, clock: datetime, topic: str | None = None) -> list[HoldRow]:
-    """Return the holds that stand, of one topic or of all; HoldError where a row is wrong."""
-    return [
-        HoldRow(hold=of.hold, is_to_be_reviewed=of.is_to_be_reviewed, kept_records=of.kept_records)
-        for of in read_holds(lake, clock, topic)
-    ]
+def standing_holds(lake: Lake, clock: datetime, topic: str) -> list[HoldRow]:
+    """Return the holds on a topic that stand; HoldError where a row is wrong."""
+    return [_row(standing) for standing in read_holds(lake, clock, topic)]
+
+
+def all_standing_holds(lake: Lake, clock: datetime) -> tuple[list[HoldRow], list[HoldError]]:
+    """Return the holds of all topics that stand, and what is wrong with those of other topics."""
+    standings, problems = read_all_holds(lake, clock)
+    return [_row(standing) for standing in standings], [*problems.values()]
+
+
+def _row(of: HoldStanding) -> HoldRow:
+    return HoldRow(
+        hold=of.hold, is_to_be_reviewed=of.is_to_be_reviewed, kept_records=of.kept_records
+    )
 
 
 def holds_of_key(rows: Iterable[HoldRow], sha256: str) -> list[HoldRow]:

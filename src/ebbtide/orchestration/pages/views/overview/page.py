@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake
 from ebbtide.moments import to_datetime
-from ebbtide.orchestration.pages.views.holds import HoldRow, by_topic, standing_holds
+from ebbtide.orchestration.pages.views.holds import HoldRow, all_standing_holds, by_topic
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow, filled, topic_rows
@@ -177,9 +177,10 @@ def overview(
 def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldRow]], list[Need]]:
     """Return the holds of each topic, or that they cannot be read."""
     try:
-        return by_topic(standing_holds(lake, to_datetime(clock_ms))), []
+        rows, problems = all_standing_holds(lake, to_datetime(clock_ms))
     except EbbtideError as error:
         return {}, [unreadable(str(error))]
+    return by_topic(rows), [unreadable(str(problem)) for problem in problems]
 
 
 def _matches(row: TopicRow, asked: Asked, clock_ms: int) -> bool:
