@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -9,10 +10,13 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.topics import load
+from ebbtide.log.holds import Event as HoldEvent
+from ebbtide.log.holds import Hold, Kind
 from ebbtide.log.plans.events import Event
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.holds_table import append_hold
 from jobs import clean_log, expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table
@@ -251,3 +255,34 @@ def test_a_round_stops_at_the_guards_too(
     assert kept.removes == {0: offset_range(0, 1)}
     assert jobs.run(clean_log, "--plan", kept.plan_id, "--approved-by", "bob") == ExitCode.DONE
     assert left(sandbox, name) == [1, 2, 3]
+
+
+def test_a_plan_is_refused_while_a_setting_keeps_what_it_removes(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """It stays, and what another run has removed meanwhile is no reason against it."""
+    kept = plan(jobs, name)
+    set_properties(sandbox.session, str(name), {"kafka.cleanup.policy": "compact"})
+    assert execute(jobs, kept) == ExitCode.FAILED
+    row = jobs.last_run()
+    assert row.error_class == "PlanError"
+    assert f"all that plan {kept.plan_id} has" in row.error
+    assert "kafka.cleanup.policy was 'delete' and is 'compact'" in row.error
+    assert left(sandbox, name) == list(range(8))
+    assert jobs.kinds(kept) == [Event.APPROVED]
+
+    set_properties(sandbox.session, str(name), {"kafka.cleanup.policy": "delete"})
+    pause = Hold(
+        hold_id="h-1",
+        event=HoldEvent.MADE,
+        at=at(NIGHT_MS),
+        by="ann",
+        run_id="r",
+        kind=Kind.PAUSE,
+        topic=str(name),
+        partition=1,
+    )
+    append_hold(sandbox.session, name, pause)
+    assert execute(jobs, kept) == ExitCode.FAILED
+    assert re.search("partition 1: hold .* lets nothing be removed", jobs.last_run().error)
+    assert left(sandbox, name) == list(range(8))
