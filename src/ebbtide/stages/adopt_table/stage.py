@@ -122,7 +122,9 @@ def plan_adoption(
     table = _table_of_others(spark, name)
     properties = table.metadata.properties
     check_changes(topic_properties(name, properties), settings)
-    recognised = recognise(Columns.of(table.metadata.schema), choices, profile)
+    recognised = recognise(
+        Columns.readable(table.metadata.schema, name.records_table), choices, profile
+    )
     _check_writable(name, recognised)
     recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
