@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.files.described_files import (
     DescribedFiles,
     Description,
@@ -103,8 +104,7 @@ class Appending(NamedTuple):
         method = (ICEBERG + "OverwriteFiles", "addFile", ICEBERG + "DataFile")
         append = JavaMethod.of(self.table.spark, *method)
         append.on(update).for_each(DescribedFiles.of(self.table).data(_unpacked(files)))
-        update.commit()
-        return int(self.table.java.currentSnapshot().snapshotId())
+        return commit_update(self.table.spark, self.table.java, update)
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:

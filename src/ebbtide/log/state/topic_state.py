@@ -11,6 +11,7 @@ from typing import Any
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.adopted.horizons import HorizonRange
+from ebbtide.log.adopted.missing import Missing, MissingRange
 from ebbtide.log.logical_segments import SegmentStart, SegmentSums
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
@@ -70,7 +71,7 @@ class PartitionState:
     something waits without a date. `horizon_ms` is then the first date of what else waits.
     `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
     `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
-    batches that could tell.
+    batches that could tell. So is `missing`, the offsets that never arrived.
     """
 
     log_start_offset: int
@@ -89,6 +90,7 @@ class PartitionState:
     expiry_basis: int = NEVER
     horizons: tuple[HorizonRange, ...] = ()
     sums: tuple[SegmentSums, ...] = ()
+    missing: Missing = ()
     # Topic and partition, where it was read from properties; errors say so.
     place: str = field(default="", compare=False)
 
@@ -293,5 +295,13 @@ def _sums(values: Any) -> tuple[SegmentSums, ...]:
     return tuple(SegmentSums(*map(whole, of)) for of in values)
 
 
+def _missing(values: Any) -> Missing:
+    return tuple(MissingRange(*map(whole, of)) for of in values)
+
+
 # Fields of a topic whose table others write, and how each is read.
-_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {"horizons": _horizons, "sums": _sums}
+_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "horizons": _horizons,
+    "sums": _sums,
+    "missing": _missing,
+}
