@@ -48,9 +48,11 @@ SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
 # The newest snapshot whose rows the state of an adopted topic covers.
 ADOPTED_SEEN = "ebbtide.adopted.seen"
+# The id of the table of the topic's held records, since its first copy.
+HELD = "ebbtide.held"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION}
+    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION, HELD}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
 )
 NEVER = -1
