@@ -12,7 +12,12 @@ from tests.lake_sandbox import LakeSandbox
 
 ZONE = "Asia/Kolkata"  # 5.5 hours ahead
 NAME = TopicName("log", "t")
-SIX_HOURS = {"cleanup.policy": "delete", "retention.ms": "21600000", "segment.ms": "1"}
+SIX_HOURS = {
+    "kafka.cleanup.policy": "delete",
+    "kafka.retention.ms": "21600000",
+    "kafka.segment.ms": "1",
+    "ebbtide.max.delete.ratio": "1",
+}
 
 
 @pytest.mark.long
@@ -38,7 +43,7 @@ def test_the_zone_of_the_environment_removes_no_row(
     defaults.write_text("\n".join([*others, f"{zone} {ZONE}", ""]))
     monkeypatch.setenv("TZ", ZONE)
     ask = ("--topic", str(NAME), "--now", "2026-01-02T12:00:00+00:00")
-    settings = [of for n, v in SIX_HOURS.items() for of in ("--set", f"kafka.{n}={v}")]
+    settings = [of for n, v in SIX_HOURS.items() for of in ("--set", f"{n}={v}")]
     for job, more in {"adopt_table": settings, "expire_segments": []}.items():
         done = submit(lake, job, *ask, *more)
         assert done.returncode == ExitCode.DONE, done.stdout[-2000:]

@@ -54,9 +54,11 @@ def test_many_ranges_become_one_that_counts() -> None:
     even = BitMap64(range(0, 1000, 2))
     missing = with_arrivals((), 0, Expected(0, 1000), even)
     assert len(missing) == missing_offsets.MOST_RANGES + 1
-    assert missing[0] == MissingRange(1, 801, 400)
+    assert missing[0] == MissingRange(0, 800, 400)
     assert missing[-1] == MissingRange(999, 1000, 1)
     assert count_missing(missing) == 500
+    far = with_arrivals(missing, 0, Expected(1000, 2**62), BitMap64([2**62 - 1]))
+    assert far[-1] == MissingRange(999, 2**62 - 1, 2**62 - 1000)
     more = with_arrivals(missing, 0, Expected(1000, 1003), BitMap64([1001]))
     assert count_missing(more) == 502
     assert not more[0].is_whole

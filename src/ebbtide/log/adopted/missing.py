@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ebbtide.log.plans.offsets import offset_range, union
-
 # Beside so many ranges the older ones become one.
 MOST_RANGES = 100
 
@@ -70,15 +68,16 @@ def with_arrivals(
     """
     left = [of for of in missing if of.end > log_start_offset]
     older = [of for of in left if not of.is_whole]
-    holes = union(
-        offset_range(max(of.first, log_start_offset), of.end) for of in left if of.is_whole
-    )
+    spans = [Expected(max(of.first, log_start_offset), of.end) for of in left if of.is_whole]
     if arrived is not None:
-        holes = (holes | offset_range(expected.first, expected.end)) - arrived
-    ranges = _newest_ranges(holes)
-    if left_out := len(holes) - sum(of.offsets for of in ranges):
-        older.append(MissingRange(holes.min(), ranges[0].first, left_out))
-    return (*_as_one(older), *ranges)
+        spans.append(expected)
+    newest_first: list[MissingRange] = []
+    for span in reversed(spans):
+        most = MOST_RANGES - len(newest_first)
+        found = _holes(arrived or BitMap64(), span, most)
+        newest_first += found[:most]
+        older += found[most:]
+    return (*_as_one(older), *_joined(newest_first[::-1]))
 
 
 def _as_one(ranges: Sequence[MissingRange]) -> Sequence[MissingRange]:
@@ -88,23 +87,48 @@ def _as_one(ranges: Sequence[MissingRange]) -> Sequence[MissingRange]:
     return (MissingRange(first, end, sum(of.offsets for of in ranges)),)
 
 
-def _newest_ranges(holes: BitMap64) -> list[MissingRange]:
-    """Return the last MOST_RANGES runs of neighbouring offsets, in order."""
-    ranges: list[MissingRange] = []
-    left = len(holes)
-    while left and len(ranges) < MOST_RANGES:
-        last = holes[left - 1]
-        # In a run that ends at `last`, offsets are as far apart as their places.
-        low, high = 0, left - 1
-        while low < high:
-            middle = (low + high) // 2
-            if last - holes[middle] == left - 1 - middle:
-                high = middle
-            else:
-                low = middle + 1
-        ranges.append(MissingRange(holes[low], last + 1, last + 1 - holes[low]))
-        left = low
-    return ranges[::-1]
+def _joined(ranges: Sequence[MissingRange]) -> list[MissingRange]:
+    """Return the ranges, in order, with neighbours as one."""
+    joined: list[MissingRange] = []
+    for of in ranges:
+        if joined and joined[-1].end == of.first:
+            of = MissingRange(joined[-1].first, of.end, joined.pop().offsets + of.offsets)
+        joined.append(of)
+    return joined
+
+
+def _holes(arrived: BitMap64, span: Expected, most: int) -> list[MissingRange]:
+    """Return the runs of a span's offsets that have not arrived, newest first.
+
+    At most `most`, and then one for all before them. A hole may be too wide for a bitmap.
+    """
+    low = arrived.rank(span.first - 1) if span.first else 0
+    high = arrived.rank(span.end - 1) if span.end else 0
+    left = span.end - span.first - (high - low)
+    holes: list[MissingRange] = []
+    end = span.end
+    while left:
+        last = arrived[high - 1] if high > low else span.first - 1
+        if last + 1 < end:
+            if len(holes) == most:
+                return [*holes, MissingRange(span.first, end, left)]
+            holes.append(MissingRange(last + 1, end, end - last - 1))
+            left -= end - last - 1
+        high = _start_of_run(arrived, low, high)
+        end = arrived[high] if left else span.first
+    return holes
+
+
+def _start_of_run(arrived: BitMap64, low: int, high: int) -> int:
+    """Return the place at which the run begins that ends before place `high`."""
+    last, end = arrived[high - 1] if high > low else 0, high - 1
+    while low < end:  # in a run, offsets are as far apart as their places
+        middle = (low + end) // 2
+        if last - arrived[middle] == high - 1 - middle:
+            end = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _xor_below(end: int) -> int:
