@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.topics import load
+from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
@@ -96,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reason", help="why")
     parser.add_argument("--connection", help="of the live topic; else the topic's own")
     parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
-    parser.add_argument("--timeout-ms", type=int, default=600_000, help="until they arrive")
+    until = {"type": whole_argument(most=MAX_INT), "default": 600_000, "help": "until they arrive"}
+    parser.add_argument("--timeout-ms", **until)
     required = ("topic", "now", "requested_by", "reason")
     args = parse_planned(parser, argv, required, ("connection", "append"))
     if (named := len(args.topic or args.plan)) > 1:

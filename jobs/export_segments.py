@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
+from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import argument, job_parser, run_job, run_topics
@@ -26,7 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a directory to be",
     )
     parser.add_argument(
-        "--partition", action="append", default=[], type=int, help="only this; repeat for more"
+        "--partition",
+        action="append",
+        default=[],
+        type=whole_argument(most=MAX_INT),
+        help="only this; repeat for more",
     )
     args = parser.parse_args(argv)
     if len(args.topic) > 1:

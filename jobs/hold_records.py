@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
+from ebbtide.json_text import MAX_INT, MAX_LONG, whole_argument
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action, hashes_of
 from ebbtide.runs.application import run_job
@@ -16,7 +17,7 @@ from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.stages.hold_records.stage import HOLD_RECORDS
 
-NUMBERS = ("partition", "first_offset", "end_offset")
+NUMBERS = {"partition": MAX_INT, "first_offset": MAX_LONG, "end_offset": MAX_LONG}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--action", choices=[str(action) for action in Action])
     parser.add_argument("--hold", metavar="ID", help="the hold to change or to end")
     for name in (*CONDITIONS, *WORDS):
-        kind = int if name in NUMBERS else str
+        kind = whole_argument(most=NUMBERS[name]) if name in NUMBERS else str
         parser.add_argument("--" + name.replace("_", "-"), type=kind)
     parser.add_argument(
         "--encoding",

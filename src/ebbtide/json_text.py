@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 MAX_INT = 2**31 - 1
@@ -38,3 +40,20 @@ def parse_whole(text: str, maximum: int = MAX_LONG) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= maximum):
         raise ValueError(f"{text!r:.40} where a number of 0 to {maximum} belongs")
     return int(text)
+
+
+def whole_argument(least: int = 0, most: int = MAX_LONG) -> Callable[[str], int]:
+    """Return what argparse reads a number from `least` to `most` with, in plain digits."""
+
+    def convert(text: str) -> int:
+        try:
+            value = parse_whole(text, most)
+        except ValueError:
+            value = -1
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from {least} to {most}, found {text!r:.40}"
+            )
+        return value
+
+    return convert

@@ -109,7 +109,7 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     outline = LogOutline(start, segments, now_ms, held_back)
     told = in_parts(headers, physical, outline)
 
-    assert told.segments == segment_totals(headers, segments)
+    assert told.segments == segment_totals(headers, segments, start)
     open_now = OpenTransactions()
     for batch in log:
         open_now.append(batch)

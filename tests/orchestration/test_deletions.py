@@ -283,3 +283,11 @@ BACK = "run back took that back on 2026-01-02 12:00 UTC"
 )
 def test_what_was_taken_back_says_so(points: list[UndoPoint], expected: str) -> None:
     assert words([EARLIER, CLEANED], points=points) == expected
+
+
+def test_snapshots_that_never_expire_have_a_date_too() -> None:
+    age = {"history.expire.max-snapshot-age-ms": str(2**63 - 1)}
+    told = words([CLEANED, report(1, **YOUNG)], properties=age)
+    assert told == (
+        f"{OUT}; they leave the disk with the first expire_snapshots after 9999-12-31 23:59 UTC."
+    )

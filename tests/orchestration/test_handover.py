@@ -40,3 +40,18 @@ def test_what_is_not_published_yet_is(
     topics = [topic_asset(name) for name in new]
     is_of_new_topic = {of["topic"] for of in answers} - published.keys()
     assert told == ([INGESTED] if is_of_new_topic else []) + topics
+
+
+def test_a_topic_whose_dates_fail_is_published_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> Any:
+        raise OverflowError("date value out of range")
+
+    monkeypatch.setattr(handover, "open_lake", fails)
+    told: list[Any] = []
+    events = SimpleNamespace(add=lambda asset, extra=None: told.append(extra))
+    ti = SimpleNamespace(xcom_pull=lambda task_ids: [[A]])
+    context = {"ti": ti, "outlet_events": {TOPICS: events}}
+    handover._publish(context, INGEST, {})
+    assert told == [None, {"low_watermarks": {"0": 3}}]

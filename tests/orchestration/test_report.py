@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.lake.reader import open_lake
+from ebbtide.lake.reader import LakeTopic, open_lake
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.moments import minute
+from ebbtide.orchestration import report
+from ebbtide.orchestration.deletions import newest_deletion
 from ebbtide.orchestration.report import render_run
 from ebbtide.text import WIDTH, aligned, number, seconds, size
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
@@ -208,3 +210,21 @@ def test_a_table_fits_its_width() -> None:
 )
 def test_how_values_are_shown(shown: str, text: str) -> None:
     assert shown == text
+
+
+def test_one_topic_that_cannot_be_shown_leaves_the_others(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("log.good", "log.odd"):
+        lake.topic(name, {0: state_of()})
+        lake.run(name, "clean_log", partitions={0: CLEANED}, rows_removed=3)
+
+    def dates(topic: LakeTopic, *more: object) -> object:
+        if topic.name == "log.odd":
+            raise OverflowError("year 33712 is out of range")
+        return newest_deletion(topic, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(report, "newest_deletion", dates)
+    told = " ".join(rendered().split())
+    assert "log.odd: its dates are unknown: OverflowError: year 33712 is out of range." in told
+    assert "log.good: 3 records left the table on" in told

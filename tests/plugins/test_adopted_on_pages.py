@@ -27,6 +27,7 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     assert "leave the disk when its owner expires its snapshots." in text
     assert "expire none of its snapshots. A run can be undone as long as the snapshots" in text
     assert f"SELECT * FROM lake.{TOPIC} LIMIT 20" in text.replace("`", "")
+    assert "Partition 0: 2 offsets never arrived, the newest from 3 to 4;" in text
     assert "__committed" not in text
     assert "Find a key of this topic" not in text
     for dag in FORMS:
@@ -58,7 +59,7 @@ def a_round(lake: LakeSandbox) -> None:
     spark_table(spark, TOPIC)
     append(spark, TOPIC, [Record(n, key) for n, key in enumerate("aab")])
     adopt(spark, TOPIC, COMPACTED)
-    append(spark, TOPIC, [Record(3, "c")])
+    append(spark, TOPIC, [Record(5, "c")])
     outcome = clean(spark, TOPIC, 10_000)
     assert outcome.rows_removed == 1
     lake.run(TOPIC, "clean_log", now=NOW, partitions=outcome.partitions, rows_removed=1)

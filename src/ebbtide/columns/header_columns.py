@@ -144,7 +144,9 @@ def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
 
 
-def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> list[Segment]:
+def segment_totals(
+    headers: BatchHeaders, segments: Sequence[SegmentStart], log_start_offset: int = 0
+) -> list[Segment]:
     """Return the logical segments with the totals of their batches.
 
     Batches before the first segment are kept only for their producers and count for no segment.
@@ -158,6 +160,8 @@ def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> l
         headers.column("append_time_ms"),
     )
     counts = np.where(headers.is_control, 0, headers.column("record_count"))
+    offsets_left = np.maximum(headers.column("last_offset") + 1 - log_start_offset, 0)
+    hidden = np.where(bases < log_start_offset, np.maximum(counts - offsets_left, 0), 0)
     return [
         Segment(
             base,
@@ -168,6 +172,7 @@ def segment_totals(headers: BatchHeaders, segments: Sequence[SegmentStart]) -> l
             max_event_time_ms=int(event_times[first:end].max(initial=-1)),
             max_append_time_ms=int(append_times[first:end].max(initial=-1)),
             record_count=int(counts[first:end].sum()),
+            hidden_count=int(hidden[first:end].sum()),
         )
         for (base, modified_ms), first, end in zip(segments, firsts, ends, strict=True)
     ]

@@ -78,7 +78,8 @@ class LogHeaders(NamedTuple):
         rows = np.flatnonzero(roles)
         kept = headers.at(rows).table.append_column("role", pa.array(roles[rows]))
         newest_ms = int(headers.column("max_event_time_ms").max(initial=-1))
-        return cls(segment_totals(headers, touched), BatchHeaders(kept), newest_ms)
+        totals = segment_totals(headers, touched, outline.log_start_offset)
+        return cls(totals, BatchHeaders(kept), newest_ms)
 
     @classmethod
     def of_some(cls, parts: Sequence[LogHeaders]) -> LogHeaders:

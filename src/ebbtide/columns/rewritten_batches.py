@@ -160,8 +160,8 @@ def rewrite_batches(
     ).sort_by("base_offset")
     return Rewriting(
         changes,
-        _removed(headers, changes, "record_count"),
-        _removed(headers, changes, "size_bytes"),
+        int((records.counts - left.survivors).sum()),
+        _bytes_removed(headers, changes),
         int(bases_ms[waits].min()) if waits.any() else None,
     )
 
@@ -253,8 +253,8 @@ def hidden_changes(headers: BatchHeaders, this_round: Round) -> tuple[pa.Table, 
     return table.cast(CHANGES), int(sizes[is_hidden].sum())
 
 
-def _removed(headers: BatchHeaders, changes: pa.Table, name: str) -> int:
-    """Return by how much the changes reduce the sum of a column."""
+def _bytes_removed(headers: BatchHeaders, changes: pa.Table) -> int:
+    """Return by how many bytes the changes reduce the log."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
-    left = changes[name].to_numpy()[~changes["is_removed"].to_numpy()]
-    return int(headers.column(name)[rows].sum() - left.sum())
+    left = changes["size_bytes"].to_numpy()[~changes["is_removed"].to_numpy()]
+    return int(headers.column("size_bytes")[rows].sum() - left.sum())

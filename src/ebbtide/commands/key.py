@@ -14,6 +14,7 @@ from typing import Any
 
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.errors import RequestError
+from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.lake.key_records import KeyRecord, find_key
 from ebbtide.lake.key_rows import key_of_hash
 from ebbtide.lake.reader import open_lake
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(Encoding.UTF_8),
         help="how the key is written here, or sha-256 for its hash in hex; default: utf-8",
     )
-    parser.add_argument("--partition", type=int, help="look into this one only")
+    parser.add_argument(
+        "--partition", type=whole_argument(most=MAX_INT), help="look into this one only"
+    )
 
 
 def answer(args: argparse.Namespace) -> Answer:

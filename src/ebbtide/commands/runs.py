@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.commands.answer import Answer, iso
+from ebbtide.json_text import whole_argument
 from ebbtide.lake.reader import Run, open_lake
 from ebbtide.local.progress import working
 from ebbtide.orchestration.report import failed
@@ -21,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topic", action="append", metavar="CLUSTER.TOPIC", help="any of these")
     parser.add_argument("--dag", help="only runs of this DAG")
     parser.add_argument("--failed", action="store_true", help="only runs in which a topic failed")
-    parser.add_argument("--days", type=int, default=30, help="how far back; default: 30")
-    parser.add_argument("--limit", type=int, default=20, help="how many; default: 20")
+    parser.add_argument(
+        "--days", type=whole_argument(most=36_500), default=30, help="how far back; default: 30"
+    )
+    parser.add_argument(
+        "--limit", type=whole_argument(least=1), default=20, help="how many; default: 20"
+    )
 
 
 def answer(args: argparse.Namespace) -> Answer:

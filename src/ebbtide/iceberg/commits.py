@@ -106,6 +106,7 @@ class Step(StrEnum):
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"
     TAGS_RELEASED = "tags_released"
+    LOST_SNAPSHOTS = "lost_snapshots"
     REPAIR_RECORDS = "repair_records"
     REPAIR_BATCHES = "repair_batches"
     REPAIR_STATE = "repair_state"

@@ -38,6 +38,7 @@ from ebbtide.log.state.topic_state import (
 # A property set to None is removed.
 PropertyChanges = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
+BATCHES = "batches"  # names that table in the state
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
     held = read_state(spark, name)
     properties = topic_properties(name, tables.records.metadata.properties)
     if held is not None and TABLES in held.properties:
-        _check_tables(name, held.properties[TABLES], tables.ids)
+        _check_tables(name, held.properties[TABLES], tables)
     if held is None:
         check_is_told(name, properties)
     if held is None and not state_of(properties) and tables.has_been_filled:
@@ -133,7 +134,7 @@ class _DataTables(NamedTuple):
     @property
     def ids(self) -> str:
         """The ids of both, as the state keeps them."""
-        tables = {"records": self.records, "batches": self.batches}
+        tables = {"records": self.records, BATCHES: self.batches}
         return json.dumps({what: of.metadata.uuid for what, of in tables.items() if of is not None})
 
     @property
@@ -152,7 +153,11 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
         return _DataTables(records, batches)
     tables = {name.records_table: records, name.batches_table: batches}
     missing = [table for table, loaded in tables.items() if loaded is None]
-    held = read_state(spark, name) if len(missing) < len(tables) else None
+    held = read_state(spark, name)
+    if held is not None and batches is None and _is_of_adopted(held):
+        raise _lost_adopted(name, records, held.properties[TABLES])
+    if len(missing) == len(tables):
+        return None
     if held is not None and parse_states(held.properties):
         raise ForeignChangeError(
             f"expected {missing[0]}, as the state of {name} says, found that somebody dropped it; "
@@ -169,17 +174,45 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
     return None
 
 
+def _is_of_adopted(held: HeldState) -> bool:
+    """Return whether a state is that of an adopted topic, which has no batches table."""
+    return BATCHES not in json.loads(held.properties.get(TABLES, f'{{"{BATCHES}": ""}}'))
+
+
+def _lost_adopted(name: TopicName, found: Table | None, known: str) -> ForeignChangeError:
+    """Return the error for an adopted table that was dropped or no longer has its layout."""
+    of_state = f"expected the adopted table {name.records_table} of {name}, as its state says"
+    back = "put the old table back by registering its last metadata file"
+    if found is None:
+        return ForeignChangeError(
+            f"{of_state}, found none: somebody dropped it; {back}, or run abandon_table, which "
+            "drops the state too"
+        )
+    if adopted_ids(found) != known:
+        return ForeignChangeError(
+            f"{of_state}, {known}, found another table of this name, {adopted_ids(found)}: "
+            f"somebody dropped it and created it again; {back}, or run adopt_table, which adopts "
+            "the new one and reads its log from the beginning"
+        )
+    return ForeignChangeError(
+        f"{of_state}, found it without the property {LAYOUT}: somebody removed it, or "
+        "abandon_table was killed; run abandon_table again, or adopt_table to adopt the table again"
+    )
+
+
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
     """Return the topic with its settings alone, where its state is lost or cannot be trusted."""
     return Topic(spark, name, settings_of(_records_properties(spark, name)))
 
 
-def _check_tables(name: TopicName, known: str, current: str) -> None:
-    if known != current:
+def _check_tables(name: TopicName, known: str, tables: _DataTables) -> None:
+    if known != tables.ids:
+        is_adopted = tables.batches is None
+        anew = "run abandon_table, then adopt_table," if is_adopted else "drop both"
         raise ForeignChangeError(
-            f"expected the tables of {name} that its state tells of, {known}, found {current}: "
+            f"expected the tables of {name} that its state tells of, {known}, found {tables.ids}: "
             "somebody dropped one and created it anew; put the old one back by registering its "
-            "last metadata file, or drop both to begin the topic anew"
+            f"last metadata file, or {anew} to begin the topic anew"
         )
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from ebbtide.json_text import whole_argument
 from ebbtide.orchestration.driver.installation import paths
 
 LOOPBACK = "127.0.0.1"
@@ -86,7 +87,7 @@ class Children:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; 1 when a component ends by itself or the port is taken."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=whole_argument(most=65_535), default=8080)
     port = parser.parse_args(argv).port
     if is_busy(port):
         print(f"up: port {port} is taken; say make up PORT=8090", file=sys.stderr)

@@ -75,7 +75,7 @@ class Hold:
             raise HoldError(
                 f"expected a hold in each row of lake.ebbtide.holds, found that of hold "
                 f"{row.get('hold_id')!r} on {row.get('topic')} with {problem}; append a row that "
-                "is right with hold_records, and delete this one"
+                "is right with hold_records, delete this one and accept that (docs/holds.md)"
             )
         hashes = values.get("key_hashes")
         values["key_hashes"] = None if hashes is None else tuple(hashes)

@@ -41,7 +41,16 @@ class Segment(NamedTuple):
     first_batch_timestamp_ms: int | None = None
     max_event_time_ms: int = -1
     max_append_time_ms: int = -1
-    record_count: int = 0  # of data
+    record_count: int = 0  # of data, as the headers count them
+    hidden_count: int = 0  # of these, below the log start offset
+
+    @property
+    def visible_count(self) -> int:
+        """Data records at or above the log start offset.
+
+        A cleaned batch that straddles the log start may have fewer: its header tells no offsets.
+        """
+        return self.record_count - self.hidden_count
 
     @property
     def start(self) -> SegmentStart:
@@ -60,6 +69,7 @@ class Segment(NamedTuple):
             max_event_time_ms=max(self.max_event_time_ms, later.max_event_time_ms),
             max_append_time_ms=max(self.max_append_time_ms, later.max_append_time_ms),
             record_count=self.record_count + later.record_count,
+            hidden_count=self.hidden_count + later.hidden_count,
         )
 
     @property

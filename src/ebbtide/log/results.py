@@ -106,6 +106,7 @@ class AdoptedPartition(OfPartition):
     """adopt_table, of a partition."""
 
     records: Annotated[int, "rows of the table"]
+    missing_offsets: NotRequired[Annotated[int, "offsets between its first and last row without"]]
 
 
 class AdoptedTopic(OfTopic):
@@ -129,6 +130,9 @@ class AbandonedTopic(OfTopic):
 class BeforeAndAfter(OfPartition):
     """A log before and after a job, as its batch headers count it; markers are no records."""
 
+    missing_offsets: NotRequired[
+        Annotated[int, "offsets of an adopted topic that never arrived, up to the newest row"]
+    ]
     records_before: NotRequired[Annotated[int, "records before the job"]]
     records_after: NotRequired[Annotated[int, "records after it"]]
     bytes_before: NotRequired[Annotated[int, "batches before the job"]]

@@ -11,14 +11,14 @@ from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.log.undo.points import UndoPoint, standing_points
-from ebbtide.moments import to_datetime
+from ebbtide.moments import after, to_datetime
 from ebbtide.orchestration.outcome import cause_of
 
 JOB = "expire_snapshots"
 NIGHTLY = "nightly_retention"
 # How far back the report and the page look.
 HISTORY = timedelta(days=35)
-_MINUTE = timedelta(minutes=1)
+MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,5 +216,5 @@ def _first_failure(runs: Sequence[Run]) -> Run:
 
 def _full_minute(when: datetime) -> str:
     """Format the first full minute at or after a time, so that no date is promised too early."""
-    rest = timedelta(seconds=when.second, microseconds=when.microsecond)
-    return f"{when + (_MINUTE - rest if rest else rest):%Y-%m-%d %H:%M} UTC"
+    start = when.replace(second=0, microsecond=0)
+    return f"{start if start == when else after(start, MINUTE_MS):%Y-%m-%d %H:%M} UTC"

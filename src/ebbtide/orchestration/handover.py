@@ -176,11 +176,11 @@ def _publish(context: Any, publishes: Publishes, published: WatermarksByTopic) -
 
 
 def _retention_of(topic: str) -> dict[str, Any] | None:
-    """Return the topic's policy and next dates; None where it cannot be read just now."""
+    """Return the topic's policy and next dates, or None if they cannot be read or shown."""
     try:
         with open_lake() as lake:
             return retention_of(lake.topic(topic))
-    except EbbtideError as error:
+    except Exception as error:  # the events of the other topics do not depend on this one
         log.warning("ebbtide: %s: its event has no dates: %s", topic, error)
         return None
 

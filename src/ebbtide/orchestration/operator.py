@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from ebbtide.errors import EbbtideError, ExitCode
+from ebbtide.errors import ExitCode
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
@@ -166,11 +166,15 @@ class EbbtideJobOperator(SparkSubmitOperator):
             try:
                 topic = lake.topic(name)
                 reason = nothing_to_do(self.job, topic, attempt.now_ms, lake)
-            except EbbtideError:
-                continue  # the job meets the same error and writes it down
+                of_topic = low_watermarks_of_state(topic) if reason else []
+            except Exception as error:  # the job meets the same error and writes it down
+                self.log.warning(
+                    "ebbtide: %s: %s: its state was not judged: %s", self.job, name, error
+                )
+                continue
             if reason:
                 self.log.info("ebbtide: %s: %s: nothing to do, %s", self.job, name, reason)
-                answers += low_watermarks_of_state(topic)
+                answers += of_topic
         if answers and len({answer["topic"] for answer in answers}) == len(topics):
             self.log.info("ebbtide: %s: Spark is not started", self.job)
         return answers

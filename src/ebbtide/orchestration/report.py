@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,8 @@ from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.text import WIDTH, aligned, changes_in_words, number, seconds, size, without_empty
+
+log = logging.getLogger(__name__)
 
 PARTITION_HEADER = (
     "topic",
@@ -48,12 +51,13 @@ NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic's current contents and its newest deletion."""
+    """A topic's current contents and its newest deletion; `problem` says why these are unknown."""
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: DeletionDates | None = None
     cleans_idle: bool = False
+    problem: str = ""
 
 
 def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
@@ -84,6 +88,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             "",
             *(f"{run.topic}: {line}" for run in runs for line in changes_in_words(_changes(run))),
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in topics if n.deletion),
+            *(fill(f"{now.topic}: {now.problem}.", WIDTH) for now in topics if now.problem),
             *(fill(line, WIDTH) for line in promises(topics)),
             *(fill(line, WIDTH) for line in notes(runs)),
             *(fill(line, WIDTH) for line in held(lake, runs)),
@@ -179,6 +184,9 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         deletion = newest_deletion(described, history, clock, points)
     except EbbtideError:
         return TopicNow(topic)
+    except Exception as error:  # one topic's state must not hide the report of the others
+        log.exception("ebbtide: %s: its dates are not in the report", topic)
+        return TopicNow(topic, problem=f"its dates are unknown: {type(error).__name__}: {error}")
     return TopicNow(topic, horizons, deletion, cleans_idle)
 
 

@@ -27,6 +27,7 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.catalog import session_for_topic
 from ebbtide.iceberg.commits import Commits, commits_of
+from ebbtide.iceberg.files.lost_lists import lost_list
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.table_store import check_catalog
@@ -424,12 +425,49 @@ def _attempt(
             return outcome, outcome.error
         except CommitConflictError as error:
             if attempt == ATTEMPTS_ON_CONFLICT:
-                return JobOutcome(), error
+                return JobOutcome(), _gone_for_good(session, topic, error) or error
             log.warning("%s (attempt %d)", error, attempt)
             time.sleep(attempt)
         except Exception as error:  # one topic's failure is not another's
-            if attempt == ATTEMPTS_ON_CONFLICT or not is_of_gone_files(error):
+            if not is_of_gone_files(error):
                 return JobOutcome(), explained(error)
+            if attempt == ATTEMPTS_ON_CONFLICT:
+                lasting = _gone_for_good(session, topic, error)
+                return JobOutcome(), lasting or explained(error)
             log.warning("%s (attempt %d)", _GONE, attempt)
             time.sleep(attempt)
     raise AssertionError("unreachable")
+
+
+def _gone_for_good(
+    session: SparkSession, name: TopicName, error: BaseException
+) -> EbbtideError | None:
+    """Return what to do about a file that a table of the topic names and that stays gone."""
+    is_of_ebbtide = isinstance(error, EbbtideError)
+    is_gone = isinstance(error.__cause__, FileNotFoundError)  # a data file, read without Iceberg
+    if not (is_gone if is_of_ebbtide else is_of_gone_files(error)):
+        return None
+    found = _lost_list_of(session, name) or in_words(error)
+    outcome = ForeignChangeError(
+        f"expected the files and snapshots that the tables of {name} name, found one gone in "
+        f"{ATTEMPTS_ON_CONFLICT} attempts: {found}. The way out is in docs/operations.md, under "
+        "files that are gone"
+    )
+    outcome.__cause__ = error
+    return outcome
+
+
+def _lost_list_of(session: SparkSession, name: TopicName) -> str:
+    """Return which table of the topic has lost the list of its newest manifests, if one has."""
+    try:
+        tables = (lost_list(session, table) for table in (name.records_table, name.batches_table))
+        lost = next((of for of in tables if of is not None), None)
+    except Exception:  # the first error counts
+        lost = None
+    if lost is None:
+        return ""
+    return (
+        f"snapshot {lost.snapshot} of {lost.table} without its list of manifests {lost.path}, "
+        "which Iceberg deletes after a commit that the catalog made and then refused: look for a "
+        f"gateway that repeats requests. Snapshot {lost.parent} is the one before it"
+    )

@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, HoldError, is_transient
-from ebbtide.iceberg.catalog import table_exists
+from ebbtide.iceberg.catalog import Table, find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.matching_rows import Asked, matching_files
 from ebbtide.iceberg.files.small_appends import prepare_append
+from ebbtide.iceberg.history import history_since
 from ebbtide.iceberg.schema import create_holds, holds_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
@@ -26,6 +27,8 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.moments import to_datetime
 from ebbtide.runs.outages import explained
 
+# On the table of holds: the snapshots of a deletion or a rollback that is meant to be.
+ACCEPTED = "ebbtide.accepted"
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
     [
@@ -115,6 +118,7 @@ def _within(name: TopicName) -> str:
 def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
     """Return the rows of the topic, and those of no topic, which may be meant for any."""
     table = holds_table(name.catalog)
+    _check_whole(spark, name, find_table(spark, table))
     asked = Asked("topic", frozenset({_within(name), None}))
     rows: list[dict[str, Any]] = []
     for found, has_deletes in matching_files(spark, table, asked):
@@ -125,3 +129,29 @@ def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
             )
         rows += found.to_pylist()
     return rows
+
+
+def _check_whole(spark: SparkSession, name: TopicName, table: Table | None) -> None:
+    """Raise HoldError where somebody dropped the table, deleted rows of it, or rolled it back."""
+    if table is None:
+        if table_exists(spark, name.held_table):
+            raise HoldError(
+                f"expected the holds on {name} in {holds_table(name.catalog)}, found no such table "
+                f"beside {name.held_table}, which has records that were kept for one: somebody "
+                "dropped it; register its last metadata file again, or drop that table as well"
+            )
+        return
+    history = history_since(table, None)
+    on_main = {made.id for made in history.commits}
+    accepted = table.metadata.properties.get(ACCEPTED, "").split(",")
+    for made in table.metadata.snapshots.values():
+        is_rolled_back = made.id not in on_main and made.adds_rows and not history.is_cut
+        has_deleted = made.id in on_main and made.may_remove_rows
+        if (is_rolled_back or has_deleted) and str(made.id) not in accepted:
+            what = "rolled back snapshot" if is_rolled_back else "deleted rows in snapshot"
+            raise HoldError(
+                f"expected the rows of {table}, which never change, found that somebody {what} "
+                f"{made.id}: a hold may be missing. Set the table back to the snapshot with these "
+                f"rows by set_current_snapshot; or if they are to be gone, set its property "
+                f"{ACCEPTED} to {','.join([*filter(None, accepted), str(made.id)])}"
+            )

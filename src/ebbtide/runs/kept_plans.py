@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
 
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -25,13 +26,16 @@ from ebbtide.log.plans.events import (
     approver_of,
     standing_of,
 )
+from ebbtide.log.plans.offsets import Removes
 from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.settings.later_removals import deciding_settings
 from ebbtide.log.settings.names import TopicName
 from ebbtide.moments import after, to_datetime
+from ebbtide.runs.application import to_ms
 from ebbtide.runs.held.keeping import KeptRows, count_leaving
-from ebbtide.runs.holds_table import holds_to_review
+from ebbtide.runs.holds_table import holds_at, holds_to_review, pauses_on
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.plans_table import (
     append_event,
@@ -205,11 +209,39 @@ def check_same_tables(plan: Plan, topic: Topic) -> None:
             )
 
 
+def check_removes_all(plan: Plan, topic: Topic, removes: Removes) -> None:
+    """Raise PlanError if a changed setting or a pause keeps a plan's offsets from being removed.
+
+    Offsets that another run has removed meanwhile are no reason.
+    """
+    assert plan.removes is not None
+    left = [p for p, planned in plan.removes.items() if planned - removes.get(p, BitMap64())]
+    if not left:
+        return
+    pauses = pauses_on(topic, holds_at(topic, to_ms(plan.now)))
+    reasons = [f"partition {p}: {pauses[p]}" for p in left if p in pauses]
+    before, now = plan.summary.get("settings"), deciding_settings(topic.properties)
+    if before is not None:  # an older version did not store them
+        changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
+        reasons += [f"{n} was {_shown(before.get(n))} and is {_shown(now.get(n))}" for n in changed]
+    if reasons:
+        raise PlanError(
+            f"expected to remove from {plan.topic} all that plan {plan.plan_id} has, found that "
+            f"less would leave, since the topic has changed: {'; '.join(reasons)}; nothing was "
+            "removed. Set it back and execute the plan again, or make a new plan"
+        )
+
+
+def _shown(setting: str | None) -> str:
+    return "not set" if setting is None else repr(setting)
+
+
 def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptRows) -> Summary:
     summary = Summary(
         partitions={str(p): of for p, of in proposal.summary().items()},
         seconds=_past_seconds(topic.spark, job, topic.name),
     )
+    summary["settings"] = deciding_settings(topic.properties)
     if kept:
         summary["kept_by_holds"] = dict(kept)
     if guard:

@@ -125,7 +125,7 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, EbbtideError):
         return error
     outcome: EbbtideError
-    if (clock := _clock_of(error)) is not None:
+    if (clock := clock_of(error)) is not None:
         outcome = UnavailableError(
             "expected this machine's clock at or after the table's newest commit, found "
             f"{clock}: the clock went back, or another machine's is ahead. Nothing was committed. "
@@ -164,7 +164,7 @@ def in_words(error: BaseException) -> str:
     return ", caused by ".join(words)
 
 
-def _clock_of(error: BaseException) -> str | None:
+def clock_of(error: BaseException) -> str | None:
     """Return what Iceberg says of a commit that is older than the table's newest."""
     for link in _chain(error):
         for each in _thrown(link):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ebbtide.runs.application import job_parser
 
 # Besides those that name the request, these make no sense for a plan that is executed.
-_NOT_WITH_PLAN = ("plan_only", "requested_by", "triggered_by")
+_NOT_WITH_PLAN = ("plan_only", "plan_file", "requested_by", "triggered_by")
 _ONLY_WITH_PLAN = ("approved_by", "rejected_by", "unanswered", "approval_note")
 _ANSWERS = ("approved_by", "rejected_by", "unanswered")
 

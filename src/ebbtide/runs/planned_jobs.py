@@ -31,6 +31,7 @@ from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.runs.application import refuse, run_topics, run_unchecked, to_ms
 from ebbtide.runs.kept_plans import (
     KeptPlan,
+    check_removes_all,
     check_same_tables,
     find_plans,
     keep_plan,
@@ -199,6 +200,8 @@ def _execute(
         numbers = {str(new.partition): {"new": new.number, "first": new.first} for new in beyond}
         kept.add(session, args, Event.STOPPED, by=None, numbers=numbers)
         raise _exceeded(kept, beyond)
+    if topic is not None and not job.is_by_hand:
+        check_removes_all(plan, topic, removes)
     note_before(proposal.topic, proposal.touches())
     outcome: JobOutcome = job.execute(proposal)
     outcome.topic["plan"] = plan.plan_id

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +20,9 @@ from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.results import VERSION
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_summary import TopicSummary
-from ebbtide.runs.outages import in_words
+from ebbtide.runs.outages import clock_of, in_words
+
+log = logging.getLogger(__name__)
 
 _TIME = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
@@ -79,9 +83,16 @@ class EndedAttempt:
 
 
 def append_runs(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
-    """Write a row for each attempt, all by one commit."""
+    """Write a row for each attempt, all by one commit, also after the machine's clock went back."""
     rows = pa.Table.from_pylist([_row(of) for of in ended], schema=_SCHEMA)
-    commit(Step.RUN_ROW, prepare_append(spark, RUNS_TABLE, rows, "started"))
+    prepare = partial(prepare_append, spark, RUNS_TABLE, rows, "started")
+    try:
+        commit(Step.RUN_ROW, prepare())
+    except Exception as error:
+        if (clock := clock_of(error)) is None:
+            raise
+        log.warning("the clock is before the newest row of runs: %s", clock)
+        commit(Step.RUN_ROW, prepare(not_before_last=True))
 
 
 def _row(ended: EndedAttempt) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.planned.planned_round import open_round
 from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
+from ebbtide.log.adopted.missing import in_words
 from ebbtide.log.adopted.segments import cut, is_another_log, new_log, with_arrived
 from ebbtide.log.logical_segments import MAX_LONG
-from ebbtide.log.state.topic_state import ADOPTED_SEEN, NEVER, PartitionState, to_properties
+from ebbtide.log.state.topic_state import ADOPTED_SEEN, NEVER, PartitionState, to_changes
 from ebbtide.moments import minute
 
 
@@ -36,14 +37,18 @@ class Look(NamedTuple):
     def observed(self) -> Topic:
         """The topic with its partitions as the look has found them."""
         of = self.topic
-        return Topic(of.spark, of.name, {**of.properties, **_properties(self.states)})
+        merged = {**of.properties, **_properties(self.states)}
+        left = {name: value for name, value in merged.items() if value is not None}
+        return Topic(of.spark, of.name, left)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the numbers of the partitions do not say."""
-        if not self.unplaced:
-            return ()
-        return (f"{self.unplaced} rows have no partition or no offset: no rule judges them",)
+        notes = [in_words(of.missing, p) for p, of in self.states.items() if of.missing]
+        if self.unplaced:
+            rows = f"{self.unplaced} rows"
+            notes.append(f"{rows} have no partition or no offset: no rule judges them")
+        return tuple(notes)
 
     def seen(self, current: Topic) -> PropertyChanges:
         """Return what the look found, as changes of the state that it began from.
@@ -58,11 +63,11 @@ class Look(NamedTuple):
         return {**_properties(self.states), ADOPTED_SEEN: str(self.snapshot)}
 
 
-def _properties(states: Mapping[int, PartitionState]) -> dict[str, str]:
+def _properties(states: Mapping[int, PartitionState]) -> dict[str, str | None]:
     return {
         name: value
         for partition, state in states.items()
-        for name, value in to_properties(partition, state).items()
+        for name, value in to_changes(partition, state).items()
     }
 
 

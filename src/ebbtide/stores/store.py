@@ -92,6 +92,12 @@ class Store:
         with failing_clearly(location):
             yield self.resolve(encoded(location))
 
+    def has(self, location: str) -> bool:
+        """Whether there is such a file of a table."""
+        with self.located(location) as (file_system, path):
+            found = file_system.get_file_info(path)
+            return bool(found.type is not pyarrow.fs.FileType.NotFound)
+
     def read_range(self, location: str, position: int, length: int) -> bytes:
         """Return a part of a table's file.
 

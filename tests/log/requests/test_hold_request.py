@@ -84,6 +84,13 @@ def test_a_time_without_a_zone_is_refused() -> None:
         asked("make", event_time_from="2026-01-01T00:00:00", **why)
 
 
+@pytest.mark.parametrize("name", ["partition", "first_offset", "end_offset"])
+def test_a_negative_number_is_refused(name: str) -> None:
+    why = {"case_id": "7", "reason": "x", "owner": "y"}
+    with pytest.raises(RequestError, match="found a negative one"):
+        asked("make", **{name: -1}, **why)
+
+
 def test_too_many_keys_are_refused() -> None:
     with pytest.raises(RequestError, match="at most 10,000 keys"):
         hashes_of(str(number).encode() for number in range(MAX_KEYS + 1))

@@ -53,6 +53,7 @@ def test_a_replica_has_its_primarys_topic_in_its_own_namespace() -> None:
         ("other.log,", "expected <catalog>.<namespace> or kafka:<connection> for each replica"),
         ("other.a.b", "expected a cluster name of up to 249"),
         ("other.log_batches", "expected a cluster name of up to 249"),
+        ("0.5", "expected the name of a catalog, found the number 0, in ebbtide.replicas = '0.5'"),
         ("other.log,other.log", "expected each replica once in ebbtide.replicas"),
     ],
 )

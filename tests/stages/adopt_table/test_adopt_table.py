@@ -10,7 +10,7 @@ from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.adopted.layout import LAYOUT, Choices
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.plan_text import render_plan
-from ebbtide.spark.jvm import as_dict
+from ebbtide.spark.jvm import as_dict, iceberg_class
 from ebbtide.stages.adopt_table.stage import plan_adoption
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, spark_table
@@ -91,3 +91,17 @@ def test_a_table_of_dead_letters_is_a_topic(spark: SparkSession, cluster: str) -
     )
     clean(spark, name, 10_000)
     assert REDPANDA.live(spark, name) == [(0, 9, False)]
+
+
+@pytest.mark.parametrize("kind", ["timestamptz_ns", "timestamp_ns", "time"])
+def test_a_column_that_spark_cannot_read_is_named(
+    spark: SparkSession, name: str, kind: str
+) -> None:
+    types = iceberg_class(spark, "types.Types")
+    changed = java_table(spark, TopicName.parse(name).records_table).updateSchema()
+    changed = changed.addColumn("sent_at", types.fromPrimitiveString(kind))
+    changed.addColumn("seen_at", types.ListType.ofOptional(99, types.fromPrimitiveString(kind)))
+    changed.commit()
+    with pytest.raises(NotCoveredError) as error:
+        adopt(spark, name)
+    assert f"found sent_at ({kind}), seen_at ({kind})" in str(error.value)

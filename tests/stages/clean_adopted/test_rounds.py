@@ -1,14 +1,16 @@
 """Cleaner rounds on tables that others write, through real Spark and real Iceberg."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.adopted.leaving_files import committed_snapshot
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
@@ -140,6 +142,10 @@ def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
     )
 
     class ThenAppended:
+        def deleteWith(self, keep: Any) -> ThenAppended:  # noqa: N802
+            update.deleteWith(keep)
+            return self
+
         def commit(self) -> None:
             update.commit()
             append(spark, name, [Record(1, "b")])
@@ -148,7 +154,7 @@ def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(
         def updateEvent(self) -> Any:  # noqa: N802  as Iceberg calls it
             return update.updateEvent()
 
-    snapshot = loaded.snapshot(committed_snapshot(ThenAppended()))
+    snapshot = loaded.snapshot(commit_update(spark, loaded, ThenAppended()))
     assert snapshot.operation() == "delete"
 
 

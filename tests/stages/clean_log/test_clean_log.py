@@ -284,6 +284,8 @@ def test_what_delete_records_hides_counts_as_cleaned_after_a_round(
     )
     kafkas = sum(segment.size_bytes for segment in result.rounds[-1].segments)
     assert outcome.partitions[0]["bytes_after"] == kafkas == sum(map(len, second))
+    numbers = outcome.partitions[0]
+    assert (numbers["records_before"], numbers["records_after"]) == (6, 3)
     sizes = [batch["size_bytes"] for batch in view_of_table(spark, name, 0).batches]
     assert sum(sizes) == kafkas
     assert len(sizes) > 3  # the rows of hidden batches are there still

@@ -319,6 +319,7 @@ def test_a_refused_partition_leaves_no_plan(jobs: Jobs, name: TopicName) -> None
         ("--now", "2026-12-01T00:00:00Z"),
         ("--requested-by", "ann"),
         ("--plan-only",),
+        ("--plan-file", "/dev/null"),
         ("--approved-by", "a", "--rejected-by", "b"),
         ("--approved-by", "a", "--unanswered"),
     ],

@@ -143,3 +143,22 @@ def test_guards_see_rows_that_come_below_the_log_start(
     assert live(spark, name) == [0, 1]
     plan = jobs.plan(expire_segments, 9 * DAY_MS, "--topic", name)
     assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [0, 1]}
+
+
+def test_offsets_that_never_arrived_are_counted(sandbox: LakeSandbox, cluster: str) -> None:
+    """One row came twice, one came late, another partition begins at its first row."""
+    spark, name = sandbox.session, f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(n, "k") for n in (0, 1, 1, 4)])
+    append(spark, name, [Record(n, "k", partition=1) for n in (500, 501)])
+    adopted = adopt(spark, name, {"kafka.cleanup.policy": "delete"})
+    assert adopted.partitions[0]["missing_offsets"] == 2
+    assert "missing_offsets" not in adopted.partitions[1]
+    append(spark, name, [Record(7, "k"), Record(502, "k", partition=1)])
+    outcome = expire(spark, name, 2_000)
+    assert outcome.partitions[0]["missing_offsets"] == 4
+    assert "partition 0: 4 offsets never arrived, the newest from 5 to 6" in outcome.topic["note"]
+    append(spark, name, [Record(n, "k") for n in (5, 4, 8, 2, 3, 6)])
+    done = expire(spark, name, 3_000)
+    assert "missing_offsets" not in done.partitions[0]
+    assert load(spark, TopicName.parse(name)).partitions[0].missing == ()

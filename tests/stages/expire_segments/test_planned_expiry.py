@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -9,15 +10,20 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.topics import load
+from ebbtide.log.holds import Event as HoldEvent
+from ebbtide.log.holds import Hold, Kind
 from ebbtide.log.plans.events import Event
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Plan
+from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
 from ebbtide.log.settings.names import TopicName
+from ebbtide.runs.holds_table import append_hold
+from ebbtide.stages.expire_segments.plan import plan_expire
 from jobs import clean_log, expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
-from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
+from tests.tables.nights import DAY_MS, answer_request, at, ingest, mark, set_properties
 from tests.tables.planned import Jobs
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
@@ -251,3 +257,47 @@ def test_a_round_stops_at_the_guards_too(
     assert kept.removes == {0: offset_range(0, 1)}
     assert jobs.run(clean_log, "--plan", kept.plan_id, "--approved-by", "bob") == ExitCode.DONE
     assert left(sandbox, name) == [1, 2, 3]
+
+
+def test_a_plan_is_refused_while_a_setting_keeps_what_it_removes(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """It stays, and what another run has removed meanwhile is no reason against it."""
+    kept = plan(jobs, name)
+    set_properties(sandbox.session, str(name), {"kafka.cleanup.policy": "compact"})
+    assert execute(jobs, kept) == ExitCode.FAILED
+    row = jobs.last_run()
+    assert row.error_class == "PlanError"
+    assert f"all that plan {kept.plan_id} has" in row.error
+    assert "kafka.cleanup.policy was 'delete' and is 'compact'" in row.error
+    assert left(sandbox, name) == list(range(8))
+    assert jobs.kinds(kept) == [Event.APPROVED]
+
+    set_properties(sandbox.session, str(name), {"kafka.cleanup.policy": "delete"})
+    pause = Hold(
+        hold_id="h-1",
+        event=HoldEvent.MADE,
+        at=at(NIGHT_MS),
+        by="ann",
+        run_id="r",
+        kind=Kind.PAUSE,
+        topic=str(name),
+        partition=1,
+    )
+    append_hold(sandbox.session, name, pause)
+    assert execute(jobs, kept) == ExitCode.FAILED
+    assert re.search("partition 1: hold .* lets nothing be removed", jobs.last_run().error)
+    assert left(sandbox, name) == list(range(8))
+
+
+def test_records_below_the_log_start_count_for_nothing(
+    sandbox: LakeSandbox, name: TopicName
+) -> None:
+    """The log starts inside the first batch of one partition, behind that of the other."""
+    answer_request(sandbox.session, name, TopicRequest({0: AtOffset(1), 1: AtOffset(2)}), NIGHT_MS)
+    planned = plan_expire(load(sandbox.session, name), NIGHT_MS)
+    for partition, before in {0: 7, 1: 6}.items():
+        numbers = planned.outcome().partitions[partition]
+        assert (numbers["records_before"], numbers["records_after"]) == (before, 2)
+        assert numbers["records_in_segments"] == before - 2
+    assert planned.removal.records == 5 + 4

@@ -188,7 +188,6 @@ def test_held_keys_are_not_erased(
         ((*WHY, "--first-offset", "4", "--end-offset", "4"), "expected first_offset before"),
         ((*WHY, "--event-time-from", "2026-01-01"), "expected event_time_from as ISO 8601 with"),
         ((*WHY, "--review-date", "soon"), "expected review_date as a day"),
-        ((*WHY, "--partition", "-1"), "found a negative one"),
     ],
 )
 def test_what_cannot_be_held_is_refused(

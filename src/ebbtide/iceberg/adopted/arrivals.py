@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping
+from functools import reduce
 from typing import NamedTuple
 
+from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -14,12 +17,17 @@ from ebbtide.iceberg.adopted.new_rows import counted_rows
 from ebbtide.iceberg.adopted.rows import AdoptedRows, small_frame
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
+from ebbtide.log.adopted.missing import Expected, with_arrivals
 from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
 from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.moments import later
+from ebbtide.spark.conditions import any_column
+from ebbtide.spark.number_sets import number_sets
 
 log = logging.getLogger(__name__)
+
+_KNOWN = ("of_partition", "first", "last", "late_below", "log_end")
 
 
 class EventClock(NamedTuple):
@@ -76,6 +84,9 @@ def look(
     found = _by_segment(rows.spark, frame, states)
     bytes_a_row = size_bytes / count if count else 0.0
     arrivals = _arrivals(found, snapshot, states, bytes_a_row, are_all=counted.are_all)
+    arrivals = arrivals._replace(
+        by_partition=_with_missing(counted.rows, found, states, arrivals.by_partition)
+    )
     _check_topic(rows, arrivals.topics)
     if not counted.are_all:
         return arrivals
@@ -91,6 +102,8 @@ def _by_segment(
     is_late_tombstone = is_late & F.col("is_tombstone")
     is_unplaced = F.col("partition").isNull() | F.col("offset").isNull()
     is_first = F.col("is_new") & (F.col("offset") == 0)
+    is_beyond = F.col("is_new") & (F.col("offset") >= F.coalesce(F.col("log_end"), F.lit(0)))
+    beyond = F.when(is_beyond, F.col("offset"))
     placed = _with_segments(spark, counted, states)
     return (
         placed.groupBy("partition", "first")
@@ -112,9 +125,58 @@ def _by_segment(
                 MOST_LATE,
             ).alias("late"),
             F.max(F.when(is_late_tombstone, F.col("offset"))).alias("last_late"),
+            F.count(beyond).alias("beyond"),
+            F.min(beyond).alias("beyond_first"),
+            F.sum(beyond.cast("decimal(20,0)")).alias("beyond_sum"),
+            F.bit_xor(beyond).alias("beyond_xor"),
         )
         .collect()
     )
+
+
+def _with_missing(
+    rows: DataFrame,
+    found: list[Row],
+    states: Mapping[int, PartitionState],
+    arrivals: Mapping[int, ArrivedRows],
+) -> dict[int, ArrivedRows]:
+    """Add the offsets that never arrived; rows are read again where sums show that some did not."""
+    expected: dict[int, Expected] = {}
+    asked: dict[int, int] = {}
+    for partition, arrived in arrivals.items():
+        mine = [row for row in found if row["partition"] == partition and row["beyond"]]
+        if partition in states:
+            mine = [row for row in mine if row["first"] is not None]
+            first, missing = states[partition].log_end_offset, states[partition].missing
+        else:
+            first, missing = min((row["beyond_first"] for row in mine), default=0), ()
+        of = expected[partition] = Expected(first, max(arrived.end_offset, first))
+        total = sum(int(row["beyond_sum"]) for row in mine)
+        xor = reduce(operator.xor, (row["beyond_xor"] for row in mine), 0)
+        if missing or not of.is_met_by(sum(row["beyond"] for row in mine), total, xor):
+            asked[partition] = min([first, *(of_range.first for of_range in missing)])
+    offsets = _offsets_from(rows, asked) if asked else {}
+    return {
+        partition: arrived._replace(
+            missing=with_arrivals(
+                states[partition].missing if partition in states else (),
+                states[partition].log_start_offset if partition in states else 0,
+                expected[partition],
+                offsets.get(partition, BitMap64()) if partition in asked else None,
+            )
+        )
+        for partition, arrived in arrivals.items()
+    }
+
+
+def _offsets_from(rows: DataFrame, starts: Mapping[int, int]) -> dict[int, BitMap64]:
+    """Return the offsets of new rows at or above these, given by partition."""
+    is_asked = any_column(
+        (F.col("partition") == partition) & (F.col("offset") >= start)
+        for partition, start in starts.items()
+    )
+    wanted = rows.where(F.col("is_new") & is_asked)
+    return {p: offsets for (p,), offsets in number_sets(wanted, ["partition"], "offset").items()}
 
 
 def _with_segments(
@@ -122,11 +184,11 @@ def _with_segments(
 ) -> DataFrame:
     """Add the base offset of each row's segment, null in a new partition."""
     known = [
-        (partition, first, last, late_below(state))
+        (partition, first, last, late_below(state), state.log_end_offset)
         for partition, state in states.items()
         for first, last in _ranges(state)
     ]
-    frame = F.broadcast(small_frame(spark, known, ("of_partition", "first", "last", "late_below")))
+    frame = F.broadcast(small_frame(spark, known, _KNOWN))
     is_its = (
         (F.col("partition") == F.col("of_partition"))
         & (F.col("offset") >= F.col("first"))

@@ -44,7 +44,7 @@ class SourceRows(NamedTuple):
     @classmethod
     def of(cls, spark: SparkSession, table: str, layout: Layout) -> SourceRows:
         """Find the columns of a layout; ConfigurationError where one was dropped."""
-        columns = Columns.of(open_table(spark, table).metadata.schema)
+        columns = Columns.readable(open_table(spark, table).metadata.schema, table)
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
     def can_read(self, snapshot: int) -> bool:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.files.file_commits import Commit
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, texts
 
@@ -100,14 +101,10 @@ def deleted_positions(spark: SparkSession, table: Any, deletes: Sequence[Any], p
     return loader.loadPositionDeletes(listed, path)
 
 
-def commit_of(update: Any, properties: Mapping[str, str]) -> Commit:
-    """Return what commits one of Iceberg's updates, with ebbtide's summary."""
+def commit_of(
+    spark: SparkSession, table: Any, update: Any, properties: Mapping[str, str]
+) -> Commit:
+    """Return what commits one of Iceberg's updates of a table, with ebbtide's summary."""
     for name, value in own_summary(properties).items():
         update = update.set(name, value)
-    return partial(committed_snapshot, update)
-
-
-def committed_snapshot(update: Any) -> int:
-    """Commit; return the id of its snapshot, which is not the newest where a sink was as fast."""
-    update.commit()
-    return int(update.updateEvent().snapshotId())
+    return partial(commit_update, spark, table, update)

@@ -147,7 +147,7 @@ def prepare_return(
     update = update.validateFromSnapshot(snapshot)
     for file in write_new_files(rows.spark, table, returning):
         update = update.addFile(file)
-    return commit_of(update, summary)
+    return commit_of(rows.spark, table, update, summary)
 
 
 def _no_row(rows: AdoptedRows) -> Any:

@@ -50,7 +50,7 @@ def prepare_rewrite(
     update = update.deleteFiles(gone, gone_deletes)
     for file in _written_anew(spark, table, others) if others else ():
         update = update.addFile(file)
-    return commit_of(update, properties)
+    return commit_of(spark, table, update, properties)
 
 
 def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingRows]) -> list[Any]:

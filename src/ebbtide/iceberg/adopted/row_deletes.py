@@ -51,7 +51,7 @@ def prepare_row_deletes(
         replaced += own_deletes(spark, of.task)
     for deletes in replaced:
         delta = delta.removeDeletes(deletes)
-    return commit_of(delta, properties)
+    return commit_of(spark, table, delta, properties)
 
 
 def write_deletes(

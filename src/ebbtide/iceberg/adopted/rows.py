@@ -52,7 +52,7 @@ class AdoptedRows(NamedTuple):
         """Find the columns of a layout in the topic's table."""
         check_shares(name, layout)
         table = name.records_table
-        columns = Columns.of(open_table(spark, table).metadata.schema)
+        columns = Columns.readable(open_table(spark, table).metadata.schema, table)
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table), name.in_table)
 
     def topics(self, snapshot: int) -> set[str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.files.described_files import (
     DescribedFiles,
     Description,
@@ -29,6 +32,9 @@ from ebbtide.stores.store import Store
 # Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
 GROUP_BYTES = 64 * 1024 * 1024
 _FAST = 1  # of zlib's levels
+# After so long a commit makes sure that its files are there: another tool may remove orphans.
+CHECKED_AFTER_S = 15 * 60
+CHECKED_AT_ONCE = 16
 _FIELD_ID = "PARQUET:field_id"
 _CODEC = "write.parquet.compression-codec"
 _LEVEL = "write.parquet.compression-level"
@@ -64,6 +70,7 @@ class Appending(NamedTuple):
 
     table: Table
     target: Target  # without its place
+    since: float  # on the monotonic clock; no file of it is older
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
@@ -79,7 +86,7 @@ class Appending(NamedTuple):
             None if level is None else int(level),
             place,
         )
-        return cls(opened, target)
+        return cls(opened, target, time.monotonic())
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
         """Return a new file for each (partition, segment)."""
@@ -95,16 +102,33 @@ class Appending(NamedTuple):
     ) -> int:
         """Commit the written files; return the snapshot's id.
 
-        CommitConflictError, by `commit`, if somebody has added rows to `beyond` meanwhile.
+        CommitConflictError, by `commit`, if somebody has added rows to `beyond` meanwhile, and if
+        a file that was written long ago is gone.
         """
+        written = list(_unpacked(files))
+        if time.monotonic() - self.since >= CHECKED_AFTER_S:
+            _check_there(self.table, [str(file["file-path"]) for file in written])
         update = beyond.guard(self.table.java.newOverwrite())
         for name, value in own_summary(properties).items():
             update = update.set(name, value)
         method = (ICEBERG + "OverwriteFiles", "addFile", ICEBERG + "DataFile")
         append = JavaMethod.of(self.table.spark, *method)
-        append.on(update).for_each(DescribedFiles.of(self.table).data(_unpacked(files)))
-        update.commit()
-        return int(self.table.java.currentSnapshot().snapshotId())
+        append.on(update).for_each(DescribedFiles.of(self.table).data(written))
+        return commit_update(self.table.spark, self.table.java, update)
+
+
+def _check_there(table: Table, paths: Sequence[str]) -> None:
+    """Raise CommitConflictError if a file that a commit is about to name is gone."""
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        are_there = pool.map(table.store.has, paths)
+        gone = [path for path, is_there in zip(paths, are_there, strict=True) if not is_there]
+    if gone:
+        raise CommitConflictError(
+            f"expected {gone[0]}, which this job has written and not committed yet, found it gone, "
+            f"as {len(gone)} of {len(paths)} files: another tool took them for orphans. Give "
+            "remove_orphan_files an age longer than any job takes, such as 3 days, and run the job "
+            "again"
+        )
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.files.data_files import DataFile, DeletionVector, SegmentFiles, write_vectors
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
 from ebbtide.iceberg.files.manifests import SegmentPlace, Wanted, current_files
@@ -186,26 +187,30 @@ class _FileUpdate(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """An update that has begun, and what commits it; with tags if it is to be held."""
+    """An update that has begun, and what commits it and returns its snapshot's id.
 
-    table: Table
+    With tags if it is to be held.
+    """
+
     updates: Any
-    commit: Callable[[Any], None]
+    commit: Callable[[Any], int]
 
     @classmethod
     def of(cls, table: Table, tag: WorkTag | None, before: int | None) -> _Begun:
         if tag is None or before is None:
-            return cls(table, table.java, lambda update: update.commit())
-        return cls(table, *tagging(table, tag, before))
+            return cls(table.java, partial(commit_update, table.spark, table.java))
+        updates, commit = tagging(table, tag, before)
+
+        def tagged(update: Any) -> int:
+            commit(update)
+            return int(table.java.currentSnapshot().snapshotId())
+
+        return cls(updates, tagged)
 
     def commit_of(self, update: Any, properties: Mapping[str, str]) -> Commit:
         for name, value in own_summary(properties).items():
             update = update.set(name, value)
-        return partial(self._commit, update)
-
-    def _commit(self, update: Any) -> int:
-        self.commit(update)
-        return int(self.table.java.currentSnapshot().snapshotId())
+        return partial(self.commit, update)
 
 
 class _CurrentFiles(NamedTuple):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,18 +17,20 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_small
-from ebbtide.spark.jvm import items
+from ebbtide.spark.jvm import iceberg_class, items
 
 _FIELD_ID = "PARQUET:field_id"
 _SPEC_ID = 0  # of the partition spec that the tables were created with: by the day of a time
 
 
 def prepare_append(
-    spark: SparkSession, table: str, rows: pa.Table, time: str
+    spark: SparkSession, table: str, rows: pa.Table, time: str, *, not_before_last: bool = False
 ) -> Callable[[], None]:
     """Write the rows to a file a day, under the table's field ids; return what commits them.
 
-    `time` is the column of times that the table is partitioned by the days of.
+    `time` is the column of times that the table is partitioned by the days of. With
+    `not_before_last` a commit that the machine's clock puts before the table's last one gets the
+    time of that one; another writer's commit at the same moment is not tried again then.
     """
     opened = open_table(spark, table)
     described = DescribedFiles(spark, opened.store, opened.java.specs(), _SPEC_ID)
@@ -34,8 +38,24 @@ def prepare_append(
     append = opened.java.newAppend()
     for file in items(described.data(written)):
         append = append.appendFile(file)
+    if not_before_last:
+        return partial(_commit_not_before_last, opened, append)
     commit: Callable[[], None] = append.commit
     return commit
+
+
+def _commit_not_before_last(table: Table, append: Any) -> None:
+    """Commit the append as one metadata commit, whose snapshot has a time that Iceberg takes."""
+    operations = table.java.operations()
+    base = operations.refresh()
+    parser = iceberg_class(table.spark, "SnapshotParser")
+    made = json.loads(parser.toJson(append.apply()))
+    made["timestamp-ms"] = max(made["timestamp-ms"], int(base.lastUpdatedMillis()))
+    builder = iceberg_class(table.spark, "TableMetadata").buildFrom(base)
+    builder.withMetadataLocation(None)  # gives it the time of its base, not that of this machine
+    builder.setPreviousFileLocation(base.metadataFileLocation())
+    builder.setBranchSnapshot(parser.fromJson(json.dumps(made)), "main")
+    operations.commit(base, builder.build())
 
 
 def _by_day(rows: pa.Table, time: str) -> Iterator[tuple[date, pa.Table]]:

@@ -6,6 +6,7 @@ Columns are known by Iceberg's field ids, so that a renamed column stays the sam
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from ebbtide.log.state.properties import parse_property
 
 # On the adopted table: its layout as JSON.
 LAYOUT = "ebbtide.layout"
+# Names of Iceberg's types for which its Spark runtime has none.
+_UNREADABLE = frozenset({"time", "timestamp_ns", "timestamptz_ns"})
+_INNER_TYPE = re.compile(r'"(?:type|element|key|value)": "(\w+)"')
 
 
 class Column(NamedTuple):
@@ -26,6 +30,12 @@ class Column(NamedTuple):
     field_id: int
     type: str  # Iceberg's name of it; `struct`, `list` or `map` of a nested one
     type_id: str  # the same with all that is in it
+
+    @property
+    def unreadable(self) -> str:
+        """The type in this column that Spark cannot read, or nothing if it reads all of it."""
+        types = [self.type, *(_INNER_TYPE.findall(self.type_id) if self.type != "struct" else ())]
+        return next((of for of in types if of in _UNREADABLE), "")
 
     @property
     def name(self) -> str:
@@ -42,6 +52,19 @@ class Columns(NamedTuple):
     def of(cls, schema: Mapping[str, Any]) -> Columns:
         """Read a schema as Iceberg's JSON has it (table spec, appendix C)."""
         return cls(list(_columns((), schema)))
+
+    @classmethod
+    def readable(cls, schema: Mapping[str, Any], table: str) -> Columns:
+        """Read the schema of a table; NotCoveredError for a column that Spark cannot read."""
+        columns = cls.of(schema)
+        unreadable = [f"{of.name} ({found})" for of in columns.all if (found := of.unreadable)]
+        if unreadable:
+            raise NotCoveredError(
+                f"expected columns of {table} that Spark reads, found {', '.join(unreadable)}; "
+                "Spark opens no table with such a column: drop it, or let its writer store another "
+                "type, such as a timestamp in microseconds"
+            )
+        return columns
 
     def named(self, name: str) -> Column | None:
         """Return a column by its dotted name."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ebbtide.log.adopted.horizons import OffsetRange, covered_end, with_late
+from ebbtide.log.adopted.missing import Missing
 from ebbtide.log.logical_segments import (
     MAX_LONG,
     Segment,
@@ -38,6 +39,7 @@ class ArrivedRows(NamedTuple):
     below_start: int = 0  # rows that lie below the log start offset
     newest_below_ms: int = NEVER  # of these, the latest timestamp
     first_again_ms: int = NEVER  # the latest timestamp that came at offset 0
+    missing: Missing | None = None  # what never arrived, or None if that is as it was
 
 
 def is_another_log(state: PartitionState, rows: ArrivedRows) -> bool:
@@ -80,6 +82,7 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
         first_dirty = min(first_dirty, max(rows.first_late_offset, state.log_start_offset))
     return replace(
         state,
+        missing=state.missing if rows.missing is None else rows.missing,
         log_end_offset=end,
         first_unmarked_offset=end,
         first_dirty_offset=first_dirty,

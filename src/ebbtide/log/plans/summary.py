@@ -51,6 +51,7 @@ class Summary(TypedDict):
     seconds: float | None
     kept_by_holds: NotRequired[dict[str, int]]  # records that holds keep, by hold and case
     guard: NotRequired[str]  # what made a night keep the plan instead of executing it
+    settings: NotRequired[dict[str, str]]  # the topic's settings that decided what to remove
 
 
 @dataclass(slots=True)

@@ -77,7 +77,8 @@ EFFECTS = {
 
 # The state: properties of the state table. The jobs write them; change none of them by hand.
 STATE = {
-    "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition.",
+    "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition; of an "
+    "adopted topic also the offsets that never arrived.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
     "ebbtide.undo": "The undo in flight.",
@@ -97,6 +98,9 @@ STATE = {
     "ebbtide.seen.*": "The last known snapshot of each data table.",
     "ebbtide.removing": "Rows are being removed, so there may be fewer than counted.",
     "ebbtide.tidied": "The snapshots in which `expire_snapshots` left nothing to rewrite or merge.",
+    "ebbtide.held": "The id of the table of the topic's held records, since its first copy.",
+    "ebbtide.accepted": "On `lake.ebbtide.holds` itself, set by a person: snapshots that deleted "
+    "rows or were rolled back, and were meant to.",
     "ebbtide.layout.version": "Which ebbtide can work on the tables: one that knows this layout.",
     "ebbtide.checksum": "A checksum over the whole state, by which an edit is noticed.",
 }

@@ -52,6 +52,12 @@ def removing_more(properties: Mapping[str, str], changes: SettingChanges) -> lis
     return sorted(names)
 
 
+def deciding_settings(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings among the properties that decide which records a night removes."""
+    names = TIGHTENINGS.keys() - _BEFORE_A_NIGHT
+    return {name: properties[name] for name in sorted(names) if name in properties}
+
+
 def _removes_more(name: str, rule: Tightening, before: TopicConfig, after: TopicConfig) -> bool:
     field = SETTINGS[name].field
     old, new = getattr(before, field), getattr(after, field)
@@ -157,6 +163,10 @@ TIGHTENINGS = {
     # Snapshots go sooner, and with them the way back.
     UNDO_MS: Tightening(_lower, _always),
 }
+# Settings that decide whether a night removes records, but not which.
+_BEFORE_A_NIGHT = frozenset(
+    {"ebbtide.enabled", RATIO, RECORDS, BYTES, EMPTIED, "ebbtide.plan.four.eyes", UNDO_MS}
+)
 # The settings by which no night removes more records.
 WITHOUT_REMOVAL = frozenset(
     {

@@ -144,11 +144,13 @@ class TopicName(NamedTuple):
 
 
 def check_catalog(catalog: str) -> None:
-    """Raise RequestError for a catalog that Spark's settings cannot name."""
+    """Raise RequestError for a catalog that Spark's settings cannot name, or a number."""
     if not _NAMESPACE.fullmatch(catalog):
         raise RequestError(
             f"expected a catalog name of ASCII letters, digits, _ and -, found {catalog!r}"
         )
+    if catalog.isdigit():
+        raise RequestError(f"expected the name of a catalog, found the number {catalog}")
 
 
 def quoted(*parts: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.adopted.horizons import HorizonRange
+from ebbtide.log.adopted.missing import Missing, MissingRange
 from ebbtide.log.logical_segments import SegmentStart, SegmentSums
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
@@ -47,9 +48,11 @@ SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
 # The newest snapshot whose rows the state of an adopted topic covers.
 ADOPTED_SEEN = "ebbtide.adopted.seen"
+# The id of the table of the topic's held records, since its first copy.
+HELD = "ebbtide.held"
 # State properties besides the partitions'; all others are settings, on the records table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION}
+    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION, HELD}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
 )
 NEVER = -1
@@ -70,7 +73,7 @@ class PartitionState:
     something waits without a date. `horizon_ms` is then the first date of what else waits.
     `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
     `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
-    batches that could tell.
+    batches that could tell. So is `missing`, the offsets that never arrived.
     """
 
     log_start_offset: int
@@ -89,6 +92,7 @@ class PartitionState:
     expiry_basis: int = NEVER
     horizons: tuple[HorizonRange, ...] = ()
     sums: tuple[SegmentSums, ...] = ()
+    missing: Missing = ()
     # Topic and partition, where it was read from properties; errors say so.
     place: str = field(default="", compare=False)
 
@@ -293,5 +297,13 @@ def _sums(values: Any) -> tuple[SegmentSums, ...]:
     return tuple(SegmentSums(*map(whole, of)) for of in values)
 
 
+def _missing(values: Any) -> Missing:
+    return tuple(MissingRange(*map(whole, of)) for of in values)
+
+
 # Fields of a topic whose table others write, and how each is read.
-_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {"horizons": _horizons, "sums": _sums}
+_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
+    "horizons": _horizons,
+    "sums": _sums,
+    "missing": _missing,
+}

@@ -10,6 +10,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
@@ -31,6 +33,7 @@ SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
 OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
 HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
+MISSING_OFFSETS = f"{PREFIX}missing_offsets"
 
 # Numbers of a partition that clean_log removed, by the reason that a metric tells.
 _CLEANED = {
@@ -89,6 +92,9 @@ class TopicRun:
         yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
         yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
         yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
+        if LAYOUT in self.topic.properties:
+            missing = [state.missing for state in self.topic.partitions.values()]
+            yield self._gauge(MISSING_OFFSETS, sum(map(count_missing, missing)))
         if self.topic.config.is_enabled and self.topic.config.is_compacted:
             yield self._gauge(SINCE_LAST_ROUND, self.seconds_since_last_round)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -103,17 +102,26 @@ def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterato
 
 def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:
     for name in names:
-        with suppress(EbbtideError):  # the run has failed by it, and says so
+        try:
             topic = lake.topic(name)
             _ = topic.config, topic.partitions
-            yield topic
+        except EbbtideError:
+            continue  # the run has failed by it, and says so
+        except Exception:  # one topic's state must not hide the others
+            log.exception("ebbtide: %s: it has no metrics", name)
+            continue
+        yield topic
 
 
 def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurement]:
     for topic in topics:
-        yield from topic.measured()
-        if run.is_night:
-            yield from topic.measured_at_night()
+        try:
+            of_topic = list(topic.measured())
+            of_topic += topic.measured_at_night() if run.is_night else ()
+        except Exception:  # one topic's numbers must not hide those of others
+            log.exception("ebbtide: %s: its metrics were not sent", topic.topic.name)
+            continue
+        yield from of_topic
 
 
 def _notices(

@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import find_table, open_table, table_exists
+from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Commits, Step, commit, current_commits
 from ebbtide.iceberg.schema import RECORD_NAMES
 from ebbtide.iceberg.topics import Topic, current_snapshot
@@ -36,6 +36,7 @@ from ebbtide.runs.held.rows import (
 from ebbtide.runs.held.sources import (
     as_held,
     create_held_table,
+    find_held_table,
     live_records,
     records_as_of,
     widen_held_table,
@@ -174,7 +175,7 @@ def keep_removed_by(topic: Topic, commits: Commits) -> KeptRows:
 def drop_unheld(topic: Topic) -> int:
     """Delete the kept rows that their hold covers no more; how many."""
     spark, name = topic.spark, topic.name
-    table = find_table(spark, name.held_table)
+    table = find_held_table(topic)
     if table is None or table.current is None:
         return 0
     known = newest_events(read_holds(spark, name))

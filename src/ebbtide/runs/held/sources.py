@@ -7,12 +7,13 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.errors import RequestError
+from ebbtide.errors import HoldError, RequestError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import java_table, table_exists
+from ebbtide.iceberg.catalog import Table, find_table, java_table, open_table
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import RECORD_NAMES, create_held, create_held_of_others
-from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.iceberg.topics import Topic, compare_and_set, current_snapshot, read_again
+from ebbtide.log.state.topic_state import HELD
 from ebbtide.spark.jvm import java_class
 
 ROW = "row"  # all columns of a row of an adopted table
@@ -74,11 +75,35 @@ def _judged(rows: AdoptedRows, records: DataFrame) -> DataFrame:
 
 
 def create_held_table(topic: Topic) -> None:
-    """Create the table of the topic's held records where it does not exist."""
-    if table_exists(topic.spark, topic.name.held_table):
-        return
-    create = create_held_of_others if topic.is_adopted else create_held
-    commit(Step.HELD_TABLE, partial(create, topic.spark, topic.name))
+    """Create the table of the topic's held records if there was none; the state keeps its id.
+
+    Raise HoldError if somebody dropped it.
+    """
+    table = find_held_table(topic)
+    if table is None:
+        create = create_held_of_others if topic.is_adopted else create_held
+        commit(Step.HELD_TABLE, partial(create, topic.spark, topic.name))
+        table = open_table(topic.spark, topic.name.held_table)
+    if HELD not in read_again(topic).properties:
+        held = {HELD: table.metadata.uuid}
+        compare_and_set(topic, Step.HELD_TABLE, lambda _: held)
+
+
+def find_held_table(topic: Topic) -> Table | None:
+    """Return the table of the topic's held records, or None if none was ever made.
+
+    Raise HoldError if the state tells of another one than there is: somebody dropped it.
+    """
+    spark, name = topic.spark, topic.name
+    table, known = find_table(spark, name.held_table), read_again(topic).properties.get(HELD)
+    if known is None or (table is not None and table.metadata.uuid == known):
+        return table
+    raise HoldError(
+        f"expected the records that holds keep of {name} in {name.held_table}, the table {known}, "
+        f"found {'none' if table is None else table.metadata.uuid}: somebody dropped it, and what "
+        "it kept is gone from there. Register its last metadata file again; or end each hold on "
+        "the topic and make it again, which copies what snapshots still have"
+    )
 
 
 def widen_held_table(topic: Topic, rows: DataFrame) -> None:

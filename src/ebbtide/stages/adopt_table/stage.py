@@ -23,6 +23,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import overwrite_state, read_state
 from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
 from ebbtide.log.adopted.layout import LAYOUT, Choices, Column, Columns, Layout, NamedLayout
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.adopted.recognition import Recognised, recognise
 from ebbtide.log.adopted.segments import new_log, with_arrived
 from ebbtide.log.adopted.shared_table import (
@@ -93,6 +94,7 @@ def _partitions(states: Mapping[int, PartitionState]) -> dict[int, dict[str, Any
             "low_watermark": state.log_start_offset,
             "log_end_offset": state.log_end_offset,
             "records": sum(of.record_count for of in state.sums),
+            **({"missing_offsets": count_missing(state.missing)} if state.missing else {}),
         }
         for partition, state in states.items()
     }
@@ -122,7 +124,9 @@ def plan_adoption(
     table = _table_of_others(spark, name)
     properties = table.metadata.properties
     check_changes(topic_properties(name, properties), settings)
-    recognised = recognise(Columns.of(table.metadata.schema), choices, profile)
+    recognised = recognise(
+        Columns.readable(table.metadata.schema, name.records_table), choices, profile
+    )
     _check_writable(name, recognised)
     recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None

@@ -34,6 +34,7 @@ from ebbtide.iceberg.topics import (
     find_snapshot,
 )
 from ebbtide.log.adopted.horizons import next_horizon_ms, with_late
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.state.topic_state import (
@@ -84,6 +85,8 @@ class AdoptedPlan:
                 "picked": False,
                 "reason": self.reasons.get(partition, "finishing the round in flight"),
             }
+            if state.missing:
+                numbers["missing_offsets"] = count_missing(state.missing)
             if partition in self.dirty_ratios:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             outcome.partitions[partition] = numbers | self._numbers(partition)

@@ -181,7 +181,7 @@ def _horizons(of_partition: PartitionEffect) -> list[int]:
 
 def _totals(segments: Sequence[Segment], of_partition: PartitionEffect) -> dict[str, Any]:
     """Count data records and bytes before and after the round, as the segments' headers tell."""
-    records = sum(segment.record_count for segment in segments)
+    records = sum(segment.visible_count for segment in segments)
     size_bytes = sum(segment.size_bytes for segment in segments)
     return {
         "records_before": records,

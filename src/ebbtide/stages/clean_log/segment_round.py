@@ -248,14 +248,12 @@ def _numbers(
     rules: PartitionRules,
     hidden_bytes: int,
 ) -> UnitNumbers:
-    """Count what the round removes from the segment; hidden data counts for no bytes any more."""
+    """Count what the round removes from the segment; hidden data counts for no bytes any more.
+
+    Records are those of the cleaned batches: the other data batches have none above the log start.
+    """
     markers = [left for batch, left in after if batch.is_control and batch.record_count]
     numbers = UnitNumbers(
-        records_removed=sum(
-            batch.record_count - (left.record_count if left else 0)
-            for batch, left in after
-            if not batch.is_control
-        ),
         bytes_removed=sum(
             batch.size_bytes - (left.size_bytes if left else 0) for batch, left in after
         )
@@ -268,7 +266,7 @@ def _numbers(
         return numbers
     effect = cleaned.effect
     return numbers._replace(
-        records_removed=numbers.records_removed + effect.rewriting.records_removed,
+        records_removed=effect.rewriting.records_removed,
         bytes_removed=numbers.bytes_removed + effect.rewriting.bytes_removed,
         by_rule=effect.by_rule,
         tombstones_kept=effect.tombstones_kept,

@@ -17,6 +17,7 @@ from ebbtide.iceberg.adopted.leaving_rows import OldRows, PlacedRows, find_leavi
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.adopted.segments import segments_of, without_expired
 from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, partition_summary
@@ -42,6 +43,16 @@ class AdoptedExpirePlan(ExpirePlan):
 
     look: Look | None = None
     old: Mapping[int, OldRows] = field(default_factory=dict)
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan, and which offsets never arrived."""
+        outcome = ExpirePlan.outcome(self)
+        for partition, numbers in outcome.partitions.items():
+            if missing := self.topic.partitions[partition].missing:
+                numbers["missing_offsets"] = count_missing(missing)
+        if self.look is not None and self.look.notes:
+            outcome.topic["note"] = "; ".join(self.look.notes)
+        return outcome
 
     def touches(self) -> Touched:
         """Return the partitions that lose something."""

@@ -117,7 +117,7 @@ class ExpirePlan:
         """What the limits remove, for the guards; what DeleteRecords has hidden is gone already."""
         segments = [s for e in self.expiries.values() for s, r in e.removed if _is_limit(r)]
         return Removal(
-            records=sum(segment.record_count for segment in segments)
+            records=sum(segment.visible_count for segment in segments)
             + sum(expired.rows for expired in self.records.values()),
             bytes=sum(segment.size_bytes for segment in segments),
             share=self.delete_ratio,
@@ -127,8 +127,8 @@ class ExpirePlan:
     def _is_emptied(self, partition: int) -> bool:
         """Return whether a partition that held records holds none afterwards."""
         expiry = self.expiries[partition]
-        lost = sum(s.record_count for s, rule in expiry.removed if _is_limit(rule))
-        kept = sum(segment.record_count for segment in expiry.kept)
+        lost = sum(s.visible_count for s, rule in expiry.removed if _is_limit(rule))
+        kept = sum(segment.visible_count for segment in expiry.kept)
         return lost > 0 and kept <= self._records(partition).rows
 
     def removes(self) -> dict[int, BitMap64]:
@@ -163,7 +163,7 @@ class ExpirePlan:
         for partition, rows in find_prefixes(self.topic, starts).items():
             add_to(rows, self._records(partition).planned)
             kept, rules = self.expiries[partition].kept, self._by_rule(partition)
-            left = sum(s.record_count for s in kept) - self._records(partition).rows
+            left = sum(s.visible_count for s in kept) - self._records(partition).rows
             summaries[partition] = partition_summary(
                 rows,
                 rules,
@@ -177,7 +177,7 @@ class ExpirePlan:
         """Return why `left` records of a partition stay."""
         reasons = {self.pauses.get(partition, WITHIN_LIMITS): left}
         if (found := self._blocker(partition)) is not None:
-            held = sum(segment.record_count for segment in found.held)
+            held = sum(segment.visible_count for segment in found.held)
             reasons = {WITHIN_LIMITS: left - held, found.in_words(self.now_ms): held}
         return [Staying(reason=why, records=count) for why, count in reasons.items() if count > 0]
 
@@ -197,7 +197,7 @@ class ExpirePlan:
         for rule in Rule:
             gone = [s for s, by in self.expiries[partition].removed if by is rule]
             rules[rule] = RuleNumbers(
-                records=sum(segment.record_count for segment in gone),
+                records=sum(segment.visible_count for segment in gone),
                 bytes=sum(segment.size_bytes for segment in gone),
                 segments=len(gone),
             )
@@ -213,7 +213,7 @@ class ExpirePlan:
             "low_watermark": self.topic.low_watermark(expiry.log_start_offset),
             "log_end_offset": self.topic.partitions[partition].log_end_offset,
             "segments_expired": len(expiry.removed),
-            "records_in_segments": sum(segment.record_count for segment, _ in expiry.removed),
+            "records_in_segments": sum(segment.visible_count for segment, _ in expiry.removed),
             "newest_record_ms": max(
                 (segment.largest_timestamp_ms for segment, _ in expiry.removed), default=None
             ),
@@ -251,9 +251,9 @@ def _before_and_after(expiry: Expiry) -> dict[str, int]:
     unchanged until their segment goes.
     """
     removed = [segment for segment, _ in expiry.removed]
-    records_after = sum(segment.record_count for segment in expiry.kept)
+    records_after = sum(segment.visible_count for segment in expiry.kept)
     return {
-        "records_before": records_after + sum(segment.record_count for segment in removed),
+        "records_before": records_after + sum(segment.visible_count for segment in removed),
         "records_after": records_after,
         "bytes_before": expiry.kept_bytes + sum(segment.size_bytes for segment in removed),
         "bytes_after": expiry.kept_bytes,

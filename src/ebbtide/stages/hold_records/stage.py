@@ -15,18 +15,19 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import PlanError, RequestError
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.replica_tables import check_is_no_replica, find_replica, replica_names
 from ebbtide.iceberg.topics import Topic, compare_and_set, load
-from ebbtide.log.holds import Hold, new_hold_id, newest_events
+from ebbtide.log.holds import Hold, new_hold_id, newest_events, that_keep
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.requests.hold_request import EVENTS, Action, hold_asked, narrows
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import TIDIED
+from ebbtide.log.state.topic_state import HELD, TIDIED
 from ebbtide.moments import following
 from ebbtide.runs.held.keeping import add_kept, count_covered, keep_removed, offsets_let_go
 from ebbtide.runs.held.sources import check_has_key_bytes
-from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds
+from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds, standing_holds
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Touched
 from ebbtide.runs.runs_table import JobOutcome
 
@@ -140,6 +141,9 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
             )
         append_hold(topic.spark, topic.name, plan.after)
     topics = [topic, *_hand_on(topic)]
+    if plan.action is Action.END:
+        for of in topics:
+            _forget_held_table(of)
     kept: dict[str, int] = {}
     for of in topics:
         if plan.action is Action.END or plan.is_narrower:
@@ -150,6 +154,14 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
     if kept:
         outcome.topic["kept_by_holds"] = kept
     return outcome
+
+
+def _forget_held_table(topic: Topic) -> None:
+    """Let the next hold have a new table of held records if the old one was dropped."""
+    spark, name = topic.spark, topic.name
+    keeping = that_keep(standing_holds(spark, name, datetime.now(UTC)))
+    if not keeping and not table_exists(spark, name.held_table):
+        compare_and_set(topic, Step.HELD_TABLE, lambda _: {HELD: None})
 
 
 def _hand_on(topic: Topic) -> list[Topic]:

@@ -71,7 +71,8 @@ def open_source(
             f"expected a table that others write, found {table_name}, a topic of ebbtide's own; "
             "replicate_log copies such"
         )
-    columns, table_id = Columns.of(table.metadata.schema), table.metadata.uuid
+    columns = Columns.readable(table.metadata.schema, table_name.records_table)
+    table_id = table.metadata.uuid
     kept = None if topic is None else CopiedTable.of(topic.properties)
     if kept is not None and kept.table_id != table_id:
         raise ForeignLogError(

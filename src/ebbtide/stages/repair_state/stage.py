@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.files.lost_lists import forget_lost
 from ebbtide.iceberg.foreign_changes import Counted, count_own, counted_anew
 from ebbtide.iceberg.state_table import overwrite_state
 from ebbtide.iceberg.topics import Topic, load, table_ids
@@ -77,6 +78,8 @@ def execute_repair(plan: RepairPlan) -> JobOutcome:
         return plan.outcome()
     if (refusal := plan.refusal()) is not None:
         raise refusal
+    for table in Counted.of(plan.topic.name):
+        forget_lost(plan.topic.spark, table.table)
     outcome = _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
     # What others removed, and what the repair did, is in snapshots until they expire.
     if kept := keep_removed(load(plan.topic.spark, plan.topic.name)):

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from ebbtide.lake.contents import PartitionContents, oldest_event_ms, read_contents
 from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
 from ebbtide.lake.undo_points import read_undo_points
+from ebbtide.log.adopted.missing import in_words
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.moments import to_datetime
@@ -91,6 +92,7 @@ class TopicPage:
     days: Sequence[DueDay]
     deletion: str
     held_back: Sequence[str]  # what keeps records that a rule would remove, by partition
+    missing: Sequence[str]  # the offsets that never arrived, by partition
     charts: Sequence[Chart]
     removals: Sequence[Removal]
     settings: Sequence[SettingRow]
@@ -144,6 +146,12 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
         if deletion
         else f"Nothing was deleted in the last {HISTORY.days} days.",
         held_back=held_back(runs),
+        missing=[
+            f"{text[0].upper()}{text[1:]}."
+            for partition, state in topic.partitions.items()
+            if state.missing
+            for text in [in_words(state.missing, partition)]
+        ][:NOTES_SHOWN],
         charts=trends(runs),
         removals=removals(runs),
         settings=rows,
