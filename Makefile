@@ -115,7 +115,7 @@ check-style: machine $(DONE)/requirements-dev
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/lint-imports --no-logo
 
-docs: setup-test ## Write the generated pages: docs/settings.md, docs/runs.md and docs/conformance.md
+docs: setup-test ## Write the generated pages: docs/settings.md, runs.md, alerts.md and conformance.md
 	@$(PY) -m docs.generate
 	@$(PY) -m tests.conformance
 
@@ -150,6 +150,8 @@ bench-scale: setup-test ## Many partitions, topics, years, segments and batches,
 
 lock: | $(UV) ## Compile the requirements files again
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements.in -o requirements.txt
+	@{ echo "# The versions of requirements.txt without hashes, for pip's -c. Written by \`make lock\`."; \
+	  grep -oE '^[a-z0-9][a-z0-9._-]*==[^ ;]+' requirements.txt; } >constraints.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 pyproject.toml requirements-dev.in -o requirements-dev.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 requirements-services.in -o requirements-services.txt
 	@$(UV) pip compile -q --generate-hashes --python-version 3.11 -c requirements-dev.txt requirements-browser.in -o requirements-browser.txt

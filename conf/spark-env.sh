@@ -26,7 +26,7 @@ if [ "${1:-}" = org.apache.spark.deploy.SparkSubmit ] && [ -f "$SPARK_CONF_DIR/s
         ebbtide_options+=" -XX:SharedArchiveFile=$ebbtide_archive"
     else
         echo "ebbtide: Spark starts without the archive of its classes, which is slower: none fit to use in" \
-            "$ebbtide_archive; \`make setup\` makes it" >&2
+            "$ebbtide_archive; \`make setup\` or conf/class_archive.py makes it" >&2
     fi
     # The JVM that puts the driver's command together lives for a moment.
     SPARK_LAUNCHER_OPTS=${SPARK_LAUNCHER_OPTS:--XX:TieredStopAtLevel=1 -XX:+UseSerialGC}

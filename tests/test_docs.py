@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import DOCS, PAGES, VARIABLES, page
+from docs.generate import ALERTS, DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
 from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.settings.config import SETTINGS
@@ -35,6 +35,16 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 @pytest.mark.parametrize("file", sorted(PAGES))
 def test_a_generated_page_is_what_the_code_says(file: str) -> None:
     assert (DOCS / file).read_text() == PAGES[file](), "run make docs"
+
+
+def test_alerts_use_gauges_that_are_sent() -> None:
+    """Exporters disagree on the names of counters, and on what they show."""
+    used = set(re.findall(r"airflow_ebbtide_(\w+)", ALERTS.read_text()))
+    gauges = set(
+        re.findall(r"^\| `ebbtide\.(\w+)` \| gauge \|", OPERATIONS.read_text(), re.MULTILINE)
+    )
+    assert len(used) > 10
+    assert used <= gauges
 
 
 def test_each_setting_has_its_effect_and_nothing_else_has() -> None:

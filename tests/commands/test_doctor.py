@@ -1,5 +1,6 @@
 """`ebbtide doctor`: all is well, or one check says what is not and what to do."""
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -7,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.commands.checks import airflow_setup, installation
+from ebbtide.commands.checks import lake as lake_checks
 from ebbtide.lake import storage
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 from tests.commands.conftest import Ebbtide
 from tests.commands.test_commands import check
 from tests.dags.conftest import airflow_database as airflow_database
-from tests.lake_sandbox import LakeSandbox, partition_result, state_of
+from tests.lake_sandbox import ROOT, LakeSandbox, partition_result, state_of
 
 Break = Callable[[LakeSandbox, pytest.MonkeyPatch], None]
 
@@ -91,6 +94,24 @@ def test_all_is_well(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:
     assert not list(healthy.home.rglob("ebbtide-doctor-*"))
 
 
+def test_a_connection_in_airflows_database_is_found(
+    healthy: LakeSandbox, ebbtide: Ebbtide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `airflow connections add` of docs/deploy.md makes it."""
+    from airflow.models.connection import Connection
+    from airflow.utils.session import create_session
+
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    with create_session() as session:
+        connection = Connection(conn_id="spark_default", conn_type="spark", host="spark://m:7077")
+        session.add(connection)
+    by_name = {check["name"]: check for check in ebbtide("doctor", "--json").document["checks"]}
+    with create_session() as session:
+        session.delete(session.merge(connection))
+    assert by_name["connection"]["found"] == "spark://m:7077"
+    assert by_name["connection"]["status"] == "ok"
+
+
 def test_a_lake_with_topics_is_looked_into(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:
     healthy.topic("log.a", {0: state_of()})
     healthy.records("log.a", [(0, 1)])
@@ -164,6 +185,18 @@ def test_what_is_wrong_is_named_with_its_remedy(
     lines = ebbtide("doctor").out.splitlines()
     (line,) = [number for number, line in enumerate(lines) if line.startswith(f"failed  {name} ")]
     assert lines[line + 1].strip() == f"to do: {first['remedy']}"
+
+
+def test_what_to_do_without_make_are_steps_of_the_page() -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    steps = set(re.findall(r"^\| [^|]+ \| `(.+)` \|$", page, re.MULTILINE))
+    probes = [*installation.probes(), *lake_checks.probes(), *airflow_setup.probes()]
+    with_make = {probe.name: probe.remedy for probe in probes if "make setup" in probe.remedy}
+    assert with_make.keys() >= {"pyspark", "jars", "package", "class archive", "catalog", "pool"}
+    for name, remedy in with_make.items():
+        without_make = set(re.findall("`([^`]+)`", remedy)) - {"make setup"}
+        assert without_make or "docs/deploy.md" in remedy, name
+        assert without_make <= steps, name
 
 
 def test_a_missing_archive_is_a_warning(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:

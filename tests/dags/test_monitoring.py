@@ -126,6 +126,7 @@ def test_a_night_is_measured_by_topic(
         f"records_removed,{OF_TOPIC},reason=marker": "3|c",
         f"records_removed,{OF_TOPIC},reason=retention": "10|c",
         f"records_removed,{OF_TOPIC},reason=event_time": "2|c",
+        f"night_records_removed,{OF_TOPIC}": "25|g",
         f"bytes_removed,{OF_TOPIC},reason=compaction": "900|c",
         f"bytes_removed,{OF_TOPIC},reason=retention": "500|c",
         f"bytes_freed,{OF_TOPIC}": "4000|c",

@@ -1,4 +1,8 @@
-"""docs/deploy.md's steps, taken one by one, bring ebbtide into an Airflow that exists already."""
+"""docs/deploy.md's steps, taken one by one, bring ebbtide into an Airflow that exists already.
+
+At the newest versions that pip finds, at those that are tested together, and at the lowest that the
+package's ranges allow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ from ebbtide.lake.reader import open_lake
 from tests.lake_sandbox import EBBTIDE_HOME, ROOT
 from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE, TOPICS
 
-STEPS = re.compile(r"^\| [^|]+ \| `(.+)` \|$", re.MULTILINE)
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+STEPS = re.findall(r"^\| [^|]+ \| `(.+)` \|$", PAGE, re.MULTILINE)
+INSTALL = STEPS[0]
+CONSTRAINED = next(iter(re.findall(r"`(python -m pip install -c .+?)`", PAGE)))
 OWN_DAG = """
 from airflow.sdk import dag
 
@@ -26,7 +33,8 @@ def somebody_elses(): ...
 somebody_elses()
 """
 UV = ROOT / ".venv" / "bin" / "uv"
-LOCKED = ("apache-airflow", "apache-airflow-providers-apache-spark")
+THERE_BEFORE = ("apache-airflow", "apache-airflow-providers-apache-spark")
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
 
 pytestmark = pytest.mark.services
 
@@ -44,17 +52,18 @@ class Airflow:
             "EBBTIDE_ROOT": f"{home}/checkout",
             "EBBTIDE_HOME": f"{home}/ebbtide",
             "SPARK_CONF_DIR": f"{home}/ebbtide/conf",
+            # Spark's package takes a minute to build, each time that it is not cached.
+            "PIP_CACHE_DIR": str(EBBTIDE_HOME / "pip-cache"),
             **trusted(os.environ),
         }
 
-    def install(self) -> None:
-        """Airflow and its provider for Spark, one DAG, and a database."""
+    def install(self, constraints: str) -> None:
+        """Airflow and its provider for Spark, as these lines name them, one DAG, and a database."""
         subprocess.run(
             [UV, "venv", "-q", "--seed", "--python", "3.11", "venv"], cwd=self.home, check=True
         )
-        lines = (ROOT / "requirements.txt").read_text()
-        wanted = [re.search(rf"^{name}==\S+", lines, re.MULTILINE) for name in LOCKED]
-        packages = [match[0] for match in wanted if match]
+        pins = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", constraints, re.MULTILINE))
+        packages = [f"{name}=={pins[name]}" for name in THERE_BEFORE]
         python = self.home / "venv" / "bin" / "python"
         subprocess.run([UV, "pip", "install", "-q", "--python", python, *packages], check=True)
         dags = self.home / "airflow" / "dags"
@@ -82,23 +91,55 @@ def trusted(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names if name in environment}
 
 
-def test_the_steps_bring_ebbtide_into_an_airflow_that_exists(tmp_path: Path) -> None:
-    airflow = Airflow(tmp_path)
-    airflow.install()
-    checkout = ("conf", "dags", "jobs", "plugins", "src")
-    for folder in checkout:
+def lowest() -> str:
+    """The lowest versions that the package's ranges allow, with all that they need."""
+    ranges = [UV, "pip", "compile", "-q", "--resolution", "lowest-direct", "pyproject.toml"]
+    done = subprocess.run(
+        [*ranges, "--python-version", "3.11"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def airflow(tmp_path: Path) -> Airflow:
+    """An Airflow beside a checkout; what Maven Central sent before is there."""
+    for folder in ("conf", "dags", "jobs", "plugins", "src"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("constraints.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, tmp_path / "checkout")
     (tmp_path / "ebbtide").mkdir()
-    (tmp_path / "ebbtide" / "ivy").symlink_to(
-        EBBTIDE_HOME / "ivy"
-    )  # what Maven Central sent before
+    (tmp_path / "ebbtide" / "ivy").symlink_to(EBBTIDE_HOME / "ivy")
+    return Airflow(tmp_path)
 
-    steps = STEPS.findall((ROOT / "docs" / "deploy.md").read_text())
-    assert len(steps) == 11
-    for step in steps:
+
+def test_the_steps_bring_ebbtide_into_an_airflow_that_exists(airflow: Airflow) -> None:
+    airflow.install(CONSTRAINTS)
+    take_the_steps(airflow, INSTALL)
+
+
+def test_the_constraints_bring_the_versions_that_are_tested_together(airflow: Airflow) -> None:
+    airflow.install(CONSTRAINTS)
+    take_the_steps(airflow, CONSTRAINED)
+
+
+def test_the_lowest_versions_that_the_ranges_allow_work_together(airflow: Airflow) -> None:
+    constraints = lowest()
+    airflow.install(constraints)
+    (airflow.home / "checkout" / "constraints.txt").write_text(constraints)
+    take_the_steps(airflow, CONSTRAINED)
+
+
+def take_the_steps(airflow: Airflow, install: str) -> None:
+    """Install by this command, take the other steps, and ingest and clean a log."""
+    assert len(STEPS) == 11
+    for step in (install, *STEPS[1:]):
         airflow.run(step)
+    airflow.run("python -m pip check")
+    airflow.run("ebbtide doctor")
 
     airflow.run("airflow dags reserialize")
     listed = json.loads(airflow.run("airflow dags list --output json").splitlines()[-1])
@@ -108,5 +149,9 @@ def test_the_steps_bring_ebbtide_into_an_airflow_that_exists(tmp_path: Path) -> 
 
     conf = {"source": str(SAMPLE), "cluster": CLUSTER, "now": FIRST_NIGHT}
     airflow.run(f"airflow dags test ingest_segments -c '{json.dumps(conf)}'")
-    with open_lake(tmp_path / "ebbtide" / "conf" / "spark-defaults.conf") as lake:
+    airflow.run(f"airflow dags test nightly_retention -c '{json.dumps({'now': FIRST_NIGHT})}'")
+    with open_lake(airflow.home / "ebbtide" / "conf" / "spark-defaults.conf") as lake:
         assert lake.topic_names() == [f"{CLUSTER}.{topic}" for topic in TOPICS]
+        runs = lake.runs()
+    assert all(run.succeeded for run in runs)
+    assert {run.job for run in runs} >= {"ingest_segments", "mark_tombstones", "clean_log"}

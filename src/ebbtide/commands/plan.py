@@ -93,8 +93,8 @@ def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
         )
     except FileNotFoundError:
         raise ConfigurationError(
-            f"expected {command[0]} on the path, found none; run `make setup`, then "
-            "`ebbtide doctor`"
+            f"expected {command[0]} on the path, found none; install the package into this "
+            "environment and run `ebbtide doctor`"
         ) from None
     with process:
         yield process

@@ -72,5 +72,6 @@ def _take_over(command: list[str]) -> None:
 
 def _missing() -> ConfigurationError:
     return ConfigurationError(
-        f"expected {COMMAND[0]} on the path, found none; run `make setup`, then `ebbtide doctor`"
+        f"expected {COMMAND[0]} on the path, found none; install the package into this "
+        "environment and run `ebbtide doctor`"
     )

@@ -150,7 +150,8 @@ def read_defaults(path: Path) -> dict[str, str]:
 
     if not path.exists():
         raise ConfigurationError(
-            f"expected Spark's settings in {path}, found no file: `make setup`"
+            f"expected Spark's settings in {path}, found no file: run `make setup`, or write it as "
+            "docs/deploy.md says"
         )
     with path.open(encoding="utf-8") as file:
         return {name: value.strip() for name, value in javaproperties.load(file).items()}

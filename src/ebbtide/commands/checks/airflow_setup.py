@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbtide.commands.checks.check import Probe, ProblemError
+from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
 from ebbtide.errors import ConfigurationError
 from ebbtide.orchestration.driver.spark_connection import DEFAULT, check_spark_connection
 from ebbtide.orchestration.pool import SPARK_POOL, pool_slots
@@ -20,15 +20,17 @@ def probes() -> list[Probe]:
         Probe(
             "pool",
             f"the pool {SPARK_POOL} with at least one slot",
-            "run `make setup`, or `python -m ebbtide.orchestration.pool`",
+            by_setup("python -m ebbtide.orchestration.pool"),
             _pool,
         ),
     ]
 
 
 def _connection() -> str:
+    from airflow.models.connection import Connection
+
     try:
-        return check_spark_connection()
+        return check_spark_connection(DEFAULT, Connection.get_connection_from_secrets)
     except ConfigurationError as error:  # what was expected is said by the probe
         raise ProblemError(str(error).partition(", found ")[2]) from error
 

@@ -48,6 +48,12 @@ class Probe:
         return Check(self.name, status, self.expected, found, self.remedy)
 
 
+def by_setup(*steps: str) -> str:
+    """Return the remedy that makes a part of the installation: make, or steps of docs/deploy.md."""
+    own = " and ".join(f"`{step}`" for step in steps)
+    return f"run `make setup`, or in an Airflow of your own {own}"
+
+
 class ProblemError(Exception):
     """What a probe found instead of what was expected."""
 

@@ -8,31 +8,44 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ebbtide.commands.checks.check import Probe, ProblemError
+from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
 from ebbtide.lake.catalog_settings import defaults_path, read_defaults
 from ebbtide.orchestration.driver.installation import paths
 
 JAVA = "17"
-SETUP = "run `make setup`"
+INSTALL = 'python -m pip install "$EBBTIDE_ROOT"'
+FETCH = 'python "$EBBTIDE_ROOT/conf/ivy/resolve_jars.py" spark "$EBBTIDE_HOME/jars"'
+PACK = 'python "$EBBTIDE_ROOT/conf/package.py" "$EBBTIDE_HOME/ebbtide.zip"'
+RENDER = (
+    'python "$EBBTIDE_ROOT/conf/render.py" "$EBBTIDE_ROOT/conf/spark-defaults.conf" '
+    '"$EBBTIDE_HOME/conf"'
+)
+ARCHIVE = 'python "$EBBTIDE_ROOT/conf/class_archive.py"'
 
 
 def probes() -> list[Probe]:
     """Return the checks, each of which needs those before it."""
     return [
-        Probe("environment", "EBBTIDE_ROOT, EBBTIDE_HOME and SPARK_CONF_DIR", SETUP, _environment),
+        Probe(
+            "environment",
+            "EBBTIDE_ROOT, EBBTIDE_HOME and SPARK_CONF_DIR",
+            "run `make setup`, or in an Airflow of your own set these variables and take the steps "
+            "of docs/deploy.md",
+            _environment,
+        ),
         Probe(
             "java",
             f"Java {JAVA}",
             f"install a JDK or JRE {JAVA}, or point JAVA_HOME to one",
             _java,
         ),
-        Probe("pyspark", "pyspark and pyspark-client of one version", SETUP, _pyspark),
-        Probe("jars", "every jar of spark.jars", SETUP, _jars),
-        Probe("package", "ebbtide.zip as new as the sources", SETUP, _package),
+        Probe("pyspark", "pyspark and pyspark-client of one version", by_setup(INSTALL), _pyspark),
+        Probe("jars", "every jar of spark.jars", by_setup(FETCH, RENDER), _jars),
+        Probe("package", "ebbtide.zip as new as the sources", by_setup(PACK), _package),
         Probe(
             "class archive",
             "an archive as long as it was written",
-            f"{SETUP}; without it jobs start some seconds later",
+            f"{by_setup(ARCHIVE)}; without it jobs start some seconds later",
             _archive,
             is_needed=False,
         ),

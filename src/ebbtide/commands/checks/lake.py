@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ebbtide.commands.checks.check import Probe, ProblemError
+from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
+from ebbtide.commands.checks.installation import RENDER
 from ebbtide.lake.catalog_settings import catalog_settings, defaults_path, read_defaults
 from ebbtide.lake.contents import oldest_event_ms, read_contents
 from ebbtide.lake.reader import Lake, Run, open_lake
@@ -27,7 +28,7 @@ def probes() -> list[Probe]:
         Probe(
             "catalog",
             "a catalog that answers",
-            f"bring it up, or correct {SETTINGS}, then `make setup`",
+            f"bring it up, or correct {SETTINGS}, then {by_setup(RENDER)}",
             _catalog,
         ),
         Probe(

@@ -42,6 +42,7 @@ def _directory(variable: str) -> Path:
     if not path:
         raise ConfigurationError(
             f"expected {variable} in the environment, found it unset: "
-            "load .ebbtide/conf/airflow.env, which `make setup` writes"
+            "load .ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
+            "docs/deploy.md says"
         )
     return Path(path)

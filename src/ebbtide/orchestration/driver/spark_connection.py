@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
@@ -10,10 +13,15 @@ from ebbtide.errors import ConfigurationError
 DEFAULT = "spark_default"
 
 
-def check_spark_connection(name: str = DEFAULT) -> str:
-    """Return the connection's master; ConfigurationError where Airflow would turn it into YARN."""
+def check_spark_connection(
+    name: str = DEFAULT, look_up: Callable[[str], Any] = BaseHook.get_connection
+) -> str:
+    """Return the connection's master; ConfigurationError where Airflow would turn it into YARN.
+
+    Airflow's own look-up works in its tasks; another process needs one that reads the database.
+    """
     try:
-        connection = BaseHook.get_connection(name)
+        connection = look_up(name)
     except AirflowNotFoundException:
         connection = None
     if connection is None or connection.conn_type != "spark" or not connection.host:

@@ -21,6 +21,7 @@ PREFIX = "ebbtide."
 SECONDS_SINCE_LAST_SUCCESS = f"{PREFIX}seconds_since_last_success"
 LAST_SUCCESS = f"{PREFIX}last_success_timestamp_seconds"
 RECORDS_REMOVED = f"{PREFIX}records_removed"
+NIGHT_RECORDS_REMOVED = f"{PREFIX}night_records_removed"
 BYTES_REMOVED = f"{PREFIX}bytes_removed"
 BYTES_FREED = f"{PREFIX}bytes_freed"
 DIRTY_RATIO = f"{PREFIX}dirty_ratio"
@@ -85,6 +86,7 @@ class TopicRun:
 
     def measured_at_night(self) -> Iterator[Measurement]:
         """Yield what only a night tells, whose rounds would have reached every horizon due."""
+        yield self._gauge(NIGHT_RECORDS_REMOVED, records_removed(self.rows).total())
         ratio = self._dirty_ratio()
         if ratio is not None:
             yield self._gauge(DIRTY_RATIO, ratio)
