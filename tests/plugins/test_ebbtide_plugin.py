@@ -257,6 +257,8 @@ def test_airflow_shows_a_tab_of_each_dag_and_run(viewer: Any, lake: LakeSandbox)
     (plugin,) = (of for of in answer["plugins"] if of["name"] == "ebbtide")
     shown = {view["destination"]: view["href"] for view in plugin["external_views"]}
     assert set(shown) == {"nav", "dag", "dag_run"}
+    lake.topic("log.a")
+    lake.run("log.a", "clean_log", run_id="manual__1", dag="nightly_retention")
     for href in shown.values():
         path = href.replace("{DAG_ID}", "nightly_retention").replace("{RUN_ID}", "manual__1")
         assert viewer.get(f"/{path}").status_code == 200

@@ -11,6 +11,7 @@ import pytest
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.approval.answer import digests_of, kept
+from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
@@ -92,6 +93,27 @@ def test_a_plan_made_anew_is_not_what_is_asked_for(
     assert f'name="plans" value="{asked}"' in html
     assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
     assert answered(run_id) == {"note": "ticket 17", "plans": asked}
+
+
+@pytest.mark.parametrize("state", ["up_for_retry", "failed"])
+def test_a_task_that_failed_shows_its_cause_while_the_run_goes_on(
+    viewer: Any, asking: str, state: str
+) -> None:
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
+    with create_session() as session:
+        plan = session.query(TaskInstance).filter_by(run_id=run_id, task_id="plan").one()
+        plan.state, plan.start_date, plan.try_number = state, datetime.now(UTC), 1
+        new = XComModel.__table__.insert()
+        of_task = {"dag_id": "delete_records", "run_id": run_id, "task_id": "plan"}
+        of_task |= {"map_index": -1, "dag_run_id": plan.dag_run.id, "key": CAUSE}
+        session.execute(new.values(**of_task, value="log.a: UnavailableError: no answer"))
+    text = text_of(viewer.get(asking).text)
+    shown = {"up_for_retry": "failed, will be retried", "failed": "failed"}[state]
+    assert f"{shown} plan log of plan log.a: UnavailableError: no answer" in text
 
 
 def digests(run_id: str) -> str:

@@ -13,7 +13,7 @@ from ebbtide.errors import (
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag, states
+from tests.dags.runs import note, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of
 
 
@@ -86,12 +86,20 @@ def test_a_plan_changes_nothing_and_verdict_shows_it(
     assert spark_submit.submitted[0].options.plan_only
 
 
-@pytest.mark.long
-def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+def test_a_plan_that_cannot_be_made_says_why_in_one_line(
+    lake: LakeSandbox, spark_submit: FakeSpark, caplog: pytest.LogCaptureFixture
+) -> None:
     lake.topic("log.a")
-    spark_submit.dies_in["configure_topic"] = 3
+    spark_submit.causes["configure_topic"] = [
+        ("log.a", "ConfigurationError", "log.a is paused until T.\nEnd the pause")
+    ]
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "failed"
+    cause = "log.a: ConfigurationError: log.a is paused until T.; End the pause"
+    assert note(run) == f"plan failed: {cause}"
+    of_ours = ("ebbtide: FAILED ", "FAILED ")
+    failed = [line for line in caplog.messages if line.startswith(of_ours)]
+    assert failed == [f"ebbtide: FAILED {cause}", f"FAILED plan failed: {cause}"]
     assert len(spark_submit.submitted) == 1
 
 

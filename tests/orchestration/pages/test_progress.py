@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from ebbtide.orchestration.pages.airflow_api import Reply
 from ebbtide.orchestration.pages.run_routes import log_lines
 from ebbtide.orchestration.pages.views.overview.needs import questions
 from ebbtide.orchestration.pages.views.run.progress import progress_of, question_of
@@ -88,3 +91,29 @@ def test_questions_of_other_dags_are_not_ours() -> None:
 def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
     content = [{"event": "::group::Log message source"}, {"event": "a\nb"}, "c", {"event": " "}]
     assert log_lines(content) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (Reply(404, {"detail": "no run"}), "no run"),
+        (Reply(422, {"detail": [{"msg": "a"}, {"msg": "b"}]}), "a; b"),
+        (Reply(502, "<html>"), "Airflow answered 502"),
+        (
+            Reply(
+                500,
+                {
+                    "detail": {
+                        "reason": "Database error",
+                        "statement": "hidden",
+                        "orig_error": "hidden",
+                        "message": "Look for ID 7 in the log.",
+                    }
+                },
+            ),
+            "Airflow answered 500: Database error. Try it again. Look for ID 7 in the log.",
+        ),
+    ],
+)
+def test_why_airflow_did_not_do_it_is_said_in_words(reply: Reply, problem: str) -> None:
+    assert reply.problem == problem

@@ -44,6 +44,9 @@ class Reply:
         detail = self.value.get("detail") if isinstance(self.value, dict) else None
         if isinstance(detail, list):  # of a request that does not fit its schema
             return "; ".join(str(of.get("msg", of)) for of in detail)
+        if isinstance(detail, dict):  # of an error in Airflow's database
+            reason, more = detail.get("reason", "an error"), detail.get("message", "")
+            return f"Airflow answered {self.status}: {reason}. Try it again. {more}".strip()
         return str(detail or f"Airflow answered {self.status}")
 
 

@@ -18,6 +18,7 @@ from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
 from ebbtide.orchestration.approval.answer import NOTE, SHOWN
+from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
 from ebbtide.orchestration.pages.forms.form import Filled
@@ -29,11 +30,13 @@ from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
 from ebbtide.orchestration.pages.views.run.progress import (
     Progress,
     Question,
+    Task,
     progress_of,
     question_of,
 )
 
 LOG_LINES = 60
+CAUSES_SHOWN = 5
 UNDO = "undo_run"
 SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
 
@@ -143,11 +146,25 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
     listed = of_dag.value["tasks"] if of_dag.is_good else []
     following = {of["task_id"]: of["downstream_task_ids"] or () for of in listed}
     progress = progress_of(run.value, tasks.value["task_instances"], following)
+    progress = replace(progress, tasks=await _with_causes(api, dag, run_id, progress.tasks))
     for task in progress.waits_for:
         path = _task_path(dag, run_id, task.task, task.map_index)
         if question := await _question(api, path):
             return replace(progress, question=question)
     return progress
+
+
+async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks; the first that failed have their causes."""
+    explained = list(tasks)
+    failed = [place for place, task in enumerate(tasks) if task.has_failed]
+    for place in failed[:CAUSES_SHOWN]:
+        task = tasks[place]
+        path = ("dags", dag, "dagRuns", run_id, "taskInstances", task.task, "xcomEntries", CAUSE)
+        cause = await api.get(*path, map_index=task.map_index)
+        if cause.is_good:
+            explained[place] = replace(task, cause=str(cause.value["value"]))
+    return explained
 
 
 async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:

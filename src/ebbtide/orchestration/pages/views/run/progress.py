@@ -13,11 +13,23 @@ from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
 
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
+RETRIES = "up_for_retry"
 KEYS = "keys"  # of the Params; they may be personal
 # A scheduler that has gone on for so long has asked its executor some times.
 SETTLING = timedelta(seconds=10)
-_KINDS = {"success": "good", "failed": "bad", "upstream_failed": "bad", WAITS: "warn"}
-_WORDS = {None: "to come", WAITS: "waits for an answer", "upstream_failed": "not reached"}
+_KINDS = {
+    "success": "good",
+    "failed": "bad",
+    "upstream_failed": "bad",
+    WAITS: "warn",
+    RETRIES: "warn",
+}
+_WORDS = {
+    None: "to come",
+    WAITS: "waits for an answer",
+    RETRIES: "failed, will be retried",
+    "upstream_failed": "not reached",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +42,7 @@ class Task:
     state: str | None
     attempt: int
     started: datetime | None
+    cause: str | None = None  # why its newest attempt failed
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Self:
@@ -54,6 +67,11 @@ class Task:
     def in_words(self) -> str:
         """Its state as a person would say it."""
         return _WORDS.get(self.state) or str(self.state).replace("_", " ")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its newest attempt failed; it may wait for the next one."""
+        return self.state in ("failed", RETRIES)
 
     @property
     def has_log(self) -> bool:
@@ -99,6 +117,11 @@ class Progress:
     def is_over(self) -> bool:
         """Whether nothing more will happen in it."""
         return self.state in OVER
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a task of it failed for good; its note or the task has the cause."""
+        return self.state == "failed"
 
     @property
     def badge(self) -> str:
