@@ -14,7 +14,7 @@ from airflow.sdk import Param, dag
 
 from ebbtide.log.requests.erase_request import KEYS, Encoding
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, required, topic
+from ebbtide.orchestration.house import LINE, Purpose, asking, optional, plan_only, required, topic
 
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
@@ -34,7 +34,7 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".
             "array",
             "Keys",
             "One a line. Airflow keeps them with the run; a file of them it does not.",
-            items={"type": "string", "pattern": r"^[^\r\n]+$"},
+            items={"type": "string", **LINE},
             section=WHICH,
         ),
         "keys_file": optional(

@@ -12,7 +12,7 @@ from airflow.sdk import Param, dag
 from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, topic
+from ebbtide.orchestration.house import LINE, Purpose, asking, optional, plan_only, topic
 
 WHAT = "What is held; all that is filled in applies together"
 WHY = "What for"
@@ -47,7 +47,7 @@ OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
             "array",
             "Keys",
             "One a line. Airflow keeps them with the run; the hold keeps their hashes.",
-            items={"type": "string", "pattern": r"^[^\r\n]+$"},
+            items={"type": "string", **LINE},
             section=WHAT,
         ),
         "encoding": Param(

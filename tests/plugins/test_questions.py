@@ -25,7 +25,7 @@ SUBJECT = "delete_records: remove 3 records from log.a?"
 @pytest.fixture
 def asking(signed_in: SignedIn, lake: LakeSandbox) -> str:
     """The path of a run that ann has started, and that asks."""
-    lake.topic("log.a")
+    lake.topic("log.a", config={"kafka.cleanup.policy": "delete"})
     sent = {"topic": "log.a", "offset.0": "40", "go": "ask"}
     answer = signed_in("ann", "USER").post("/ebbtide/forms/delete_records", data=sent)
     path: str = answer.headers["location"]

@@ -133,7 +133,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if topics is not None and len(topics) == 1:  # of more, one must not stop the others
             check_form(lake, self.job, topics, context["params"])
         if self.request is not None:
-            check_request(lake, self.request)
+            check_request(lake, self.request, clock=attempt_of(context).now)
 
     def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
         """Return the topics that the stage before handed on; None when the job chooses itself."""

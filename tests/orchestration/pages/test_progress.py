@@ -97,6 +97,10 @@ def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
     ("reply", "problem"),
     [
         (Reply(404, {"detail": "no run"}), "no run"),
+        (
+            Reply(400, {"detail": "'x' was expected\n\nFailed validating 'const'"}),
+            "'x' was expected",
+        ),
         (Reply(422, {"detail": [{"msg": "a"}, {"msg": "b"}]}), "a; b"),
         (Reply(502, "<html>"), "Airflow answered 502"),
         (

@@ -22,6 +22,7 @@ from ebbtide.orchestration.pages import AIRFLOW_APP
 
 MAX_QUESTIONS = 20
 LOGIN_SECONDS = 60  # that a token holds which is made for one question
+_SCHEMA = "\n\nFailed validating"  # jsonschema's, after what is wrong in words
 # Nothing is sent over a network: the application answers in this process.
 _ADDRESS = "http://airflow"
 
@@ -47,6 +48,8 @@ class Reply:
         if isinstance(detail, dict):  # of an error in Airflow's database
             reason, more = detail.get("reason", "an error"), detail.get("message", "")
             return f"Airflow answered {self.status}: {reason}. Try it again. {more}".strip()
+        if isinstance(detail, str):
+            return detail.partition(_SCHEMA)[0]
         return str(detail or f"Airflow answered {self.status}")
 
 
