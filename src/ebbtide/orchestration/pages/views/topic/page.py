@@ -106,6 +106,11 @@ class TopicPage:
         return {dag: FORMS[dag] for dag in possible(self.topic, FORMS)}
 
     @property
+    def is_compacted(self) -> bool:
+        """Whether rounds clean the topic, so that a part of it may be dirty."""
+        return self.topic.config.is_compacted
+
+    @property
     def can_configure(self) -> bool:
         """Whether configure_topic works on the topic."""
         return "configure_topic" in self.forms
@@ -212,7 +217,12 @@ def _partitions(
                 partition, None if topic.has_replicas else state.log_start_offset
             ),
             waits_for_round=topic.config.is_compacted and state.next_clean_ms == 0,
-            bar=bar(state, _starts(replicas, partition), _held(holds, partition, state)),
+            bar=bar(
+                state,
+                _starts(replicas, partition),
+                _held(holds, partition, state),
+                is_compacted=topic.config.is_compacted,
+            ),
         )
         for partition, state in list(topic.partitions.items())[start : start + PARTITIONS_A_PAGE]
     ]
