@@ -13,7 +13,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keys-file", metavar="URI", help="text, one key a line; else in EBBTIDE_ERASE_KEYS"
     )
     parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
-    parser.add_argument("--reason", help="why")
+    parser.add_argument("--reason", default=given("reason"), help="why")
     parser.add_argument("--connection", help="of the live topic; else the topic's own")
     parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
     parser.add_argument("--timeout-ms", type=int, default=600_000, help="until they arrive")

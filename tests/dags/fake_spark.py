@@ -15,6 +15,7 @@ from typing import Any
 from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode, SafetyError
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import KEYS
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
@@ -33,6 +34,7 @@ class Submitted:
     command: list[str]
     connections: str | None  # what its driver would find in the environment
     keys: str | None = None  # and there
+    words: dict[str, str] = field(default_factory=dict)  # and there, about people
 
 
 @dataclass
@@ -60,7 +62,8 @@ class FakeSpark:
         topics = self._topics_of_plans(options.plan) or topics_in(options)
         connections = os.environ.get(CONNECTIONS)
         keys = os.environ.get(KEYS)
-        self.submitted.append(Submitted(job, topics, options, command, connections, keys))
+        words = {name: os.environ[of] for name, of in VARIABLES.items() if of in os.environ}
+        self.submitted.append(Submitted(job, topics, options, command, connections, keys, words))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
             fail(hook, 137, "Killed")

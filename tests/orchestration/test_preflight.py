@@ -69,6 +69,12 @@ def request(**topics: dict[int, int]) -> dict[str, Any]:
         ("erase_keys", "log.deleted", {}, "to hold compact, found delete: "),
         ("export_segments", "log.deleted", {"partitions": [1, 7]}, "0, 1, found 7$"),
         ("mark_tombstones", "log.deleted", {"from_offset": ["0:3"]}, "found 3"),
+        (
+            "hold_records",
+            "log.deleted",
+            {"keys": ["a"], "keys_file": "/k", "case_id": "1", "reason": "r", "owner": "o"},
+            "found both; leave one of them empty$",
+        ),
         ("hold_records", "log.deleted", {"action": "end"}, "expected `hold` to change or end"),
         ("hold_records", "log.deleted", {"action": "end", "hold": "h-1"}, "h-1 that stands on"),
         ("hold_records", "log.deleted", {"partition": 7}, "0, 1, found 7$"),

@@ -126,7 +126,8 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     "configure_topic": [{"unset.kafka.retention.ms": "1", "from_source": "1"}],
     "erase_keys": [{"keys_file": "/keys", "connection": "kafka_a", "append": "1"}],
     "hold_records": [
-        {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"}
+        {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"},
+        {"action": "end", "hold": "h-1", "keys_file": "/keys"},
     ],
     "ingest_topic": [{"cluster": "log", "pattern": "a.*", "now": "2026-11-24T10:00"}],
     "ingest_segments": [{"now": "2026-11-24T10:00"}],

@@ -69,6 +69,10 @@ def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
     assert [of.name for of in listed] == ["plan", "approve", "undo_run", "publish", "verdict"]
 
 
+def test_a_note_is_shown_as_it_was_before_it_was_escaped() -> None:
+    assert progress_of({**RUN, "note": r"in \[1, 2\]"}, []).note == "in [1, 2]"
+
+
 def test_the_params_are_shown_without_keys() -> None:
     params = progress_of(RUN, []).params
     assert params == {"topic": "log.a", "keys": "2, not shown here", "offsets": '{"0": 4}'}

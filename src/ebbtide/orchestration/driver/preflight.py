@@ -79,6 +79,8 @@ def _check_hold(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None
         raise RequestError("expected `hold` to change or end one, and none to make one")
     if params.get("partition") is not None:
         _check_partitions(topic, [params["partition"]])
+    if params.get("keys") and params.get("keys_file"):
+        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
     keys = decode_keys(params.get("keys") or (), Encoding(params.get("encoding") or "utf-8"))
     asked = {**params, "hold_id": hold_id, "key_hashes": hashes_of(keys)}
     asked["action"] = params.get("action", Action.MAKE)

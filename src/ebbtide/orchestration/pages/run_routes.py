@@ -38,6 +38,11 @@ from ebbtide.orchestration.pages.views.run.progress import (
 LOG_LINES = 60
 CAUSES_SHOWN = 5
 UNDO = "undo_run"
+APPROVE_PLAN = "approve_plan"
+MADE_ANEW = (
+    "The answer was not taken: somebody has cleared the task, and the plan is made anew. Nothing "
+    "was changed. Read the new plan once the run asks again."
+)
 SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
 
 
@@ -55,6 +60,8 @@ def add_runs(app: FastAPI) -> None:
         filled = Filled.of((await request.form()).multi_items())
         path = _task_path(dag, run_id, filled.text("task") or "", filled.number("map_index") or 0)
         question = await _question(api, path)
+        if question is not None and not question.stands:
+            return await _run(request, api, run_id, dag, MADE_ANEW, 409)
         if question is not None and not question.is_settled:
             return await _run(request, api, run_id, dag, SETTLES, 409)
         reply = await api.patch(
@@ -107,6 +114,7 @@ async def _run(
     page: int = 1,
 ) -> Response:
     progress = await read_progress(api, dag, run_id) if dag else None
+    asking = await runs_that_ask(api)
 
     def read() -> dict[str, Any]:
         with open_lake() as lake:
@@ -130,6 +138,7 @@ async def _run(
         progress=progress,
         problem=problem,
         note=NOTE,
+        asking={plan: of for plan, of in asking.items() if of != run_id},
         page_link=lambda number: query({"dag": dag, "page": number}),
         status_code=status_code,
         **shown,
@@ -152,6 +161,17 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
         if question := await _question(api, path):
             return replace(progress, question=question)
     return progress
+
+
+async def runs_that_ask(api: AirflowApi) -> dict[str, str]:
+    """Return the run of approve_plan that is at work on a plan, by the plan's id."""
+    states = ["queued", "running"]
+    reply = await api.get("dags", APPROVE_PLAN, "dagRuns", state=states, limit=100)
+    asking = {}
+    for run in reply.value["dag_runs"] if reply.is_good else ():
+        for plan in (run["conf"] or {}).get("plans") or ():
+            asking[str(plan)] = str(run["dag_run_id"])
+    return asking
 
 
 async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[Task]) -> list[Task]:

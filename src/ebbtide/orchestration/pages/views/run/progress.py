@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ebbtide.log.plans.plan import Plan
 from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
+from ebbtide.orchestration.run_note import as_written
 
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
@@ -93,6 +94,7 @@ class Question:
     asked: Sequence[str]
     digests: str  # of the plans that it is about, as the answer sends them back
     is_settled: bool = True
+    stands: bool = True  # else its task was cleared and makes the question anew
 
     def is_about(self, plan: Plan) -> bool:
         """Return whether the answer counts for the plan."""
@@ -151,7 +153,7 @@ def progress_of(
         user=run["triggering_user_name"],
         started=_time(run["start_date"]),
         ended=_time(run["end_date"]),
-        note=run["note"],
+        note=run["note"] and as_written(run["note"]),
         params={name: _text(name, value) for name, value in conf.items() if value is not None},
         plans=[str(plan) for plan in conf.get("plans") or ()],
         tasks=listed,
@@ -174,6 +176,7 @@ def question_of(detail: Mapping[str, Any], heartbeat: datetime | None = None) ->
         options=detail["options"],
         asked=[user["name"] or user["id"] for user in detail["assigned_users"]],
         digests=detail["params"].get(SHOWN, {}).get("value") or "",
+        stands=instance.get("state", WAITS) == WAITS,
         is_settled=heartbeat is None
         or heartbeat >= datetime.fromisoformat(detail["created_at"]) + SETTLING,
     )
