@@ -21,6 +21,7 @@ from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
 from ebbtide.orchestration.pages.views.topic.settings import SettingRow, setting_rows
 from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
+from ebbtide.orchestration.report import notes_of_partitions
 from ebbtide.text import number
 
 PARTITIONS_A_PAGE = 50
@@ -163,15 +164,18 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
 
 
 def held_back(runs: Sequence[Run]) -> list[str]:
-    """Return what the newest round and the newest expiry say keeps records from being removed."""
+    """Return what the newest round and the newest expiry say keeps records from being removed.
+
+    A reason is one line, with its partitions.
+    """
     newest = {run.job: run for run in runs if run.succeeded and run.job in HOLDING_BACK}
-    return [
-        f"Partition {partition}: {numbers['note']}."
+    lines = [
+        f"{where.capitalize()}: {note}."
         for job in HOLDING_BACK
         if job in newest
-        for partition, numbers in sorted(newest[job].partitions.items())
-        if "note" in numbers
-    ][:NOTES_SHOWN]
+        for where, note in notes_of_partitions(newest[job])
+    ]
+    return lines[:NOTES_SHOWN]
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
