@@ -251,7 +251,11 @@ def test_airflow_gets_the_cause_of_a_plan_and_a_row_has_that_of_a_job(
 
 
 @pytest.mark.long
-def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
+def test_a_job_whose_catalog_is_away_asks_for_a_retry_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causes = tmp_path / "causes.jsonl"
+    monkeypatch.setenv(CAUSES_FILE, str(causes))
     lake = CellSandbox(
         tmp_path / "home",
         {
@@ -263,6 +267,9 @@ def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
     done = submit(lake, "expire_snapshots", "--topic", "log.a", "--now", "2026-01-01T00:00:00Z")
     assert done.returncode == ExitCode.TRANSIENT
     assert "expire_snapshots: failed: UnavailableError" in done.stdout
+    ((topic, error_class, message),) = map(json.loads, causes.read_text().splitlines())
+    assert (topic, error_class) == (None, "UnavailableError")
+    assert "expected the catalog" in message
     assert "Traceback" not in done.stdout
 
 
