@@ -11,7 +11,7 @@ holds several topics gives as many, `<namespace>.<table>@<topic>`.
 from airflow.sdk import Param, chain, dag
 
 from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import Purpose, house, optional, topic
+from ebbtide.orchestration.house import Purpose, house, like, optional, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "adopt_table"
@@ -33,12 +33,15 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "topic")
             "string",
             "Tombstone",
             "COLUMN=VALUE of rows that delete their key; empty: a null value does.",
-            pattern="^[^=]+=.*$",
+            **like("^[^=]+=.*$", "COLUMN=VALUE, such as deleted=true"),
         ),
         "set": Param(
             ["kafka.cleanup.policy=compact"],
             type=["null", "array"],
-            items={"type": "string", "pattern": r"^(kafka|ebbtide)\.[^=\s]+=.*$"},
+            items={
+                "type": "string",
+                **like(r"^(kafka|ebbtide)\.[^=\s]+=.*$", "NAME=VALUE, of kafka.* and ebbtide.*"),
+            },
             title="Set",
             description="Settings of the topic, one NAME=VALUE a line.",
         ),

@@ -13,10 +13,13 @@ from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
 from ebbtide.orchestration.handover import conclude, publishing
-from ebbtide.orchestration.house import Priority, Purpose, asking
+from ebbtide.orchestration.house import Priority, Purpose, asking, like
 from ebbtide.orchestration.pool import SPARK_POOL
 
 EXECUTE = "execute"
+PLAN_ID = like(
+    "^[a-z_]+-[0-9]{8}-[0-9a-f]{8}$", "the id of a plan, such as clean_log-20261122-5f0c1a2b"
+)
 
 
 @dag(
@@ -27,7 +30,7 @@ EXECUTE = "execute"
         "plans": Param(
             [],
             type="array",
-            items={"type": "string", "pattern": "^[a-z_]+-[0-9]{8}-[0-9a-f]{8}$"},
+            items={"type": "string", **PLAN_ID},
             minItems=1,
             title="Plans",
             description="One plan id a line; they are approved or rejected together.",

@@ -8,22 +8,26 @@ configurations, `ebbtide.*` are ours, and one is Iceberg's, `history.expire.max-
 [Its form](plugin/ebbtide/ebbtide/forms/configure_topic) suggests topics and settings.
 """
 
+from typing import Any
+
 from airflow.sdk import Param, dag
 
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, topic
+from ebbtide.orchestration.house import Purpose, asking, like, topic
 
 OPTIONS = {"set": "--set", "unset": "--unset", "from_source": "--from-source"}
 NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
 
+NAMES = f"kafka.*, ebbtide.* and {MAX_SNAPSHOT_AGE}"
 
-def lines(title: str, description: str, pattern: str) -> Param:
+
+def lines(title: str, description: str, form: dict[str, Any]) -> Param:
     """Return a Param of any number of lines."""
     return Param(
         None,
         type=["null", "array"],
-        items={"type": "string", "pattern": pattern},
+        items={"type": "string", **form},
         title=title,
         description=description,
     )
@@ -37,12 +41,12 @@ def lines(title: str, description: str, pattern: str) -> Param:
         "set": lines(
             "Set",
             "One NAME=VALUE a line, such as kafka.cleanup.policy=compact,delete.",
-            f"^{NAME}=.*$",
+            like(f"^{NAME}=.*$", f"NAME=VALUE, of {NAMES}"),
         ),
         "unset": lines(
             "Unset",
             "One NAME a line: back to the default.",
-            f"^{NAME}$",
+            like(f"^{NAME}$", f"a NAME, of {NAMES}"),
         ),
         "from_source": Param(
             False,

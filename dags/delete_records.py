@@ -15,7 +15,7 @@ from airflow.sdk import Param, dag, get_current_context, task
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
 from ebbtide.orchestration.driver.causes import explained
-from ebbtide.orchestration.house import TOPIC_PATTERN, Purpose, asking, optional, plan_only
+from ebbtide.orchestration.house import TOPIC, Purpose, asking, like, optional, plan_only
 from ebbtide.orchestration.outcome import delete_request
 
 
@@ -35,7 +35,7 @@ def build_request() -> dict[str, Any]:
             "string",
             "Topic",
             "<cluster>.<topic>; empty when the offsets below name several topics.",
-            pattern=TOPIC_PATTERN,
+            **TOPIC,
         ),
         "offsets": optional(
             "object",
@@ -48,13 +48,16 @@ def build_request() -> dict[str, Any]:
             "Or: time",
             "In every partition, up to the first record at or after this time.",
             format="date-time",
-            pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$",
+            **like(
+                r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$",
+                "a time with its zone, such as 2026-11-24T10:00:00Z",
+            ),
         ),
         "age": optional(
             "string",
             "Or: age",
             "The same, as an ISO 8601 duration before the run's time, such as P30D.",
-            pattern="^P.+$",
+            **like("^P.+$", "an ISO 8601 duration, such as P30D"),
         ),
         "groups": optional(
             "array",

@@ -13,12 +13,13 @@ became of each key, and from when it is out of the table and off the disk, is in
 from airflow.sdk import Param, dag
 
 from ebbtide.log.requests.erase_request import KEYS, Encoding
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, required, topic
+from ebbtide.orchestration.house import LINE, Purpose, asking, optional, plan_only, required, topic
 
 WHICH = "Keys: typed in, or a file of them"
 HOW = "How the tombstones get there"
-OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".split()
+OPTIONS = "keys_file encoding connection append timeout_ms".split()
 
 
 @dag(
@@ -33,8 +34,9 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".
         "keys": optional(
             "array",
             "Keys",
-            "One a line. Airflow keeps them with the run; a file of them it does not.",
-            items={"type": "string", "pattern": r"^[^\r\n]+$"},
+            "One key per line. Airflow stores them in clear with the run, for everybody who may "
+            "see it. To keep them out of Airflow, use a file.",
+            items={"type": "string", **LINE},
             section=WHICH,
         ),
         "keys_file": optional(
@@ -79,10 +81,16 @@ OPTIONS = "requested_by reason keys_file encoding connection append timeout_ms".
 )
 def erase_keys() -> None:
     keys = {"hidden": {"keys": KEYS}, "is_live": True}
+    words = {name: VARIABLES[name] for name in ("requested_by", "reason")}
     options = {name: "--" + name.replace("_", "-") for name in OPTIONS}
     plan_and_approve(
         "erase_keys",
-        asked={"topics": ["{{ params.topic }}"], "options": options, **keys},
+        asked={
+            "topics": ["{{ params.topic }}"],
+            "options": options,
+            **keys,
+            "hidden": {"keys": KEYS, **words},
+        },
         again={
             "options": {"keys_file": "--keys-file"},
             "pool": "default_pool",  # it waits for an ingest, which may need the only Spark slot

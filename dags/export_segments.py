@@ -11,7 +11,7 @@ from airflow.sdk import Param, chain, dag
 
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import verdict
-from ebbtide.orchestration.house import Purpose, house, topic
+from ebbtide.orchestration.house import Purpose, house, like, topic
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "export_segments"
@@ -34,7 +34,7 @@ JOB = "export_segments"
             "",
             type="string",
             minLength=1,
-            pattern=WITHOUT_CREDENTIALS,
+            **like(WITHOUT_CREDENTIALS, "a path or URI without a user's name or password"),
             title="Target",
             description="A directory to be, on a path or URI that every Spark worker writes to.",
         ),

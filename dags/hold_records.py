@@ -10,13 +10,15 @@ docs/holds.md.
 from airflow.sdk import Param, dag
 
 from ebbtide.log.requests.erase_request import Encoding
-from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action
+from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, Action
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, optional, plan_only, topic
+from ebbtide.orchestration.house import LINE, Purpose, asking, optional, plan_only, topic
 
 WHAT = "What is held; all that is filled in applies together"
 WHY = "What for"
-OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
+HIDDEN = {"keys": KEYS} | {name: VARIABLES[name] for name in ("case_id", "reason", "owner")}
+OPTIONS = ("action", "hold", *CONDITIONS, "review_date", "keys_file", "encoding")
 
 
 @dag(
@@ -46,8 +48,16 @@ OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
         "keys": optional(
             "array",
             "Keys",
-            "One a line. Airflow keeps them with the run; the hold keeps their hashes.",
-            items={"type": "string", "pattern": r"^[^\r\n]+$"},
+            "One key per line. Airflow stores them in clear with the run, for everybody who may "
+            "see it; the hold stores their hashes. To keep them out of Airflow, use a file.",
+            items={"type": "string", **LINE},
+            section=WHAT,
+        ),
+        "keys_file": optional(
+            "string",
+            "File of keys",
+            "A path or URI that Spark reads: text, one key a line, up to 10,000.",
+            minLength=1,
             section=WHAT,
         ),
         "encoding": Param(
@@ -73,7 +83,7 @@ OPTIONS = ("action", "hold", *CONDITIONS, *WORDS, "encoding")
 )
 def hold_records() -> None:
     options = {name: "--" + name.replace("_", "-") for name in OPTIONS}
-    asked = {"topics": ["{{ params.topic }}"], "options": options, "hidden": {"keys": KEYS}}
+    asked = {"topics": ["{{ params.topic }}"], "options": options, "hidden": HIDDEN}
     plan_and_approve("hold_records", asked=asked, is_hold=True)
 
 

@@ -13,7 +13,7 @@ from airflow.sdk import Param, dag
 
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS
 from ebbtide.orchestration.handover import conclude, publishing
-from ebbtide.orchestration.house import Purpose, cluster, house, now, schedule, topics
+from ebbtide.orchestration.house import Purpose, cluster, house, like, now, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_segments"
@@ -27,7 +27,7 @@ JOB = "ingest_segments"
             os.environ.get("EBBTIDE_INGEST_SOURCE", "sample/log"),
             type="string",
             minLength=1,
-            pattern=WITHOUT_CREDENTIALS,
+            **like(WITHOUT_CREDENTIALS, "a path or URI without a user's name or password"),
             title="Source",
             description="A broker's log directory, or a copy of one: a path or a URI Spark reads.",
         ),

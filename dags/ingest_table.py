@@ -11,7 +11,7 @@ expression. docs/adopt.md says what becomes of rows that come late.
 from airflow.sdk import Param, dag
 
 from ebbtide.orchestration.handover import conclude, publishing
-from ebbtide.orchestration.house import Purpose, house, now, optional, schedule, topics
+from ebbtide.orchestration.house import Purpose, house, like, now, optional, schedule, topics
 from ebbtide.orchestration.operator import EbbtideJobOperator
 
 JOB = "ingest_table"
@@ -27,7 +27,7 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "headers")
             "string",
             "Source",
             "The table, as [<catalog>:]<namespace>.<table>, for one topic; empty: as before.",
-            pattern=r"^[^.]+\..+$",
+            **like(r"^[^.]+\..+$", "<namespace>.<table>, such as raw.orders"),
         ),
         "source_topic": optional(
             "string", "Topic of the source", "Which one to copy, where the table holds several."
@@ -45,7 +45,7 @@ PARTS = ("partition", "offset", "timestamp", "key", "value", "headers")
             "string",
             "Tombstone",
             "COLUMN=VALUE of rows that delete their key; empty: a null value does.",
-            pattern="^[^=]+=.*$",
+            **like("^[^=]+=.*$", "COLUMN=VALUE, such as deleted=true"),
             section="Columns",
         ),
         "plan_only": Param(

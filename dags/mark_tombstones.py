@@ -11,7 +11,7 @@ records would change; where some would go to the quarantine, `approve` asks firs
 from airflow.sdk import Param, dag
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, topic
+from ebbtide.orchestration.house import Purpose, asking, like, topic
 
 
 @dag(
@@ -22,7 +22,10 @@ from ebbtide.orchestration.house import Purpose, asking, topic
         "from_offset": Param(
             None,
             type=["null", "array"],
-            items={"type": "string", "pattern": "^([0-9]+:)?[0-9]+$"},
+            items={
+                "type": "string",
+                **like("^([0-9]+:)?[0-9]+$", "PARTITION:OFFSET or OFFSET, such as 0:1200"),
+            },
             minItems=1,
             title="From offset",
             description="One PARTITION:OFFSET a line, or OFFSET for all others; empty means what "

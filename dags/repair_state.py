@@ -11,7 +11,7 @@ the plan says or nothing. See docs/repair_state.md.
 from airflow.sdk import Param, dag
 
 from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, topic
+from ebbtide.orchestration.house import Purpose, asking, like, topic
 
 
 def by_partition(title: str, description: str) -> Param:
@@ -19,7 +19,7 @@ def by_partition(title: str, description: str) -> Param:
     return Param(
         None,
         type=["null", "array"],
-        items={"type": "string", "pattern": r"^[0-9]+=[0-9]+$"},
+        items={"type": "string", **like(r"^[0-9]+=[0-9]+$", "PARTITION=NUMBER, such as 0=1200")},
         title=title,
         description=f"One PARTITION=NUMBER a line: {description}",
     )

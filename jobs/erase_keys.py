@@ -14,7 +14,7 @@ from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keys-file", metavar="URI", help="text, one key a line; else in EBBTIDE_ERASE_KEYS"
     )
     parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
-    parser.add_argument("--reason", help="why")
+    parser.add_argument("--reason", default=given("reason"), help="why")
     parser.add_argument("--connection", help="of the live topic; else the topic's own")
     parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
     until = {"type": whole_argument(most=MAX_INT), "default": 600_000, "help": "until they arrive"}

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Self
 
+# The variable with the path of a file to which a job adds a JSON line for each cause that no row in
+# runs records (of a plan, of refused arguments): topic or null, error class or null, message.
+CAUSES_FILE = "EBBTIDE_CAUSES_FILE"
+
 
 class ExitCode(IntEnum):
     """A job's exit codes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 WIDTH = 160
 NOTHING = "-"
@@ -49,6 +49,18 @@ def _setting(value: str | None) -> str:
 def one_line(text: str) -> str:
     """Join all of a text's lines into one."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Return the numbers in order, three or more neighbours as their first and last one."""
+    ranges: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if ranges and value == ranges[-1][-1] + 1:
+            ranges[-1].append(value)
+        else:
+            ranges.append([value])
+    texts = (f"{of[0]}-{of[-1]}" if of[2:] else ", ".join(map(str, of)) for of in ranges)
+    return ", ".join(texts)
 
 
 def number(value: int | None) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ebbtide.errors import EbbtideError, ExitCode, SafetyError
+from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode, SafetyError
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import KEYS
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.orchestration.night import NIGHT
 from tests.lake_sandbox import LakeSandbox, partition_result
@@ -33,6 +34,7 @@ class Submitted:
     command: list[str]
     connections: str | None  # what its driver would find in the environment
     keys: str | None = None  # and there
+    words: dict[str, str] = field(default_factory=dict)  # and there, about people
 
 
 @dataclass
@@ -42,6 +44,8 @@ class FakeSpark:
     lake: LakeSandbox
     failures: dict[tuple[str, str], list[EbbtideError | None]] = field(default_factory=dict)
     dies_in: dict[str, int] = field(default_factory=dict)
+    # By job, the causes of its next attempts: topic, class, message. None succeeds.
+    causes: dict[str, list[tuple[str | None, str | None, str] | None]] = field(default_factory=dict)
     refuses: set[str] = field(default_factory=set)  # jobs that begin no topic
     low_watermarks: dict[str, int] = field(default_factory=dict)  # by job; 5 where not said
     planned_records: int = 3  # that each plan removes
@@ -58,10 +62,14 @@ class FakeSpark:
         topics = self._topics_of_plans(options.plan) or topics_in(options)
         connections = os.environ.get(CONNECTIONS)
         keys = os.environ.get(KEYS)
-        self.submitted.append(Submitted(job, topics, options, command, connections, keys))
+        words = {name: os.environ[of] for name, of in VARIABLES.items() if of in os.environ}
+        self.submitted.append(Submitted(job, topics, options, command, connections, keys, words))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1
-            fail(hook, 137, "\nKilled")
+            fail(hook, 137, "Killed")
+        if (causes := self.causes.get(job)) and (cause := causes.pop(0)) is not None:
+            Path(os.environ[CAUSES_FILE]).write_text(json.dumps(cause) + "\n")
+            fail(hook, ExitCode.FAILED, "INFO shutting down")
         if job in self.refuses:
             fail(hook, ExitCode.REFUSED)
         if options.rejected_by or options.unanswered:
@@ -156,4 +164,5 @@ def fail(hook: Any, code: int, more: str = "") -> None:
     from airflow.sdk.exceptions import AirflowException
 
     hook._submit_sp = SimpleNamespace(returncode=int(code))
-    raise AirflowException(f"Cannot execute: spark-submit. Error code is: {int(code)}.{more}")
+    output = more and f"\nLast spark-submit output:\n{more}"
+    raise AirflowException(f"Cannot execute: spark-submit. Error code is: {int(code)}.{output}")

@@ -75,11 +75,12 @@ def test_an_undo_asks_what_is_to_return_and_publishes_whose_records_did(
         point_id="p", run_id="night-1", job="clean_log", topic="log.a", at=datetime.now(UTC)
     )
     append_point(lake.session, point, Step.UNDO_POINT)
+    spark_submit.parameters["undo_run"] = {"run": "night-1"}
     spark_submit.totals["undo_run"] = {"topic": {"undone_run": "night-1"}}
     answered = run_and_answer("undo_run", topic="log.a", run="night-1")
     assert answered.run.state == "success"
-    assert answered.subject == "undo_run: return 3 records to log.a?"
-    assert "**undo\\_run** would return **3** records" in answered.body
+    assert answered.subject == "undo_run: undo run night-1 on log.a and restore 3 records?"
+    assert "**undo\\_run** would undo run night-1 on log.a and restore 3 records" in answered.body
     planned, executed = (submitted.options for submitted in spark_submit.submitted)
     assert (planned.run, executed.run, len(executed.plan)) == ("night-1", None, 1)
     extra = {"low_watermarks": {"0": 5}, "undone_run": "night-1"}
@@ -94,7 +95,7 @@ def test_a_repair_asks_also_where_no_record_would_leave(spark_submit: FakeSpark)
     form = {"topic": "log.a", "keep_changes": True, "log_start_offset": ["0=7"]}
     answered = run_and_answer("repair_state", by="ben", plan_only=False, **form)
     assert answered.run.state == "success"
-    assert answered.subject == "repair_state: repair log.a, by which 0 records leave?"
+    assert answered.subject == "repair_state: repair log.a and remove 0 records?"
     assert "Others have changed the topic: records: delete by spark." in answered.body
     assert "The records table goes back to snapshot 7." in answered.body
     planned, executed = (submitted.options for submitted in spark_submit.submitted)
@@ -397,8 +398,12 @@ def test_with_four_eyes_another_person_is_asked_whatever_would_go(
     lake.topic("log.b", config={"ebbtide.plan.four.eyes": "true"})
     spark_submit.planned_records = 0
     off = ["ebbtide.plan.four.eyes"]
+    spark_submit.parameters["configure_topic"] = {"changes": {off[0]: None}}
     answered = run_and_answer("configure_topic", topic="log.b", unset=off, plan_only=False)
-    assert answered.subject == "configure_topic: remove 0 records from log.b?"
+    assert answered.subject == (
+        "configure_topic: unset ebbtide.plan.four.eyes on log.b, by which the next night would "
+        "remove nothing, and a later one may?"
+    )
     assert spark_submit.submitted[-1].options.approved_by == "ben"
 
 

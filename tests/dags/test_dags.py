@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -296,6 +297,33 @@ def test_a_param_out_of_bounds_is_refused(
     ((name, value),) = conf.items()
     with pytest.raises(ParamValidationError):
         dags[dag_id].params.get_param(name).resolve(value)
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "conf", "words"),
+    [
+        ("nightly_retention", {"topics": ["orders"]}, "<cluster>.<topic>, such as log.orders"),
+        ("undo_run", {"topic": "orders"}, "<cluster>.<topic>, such as log.orders"),
+        ("repair_state", {"log_start_offset": ["0:1"]}, "PARTITION=NUMBER, such as 0=1200"),
+        ("delete_records", {"age": "30 days"}, "an ISO 8601 duration, such as P30D"),
+    ],
+)
+def test_a_text_that_does_not_fit_is_refused_in_words(
+    dags: dict[str, Any], dag_id: str, conf: dict[str, Any], words: str
+) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    ((name, value),) = conf.items()
+    with pytest.raises(ParamValidationError, match=f"^{re.escape(repr(words))} was expected"):
+        dags[dag_id].params.get_param(name).resolve(value)
+
+
+def test_no_param_answers_with_a_regular_expression(dags: dict[str, Any]) -> None:
+    schemas = [dag.params.get_param(name).schema for dag in dags.values() for name in dag.params]
+    assert len(schemas) > 50
+    for schema in schemas:
+        for of in (schema, schema.get("items", {})):
+            assert "pattern" not in of, schema
 
 
 def test_parsing_imports_nothing_heavy() -> None:

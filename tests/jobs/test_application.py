@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, EbbtideError, ExitCode, UnavailableError
+from ebbtide.errors import (
+    CAUSES_FILE,
+    ConfigurationError,
+    EbbtideError,
+    ExitCode,
+    PlanError,
+    UnavailableError,
+)
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
@@ -17,7 +24,9 @@ from ebbtide.log.state.topic_summary import parse_summary
 from ebbtide.runs import application
 from ebbtide.runs.application import (
     exit_code,
+    job_parser,
     parse_now,
+    refuse,
     run_job,
     run_topics,
     to_ms,
@@ -204,8 +213,49 @@ def test_what_fails_outside_of_any_topic_has_its_exit_code_too(
     assert ("Traceback" in output) is has_traceback
 
 
+def test_airflow_gets_the_causes_that_no_row_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CAUSES_FILE, str(tmp_path / "causes.jsonl"))
+
+    def main() -> int:
+        raise UnavailableError("no answer")
+
+    run_job("clean_log", main)
+    refuse("clean_log", PlanError("expected an open plan"))
+    with pytest.raises(SystemExit):
+        job_parser("clean_log", "").parse_args(["--topic", "a", "--run-id", "r"])
+    lines = (tmp_path / "causes.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        [None, "UnavailableError", "no answer"],
+        [None, "PlanError", "expected an open plan"],
+        [None, None, "argument --topic: expected <cluster>.<topic>, found 'a'"],
+    ]
+
+
+@pytest.mark.parametrize("plan_only", [True, False])
+def test_airflow_gets_the_cause_of_a_plan_and_a_row_has_that_of_a_job(
+    lake: LakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan_only: bool
+) -> None:
+    file = tmp_path / "causes.jsonl"
+    monkeypatch.setenv(CAUSES_FILE, str(file))
+
+    def work(_: Any, topic: TopicName) -> JobOutcome:
+        raise ConfigurationError(f"expected {topic}")
+
+    arguments = Namespace(**{**vars(ARGUMENTS), "plan_only": plan_only, "plan_file": None})
+    assert run_topics(lake.session, arguments, TOPICS[:1], work) == ExitCode.FAILED
+    assert file.exists() is plan_only
+    if plan_only:
+        assert json.loads(file.read_text()) == ["log.a", "ConfigurationError", "expected log.a"]
+
+
 @pytest.mark.long
-def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
+def test_a_job_whose_catalog_is_away_asks_for_a_retry_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causes = tmp_path / "causes.jsonl"
+    monkeypatch.setenv(CAUSES_FILE, str(causes))
     lake = CellSandbox(
         tmp_path / "home",
         {
@@ -217,6 +267,9 @@ def test_a_job_whose_catalog_is_away_asks_for_a_retry(tmp_path: Path) -> None:
     done = submit(lake, "expire_snapshots", "--topic", "log.a", "--now", "2026-01-01T00:00:00Z")
     assert done.returncode == ExitCode.TRANSIENT
     assert "expire_snapshots: failed: UnavailableError" in done.stdout
+    ((topic, error_class, message),) = map(json.loads, causes.read_text().splitlines())
+    assert (topic, error_class) == (None, "UnavailableError")
+    assert "expected the catalog" in message
     assert "Traceback" not in done.stdout
 
 

@@ -26,6 +26,9 @@ PLAN_ID = "delete_records-20260102-0123abcd"
 KEPT = [KeptPlan(plan_id=PLAN_ID, job="delete_records", topic="log.a_b", digest="0" * 64)]
 
 
+CHANGES = {"kafka.retention.ms": "1", "kafka.retention.bytes": None}
+
+
 def plan_of(partitions: int = 1, **given: Any) -> Plan:
     """A plan that removes 1,200 records of each partition."""
     leaving = LeavingRows(records=1_200, files=2, event_times_ms=[0, 86_400_000], keys=[b"k"])
@@ -60,7 +63,7 @@ def test_a_plan_in_markdown() -> None:
     assert in_markdown([plan_of()], "2026-01-03 02:00").splitlines() == [
         "### log.a\\_b",
         "",
-        "**delete\\_records** would remove **1,200** records (96.0 kB)."
+        "**delete\\_records** would remove 1,200 records from log.a\\_b (96.0 kB)."
         " Asked for by **ann** at 2026-01-02 02:00 UTC.",
         "",
         "| Partition | Records | Whole files | Bytes | By rule | Oldest event | Newest event |",
@@ -68,7 +71,7 @@ def test_a_plan_in_markdown() -> None:
         "| 0 | 1,200 | 2 | 96.0 kB | delete records: 1,200 records in 8 segments "
         "| 1970-01-01 00:00 | 1970-01-02 00:00 |",
         "",
-        "* Partition 0: 12 records stay, a segment is kept \\| whole.",
+        "* 12 records stay in partition 0: a segment is kept \\| whole.",
         f"* Examples of keys, as the plan may show them: {key}.",
         "* The job took 35.0 s for this topic before.",
         "* Plan [delete\\_records-20260102-0123abcd](/ebbtide/plans/delete_records-20260102-"
@@ -80,7 +83,8 @@ def test_a_plan_in_markdown() -> None:
 
 def test_a_plan_of_many_partitions_stays_a_page() -> None:
     text = in_markdown([plan_of(partitions=500)] * 12, "2026-01-03 02:00")
-    assert "**600,000** records" in text
+    assert "remove 600,000 records from" in text
+    assert text.count("* 6,000 records stay in partitions 0-499: ") == 10
     assert text.count("| and 480 partitions more on the plan's page |") == 10
     assert len(text) < 60_000
 
@@ -99,7 +103,9 @@ def test_a_plan_of_snapshots_has_no_table() -> None:
     assert removes_something(plan)
     assert not removes_something(plan_of(partitions=0))
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
-    assert lines[4] == "* 3 snapshots expire, 1 files are written anew."
+    act = "expire 3 snapshots of log.a\\_b and rewrite 1 file"
+    assert lines[2].startswith(f"**expire\\_snapshots** would {act}. Asked for by")
+    assert lines[4] == "* The job took 35.0 s for this topic before."
 
 
 def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set() -> None:
@@ -111,7 +117,7 @@ def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set()
     parameters = {"found": ["records: append by spark"], "back_to": {"records": "7"}}
     repair = {"job": "repair_state", "summary": Summary(partitions={"0": summary}, seconds=None)}
     plan = plan_of(**repair, parameters=parameters)
-    assert question([plan]) == "repair_state: repair log.a_b, by which 2 records leave?"
+    assert question([plan]) == "repair_state: repair log.a_b and remove 2 records?"
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
     assert lines[8:11] == [
         "* Others have changed the topic: records: append by spark.",
@@ -130,6 +136,43 @@ def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set()
         (
             [plan_of(job="expire_segments"), plan_of(topic="log.c")],
             "expire_segments, delete_records: remove 2,400 records from 2 topics?",
+        ),
+        (
+            [plan_of(job="hold_records", parameters={"action": "end", "hold_id": "h-1"})],
+            "hold_records: end hold h-1 on log.a_b and delete 1,200 copies of records that it "
+            "kept?",
+        ),
+        (
+            [plan_of(job="hold_records", parameters={"action": "change", "hold_id": "h-1"})],
+            "hold_records: narrow hold h-1 on log.a_b and delete 1,200 copies of records that it "
+            "kept?",
+        ),
+        (
+            [plan_of(job="configure_topic", parameters={"changes": CHANGES})],
+            "configure_topic: set kafka.retention.ms=1, unset kafka.retention.bytes on log.a_b, by "
+            "which the next night would remove 1,200 records?",
+        ),
+        (
+            [plan_of(0, job="configure_topic", parameters={"changes": {"ebbtide.x": "v" * 41}})],
+            f"configure_topic: set ebbtide.x={'v' * 40}... on log.a_b, by which the next night "
+            "would remove nothing, and a later one may?",
+        ),
+        (
+            [plan_of(job="erase_keys", parameters={"keys": 1})],
+            "erase_keys: erase 1 key from log.a_b and remove 1,200 records of it?",
+        ),
+        (
+            [plan_of(job="mark_tombstones")],
+            "mark_tombstones: mark tombstones of log.a_b and move 1,200 records to quarantine?",
+        ),
+        (
+            [plan_of(job="undo_run", parameters={"run": "run-7"})],
+            "undo_run: undo run run-7 on log.a_b and restore 1,200 records?",
+        ),
+        (
+            [plan_of(), plan_of(0, job="expire_snapshots", topic="log.c")],
+            "delete_records: remove 1,200 records from log.a_b; "
+            "expire_snapshots: expire 0 snapshots of log.c and rewrite 0 files?",
         ),
     ],
 )
@@ -207,3 +250,10 @@ def test_an_approval_by_nobody_is_none() -> None:
 def test_an_approval_of_other_plans_is_none(seen: dict[str, str]) -> None:
     with pytest.raises(AirflowFailException, match=f"plans with the digests {SEEN}, found one for"):
         Answer.of_response(event("Approve", BEN, **seen), KEPT)
+
+
+def test_a_plan_of_settings_says_that_an_approval_removes_nothing() -> None:
+    plan = plan_of(job="configure_topic", parameters={"changes": CHANGES})
+    text = in_markdown([plan], "2026-01-03 02:00")
+    assert "* An approval removes nothing itself: the records below go with the next night." in text
+    assert "set kafka.retention.ms=1, unset kafka.retention.bytes on log.a\\_b" in text

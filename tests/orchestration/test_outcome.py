@@ -12,6 +12,7 @@ from ebbtide.orchestration.outcome import (
     TaskOutcome,
     before_trace,
     cause_of,
+    cause_of_submit,
     delete_request,
     first_failures,
     request_of,
@@ -19,7 +20,7 @@ from ebbtide.orchestration.outcome import (
 )
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
-DIED = "Cannot execute: spark-submit. Error code is: 137."
+DIED = "spark-submit ended with exit code 137 before the job could say why"
 NO_ROW = "spark-submit ended before the job wrote a row in runs; its task's log says more"
 
 
@@ -66,11 +67,14 @@ AGAIN = run_of("b", "busy", is_transient=True)
         pytest.param(["a"], [OK], DIED, [], False, id="the row counts, not the exit code"),
         pytest.param(["a", "b"], [OK, BAD], DIED, ["b: SomeError: broken"], False, id="terminal"),
         pytest.param(["a", "b"], [OK, AGAIN], DIED, ["b: SomeError: busy"], True, id="transient"),
-        pytest.param(["a", "b"], [OK], DIED, [f"b: {NO_ROW}", DIED], True, id="died half way"),
+        pytest.param(["a", "b"], [OK], DIED, [f"b: {DIED}"], True, id="died half way"),
         pytest.param(["a"], [], None, [f"a: {NO_ROW}"], True, id="ended well without a row"),
         pytest.param(None, [OK], None, [], False, id="its own choice, all is well"),
         pytest.param(None, [], None, [], False, id="its own choice, nothing found"),
         pytest.param(None, [], DIED, [DIED], True, id="its own choice, died"),
+        pytest.param(
+            list("abcdef"), [OK], DIED, [f"b, c, d and 2 more: {DIED}"], True, id="many died"
+        ),
         pytest.param(None, [OK, BAD], DIED, ["b: SomeError: broken"], False, id="one is broken"),
     ],
 )
@@ -84,6 +88,33 @@ def test_what_became_of_a_task(
     outcome = TaskOutcome.of(topics, [], {run.topic: run for run in runs}, problem)
     assert (outcome.failures, outcome.can_retry) == (failures, can_retry)
     assert outcome.answers == [mark(run.topic) for run in runs if run.succeeded]
+
+
+HOOK = (
+    "Cannot execute: spark-submit --py-files a.zip jobs/clean_log.py --run-id r. Error code is: 1."
+)
+OUTPUT = "\nLast spark-submit output:\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "causes", "cause"),
+    [
+        pytest.param(HOOK + OUTPUT + "bye", 1, ["a: X: y", "a: X: y", "b: Z"], "a: X: y; b: Z"),
+        pytest.param(HOOK, 137, [], f"{DIED}; the task's log has its output"),
+        pytest.param(HOOK + OUTPUT + "\nKilled\n", 137, [], f"{DIED}: Killed"),
+        pytest.param(
+            HOOK + OUTPUT + "INFO x\njava.lang.NoClassDefFoundError: a/B\n\tat c.D\nINFO end",
+            137,
+            [],
+            f"{DIED}: java.lang.NoClassDefFoundError: a/B",
+        ),
+        pytest.param("expected x,\nfound y", None, [], "expected x,; found y"),
+    ],
+)
+def test_why_spark_submit_failed_without_its_command_line(
+    message: str, code: int | None, causes: list[str], cause: str
+) -> None:
+    assert cause_of_submit(message, code, causes) == cause
 
 
 def test_answers_from_state_stand() -> None:

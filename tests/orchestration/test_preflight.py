@@ -1,20 +1,32 @@
 """What is refused before Spark is started, by the state that a topic has."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.driver.preflight import check_form, check_request
 from tests.lake_sandbox import state_of
 
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
 STATES = {0: state_of(log_start_offset=5), 1: state_of()}
 
 
 class FakeLake:
     """A lake of log.deleted and log.compacted."""
+
+    def __init__(self, *holds: Hold) -> None:
+        self.holds = holds
+
+    def own_rows(self, *_: Any) -> list[dict[str, Any]]:
+        return [hold.to_row() for hold in self.holds]
+
+    def held(self, name: str) -> None:
+        raise UnknownTopicError(f"expected kept records of {name}, found none")
 
     def topic(self, name: str) -> LakeTopic:
         policies = {"log.deleted": "delete", "log.compacted": "compact"}
@@ -57,6 +69,15 @@ def request(**topics: dict[int, int]) -> dict[str, Any]:
         ("erase_keys", "log.deleted", {}, "to hold compact, found delete: "),
         ("export_segments", "log.deleted", {"partitions": [1, 7]}, "0, 1, found 7$"),
         ("mark_tombstones", "log.deleted", {"from_offset": ["0:3"]}, "found 3"),
+        (
+            "hold_records",
+            "log.deleted",
+            {"keys": ["a"], "keys_file": "/k", "case_id": "1", "reason": "r", "owner": "o"},
+            "found both; leave one of them empty$",
+        ),
+        ("hold_records", "log.deleted", {"action": "end"}, "expected `hold` to change or end"),
+        ("hold_records", "log.deleted", {"action": "end", "hold": "h-1"}, "h-1 that stands on"),
+        ("hold_records", "log.deleted", {"partition": 7}, "0, 1, found 7$"),
     ],
 )
 def test_a_form_that_cannot_be(job: str, topic: str, params: dict[str, Any], message: str) -> None:
@@ -76,7 +97,7 @@ def test_a_form_that_cannot_be(job: str, topic: str, params: dict[str, Any], mes
 )
 def test_a_request_that_would_be_refused_as_a_whole(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        check_request(FakeLake(), asked)  # type: ignore[arg-type]
+        check_request(FakeLake(), asked, clock=NOW)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,4 +110,40 @@ def test_a_request_that_would_be_refused_as_a_whole(asked: dict[str, Any], messa
     ],
 )
 def test_what_may_be_granted_in_part_is_for_the_job(asked: dict[str, Any]) -> None:
-    check_request(FakeLake(), asked)  # type: ignore[arg-type]
+    check_request(FakeLake(), asked, clock=NOW)  # type: ignore[arg-type]
+
+
+def test_a_part_that_would_be_refused_refuses_a_form_as_a_whole() -> None:
+    asked = request(deleted={0: 7, 1: 101})
+    with pytest.raises(RequestError, match=r"^log.deleted partition 1: OFFSET_OUT_OF_RANGE"):
+        check_request(FakeLake(), asked, clock=NOW, takes_part=False)  # type: ignore[arg-type]
+
+
+PAUSE = Hold(
+    hold_id="p-1",
+    event=Event.MADE,
+    at=NOW,
+    by="ann",
+    run_id="r",
+    kind=Kind.PAUSE,
+    topic="log.deleted",
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "takes_part", "is_refused"),
+    [
+        pytest.param(request(deleted={0: 7}), True, True, id="it would remove"),
+        pytest.param(request(deleted={0: 5, 1: 7}), True, False, id="as a night asks"),
+        pytest.param({"topics": [{"topic": "log.deleted", "age": "P30D"}]}, True, False),
+        pytest.param({"topics": [{"topic": "log.deleted", "age": "P30D"}]}, False, True),
+    ],
+)
+def test_a_paused_partition(asked: dict[str, Any], takes_part: bool, is_refused: bool) -> None:
+    lake: Any = FakeLake(PAUSE)
+    if not is_refused:
+        check_request(lake, asked, clock=NOW, takes_part=takes_part)
+        return
+    message = "POLICY_VIOLATION .hold p-1 lets nothing be removed.*end p-1 with hold_records.$"
+    with pytest.raises(RequestError, match=message):
+        check_request(lake, asked, clock=NOW, takes_part=takes_part)

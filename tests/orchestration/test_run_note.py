@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from ebbtide.orchestration.driver.causes import CAUSE
-from ebbtide.orchestration.run_note import FAILURES, NoteListener, note_of
+from ebbtide.orchestration.run_note import (
+    DECISION,
+    FAILURES,
+    NoteListener,
+    as_written,
+    note_of,
+)
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 
 DAG, RUN = "some_dag", "run-1"
@@ -132,6 +138,19 @@ def test_a_note_that_cannot_be_made_fails_nothing(
     session.flush()
     assert run.note is None
     assert "no note was written to run run-1" in caplog.text
+
+
+PICTURE = "Approved by ben (![x](https://evil.example/p.png) <img src=x> `c` a\\b)."
+
+
+def test_a_note_shows_no_link_and_no_picture_of_whoever_answered(session: Any, run: Any) -> None:
+    hand_on(session, run, DECISION, [PICTURE])
+    NoteListener().on_dag_run_success(run, "success")
+    session.flush()
+    assert run.note == (
+        r"Approved by ben (!\[x\](https://evil.example/p.png) \<img src=x> \`c\` a\\b)."
+    )
+    assert as_written(run.note) == PICTURE
 
 
 @pytest.mark.parametrize(

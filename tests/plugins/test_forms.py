@@ -3,13 +3,19 @@
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from ebbtide.iceberg.commits import Step
+from ebbtide.log.holds import Kind as HoldKind
+from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from ebbtide.orchestration.pages.forms.form import Filled
+from ebbtide.runs.undo_points import append_point
+from tests import lake_sandbox
 from tests.dags.runs import dag_bag
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.plugins.html import text_of
@@ -54,7 +60,7 @@ SENT: dict[str, dict[str, Any]] = {
     },
     "undo_run": {"topic": "log.a", "run": "run-1", "go": "ask"},
     "approve_plan": {"plans": "clean_log-20261122-5f0c1a2b", "go": "ask"},
-    "mark_tombstones": {"topic": "log.a", "offset.0": "", "offset.1": "7", "go": "plan"},
+    "mark_tombstones": {"topic": "log.a", "offset.0": "", "offset.1": "100", "go": "plan"},
     "ingest_topic": {
         "connection": "kafka_a",
         "topics": ["log.a"],
@@ -93,7 +99,7 @@ STARTED = {
     },
     "undo_run": {"topic": "log.a", "run": "run-1", "plan_only": False},
     "approve_plan": {"plans": ["clean_log-20261122-5f0c1a2b"]},
-    "mark_tombstones": {"topic": "log.a", "from_offset": ["1:7"], "plan_only": True},
+    "mark_tombstones": {"topic": "log.a", "from_offset": ["1:100"], "plan_only": True},
     "ingest_topic": {
         "connection": "kafka_a",
         "topics": ["log.a", "log.b"],
@@ -120,7 +126,8 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     "configure_topic": [{"unset.kafka.retention.ms": "1", "from_source": "1"}],
     "erase_keys": [{"keys_file": "/keys", "connection": "kafka_a", "append": "1"}],
     "hold_records": [
-        {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"}
+        {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"},
+        {"action": "end", "hold": "h-1", "keys_file": "/keys"},
     ],
     "ingest_topic": [{"cluster": "log", "pattern": "a.*", "now": "2026-11-24T10:00"}],
     "ingest_segments": [{"now": "2026-11-24T10:00"}],
@@ -137,8 +144,37 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 def topic(lake: LakeSandbox) -> str:
-    lake.topic("log.a", {0: state_of(log_start_offset=5), 1: state_of()})
+    states = {0: state_of(log_start_offset=5), 1: state_of()}
+    lake.topic("log.a", states, {"kafka.cleanup.policy": "compact,delete"})
     return "log.a"
+
+
+def removed(lake: LakeSandbox) -> None:
+    """A run that can be undone."""
+    point = UndoPoint(
+        point_id="p",
+        run_id="run-1",
+        job="clean_log",
+        topic="log.a",
+        at=datetime.now(UTC),
+        states={0: state_of()},
+    )
+    append_point(lake.session, point, Step.UNDO_POINT)
+
+
+def table(lake: LakeSandbox) -> None:
+    """A table of another owner."""
+    lake.session.sql("CREATE NAMESPACE IF NOT EXISTS lake.raw")
+    lake.session.sql("CREATE TABLE lake.raw.t (id bigint) USING iceberg")
+
+
+# What the lake has besides log.a, so that a form may be sent.
+NEEDED: dict[str, Callable[[LakeSandbox], Any]] = {
+    "undo_run": removed,
+    "adopt_table": table,
+    "ingest_table": table,
+    "approve_plan": lambda lake: lake.plan("log.a", "clean_log"),
+}
 
 
 def runs_of(dag: str) -> list[Any]:
@@ -162,8 +198,17 @@ def filled_in(values: dict[str, Any]) -> Filled:
 
 
 @pytest.mark.parametrize("dag", FORMS)
-def test_a_form_starts_a_run_in_the_users_name(signed_in: SignedIn, topic: str, dag: str) -> None:
+def test_a_form_starts_a_run_in_the_users_name(
+    signed_in: SignedIn,
+    topic: str,
+    lake: LakeSandbox,
+    dag: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = signed_in("bob", "USER")
+    (plan_id,) = STARTED["approve_plan"]["plans"]
+    monkeypatch.setattr(lake_sandbox, "new_plan_id", lambda *_: plan_id)
+    NEEDED.get(dag, lambda _: None)(lake)
     answer = client.post(f"/ebbtide/forms/{dag}", data=SENT[dag])
     assert answer.status_code == 303, text_of(answer.text)
     match = re.fullmatch(rf"/ebbtide/runs/([^?]+)\?dag={dag}", answer.headers["location"])
@@ -269,7 +314,7 @@ def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: s
         ("delete_records", {"offset.0": "x"}, "expected a whole number for offset.0, found 'x'"),
         ("retention_now", {"stages": []}, "expected at least one stage"),
         ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name beside '2'"),
-        ("configure_topic", {"new_name": ["kafka retention", ""]}, "does not match"),
+        ("configure_topic", {"new_name": ["kafka retention", ""]}, "found 'kafka retention'"),
         ("hold_records", {"owner": ""}, "expected a hold to say owner, found none"),
         ("erase_keys", {"reason": ""}, "Invalid input for param reason"),
     ],
@@ -282,6 +327,67 @@ def test_what_is_wrong_is_said_above_the_form(
     assert answer.status_code == 400
     assert problem in text_of(answer.text)
     assert len(runs_of(dag)) == before
+
+
+# Of each form, what its state alone shows to be wrong, and the words.
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("delete_records", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
+    ("delete_records", {"topic": "orders"}, "expected <cluster>.<topic>, found 'orders'"),
+    ("delete_records", {"offset.0": "101"}, "the log holds 5 to 100; ask for an offset from 0"),
+    ("delete_records", {"more_offsets": "7: 1"}, "log.a partition 7: UNKNOWN_TOPIC_OR_PARTITION"),
+    ("retention_now", {"topics": ["log.no"]}, "expected topics that have a table, found log.no"),
+    ("nightly_retention", {"topics": ["log.off"]}, "found log.off with ebbtide.enabled=false"),
+    ("replicate_log", {"topics": ["log.no"]}, "found log.no; the lake holds log.a, log.off"),
+    ("configure_topic", {"new_value": ["soon", ""]}, "kafka.retention.ms, found 'soon'"),
+    ("erase_keys", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
+    ("erase_keys", {"keys_file": "/keys"}, "expected keys, or a file of keys, found both"),
+    ("erase_keys", {"encoding": "hex"}, "expected a key in hex in line 1"),
+    ("hold_records", {"action": "end", "hold": "h-9"}, "expected a hold h-9 that stands on log.a"),
+    ("hold_records", {"partition": "7"}, "expected partitions of log.a, 0, 1, found 7"),
+    ("hold_records", {"end_offset": "9"}, "expected first_offset before end_offset"),
+    ("undo_run", {"run": "run-9"}, "run-9"),
+    ("approve_plan", {"plans": "clean_log-20260101-00000000"}, "which is unknown; make new plans"),
+    ("mark_tombstones", {"offset.1": "101"}, "found 101"),
+    ("ingest_topic", {"cluster": "eu"}, "expected topics of cluster eu, found log.a, log.b"),
+    ("ingest_topic", {"new_topics": "eu.b"}, "expected topics of cluster log, found eu.b"),
+    ("ingest_segments", {"new_topics": "orders"}, "expected <cluster>.<topic>, found 'orders'"),
+    ("ingest_table", {"source": "raw.no"}, "expected a table for topic raw.no, found none"),
+    ("ingest_table", {"new_topics": ""}, "expected one topic that gets the rows of raw.t"),
+    ("export_segments", {"partitions": ["7"]}, "expected partitions of log.a, 0, 1, found 7"),
+    ("adopt_table", {"topic": "raw.no"}, "expected a table for topic raw.no, found none"),
+    ("abandon_table", {"topic": "raw.no"}, "expected a table for topic raw.no, found none"),
+    ("repair_state", {"log_start_offset": "0:5"}, "expected PARTITION=NUMBER for log_start_offset"),
+]
+
+
+def test_what_the_state_shows_to_be_wrong_starts_no_run(
+    signed_in: SignedIn, topic: str, lake: LakeSandbox
+) -> None:
+    lake.topic("log.off", config={"ebbtide.enabled": "false"})
+    client, started = signed_in("bob", "USER"), {dag: len(runs_of(dag)) for dag in FORMS}
+    assert {dag for dag, *_ in WRONG} == set(FORMS)
+    for dag, change, problem in WRONG:
+        answer = client.post(f"/ebbtide/forms/{dag}", data={**SENT[dag], **change})
+        assert (answer.status_code, problem in text_of(answer.text)) in ((400, True), (404, True))
+    assert {dag: len(runs_of(dag)) for dag in FORMS} == started
+
+
+def test_a_pause_is_named_with_its_way_out(
+    signed_in: SignedIn, topic: str, lake: LakeSandbox
+) -> None:
+    until = datetime.now(UTC) + timedelta(days=7)
+    only = {"first_offset": None, "end_offset": None, "case_id": None, "reason": "run x was undone"}
+    lake.hold(topic, kind=HoldKind.PAUSE, ends_at=until, **only)
+    client = signed_in("bob", "USER")
+    answer = client.post("/ebbtide/forms/delete_records", data=SENT["delete_records"])
+    assert answer.status_code == 400
+    assert (
+        f"log.a partition 0: POLICY_VIOLATION (hold h-1 lets nothing be removed until "
+        f"{until:%Y-%m-%d %H:%M} UTC: run x was undone; to remove before then, end h-1 with "
+        "hold_records)"
+    ) in text_of(answer.text)
+    other = {**SENT["delete_records"], "offset.0": "", "offset.1": "40"}
+    assert client.post("/ebbtide/forms/delete_records", data=other).status_code == 303
 
 
 def test_a_key_is_in_no_address_no_page_and_no_log(

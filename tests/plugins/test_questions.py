@@ -11,6 +11,7 @@ import pytest
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.approval.answer import digests_of, kept
+from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
@@ -24,7 +25,7 @@ SUBJECT = "delete_records: remove 3 records from log.a?"
 @pytest.fixture
 def asking(signed_in: SignedIn, lake: LakeSandbox) -> str:
     """The path of a run that ann has started, and that asks."""
-    lake.topic("log.a")
+    lake.topic("log.a", config={"kafka.cleanup.policy": "delete"})
     sent = {"topic": "log.a", "offset.0": "40", "go": "ask"}
     answer = signed_in("ann", "USER").post("/ebbtide/forms/delete_records", data=sent)
     path: str = answer.headers["location"]
@@ -59,7 +60,8 @@ def test_a_question_comes_first_of_what_needs_somebody(viewer: Any, asking: str)
 def test_a_viewer_reads_the_question_and_cannot_answer(viewer: Any, asking: str) -> None:
     html = viewer.get(asking).text
     text = text_of(html)
-    assert f"{SUBJECT} Partition Records Whole files" in text
+    act = "delete_records would remove 3 records from log.a."
+    assert f"{SUBJECT} {act} Partition Records Whole files" in text
     assert "0 3 0 30 B delete records: 3 records" in text
     assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
     sent = viewer.post(answer_of(asking), data=answer("Approve"))
@@ -92,6 +94,63 @@ def test_a_plan_made_anew_is_not_what_is_asked_for(
     assert f'name="plans" value="{asked}"' in html
     assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
     assert answered(run_id) == {"note": "ticket 17", "plans": asked}
+
+
+@pytest.mark.parametrize("state", ["up_for_retry", "failed"])
+def test_a_task_that_failed_shows_its_cause_while_the_run_goes_on(
+    viewer: Any, asking: str, state: str
+) -> None:
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
+    with create_session() as session:
+        plan = session.query(TaskInstance).filter_by(run_id=run_id, task_id="plan").one()
+        plan.state, plan.start_date, plan.try_number = state, datetime.now(UTC), 1
+        new = XComModel.__table__.insert()
+        of_task = {"dag_id": "delete_records", "run_id": run_id, "task_id": "plan"}
+        of_task |= {"map_index": -1, "dag_run_id": plan.dag_run.id, "key": CAUSE}
+        session.execute(new.values(**of_task, value="log.a: UnavailableError: no answer"))
+    text = text_of(viewer.get(asking).text)
+    shown = {"up_for_retry": "failed, will be retried", "failed": "failed"}[state]
+    assert f"{shown} plan log of plan log.a: UnavailableError: no answer" in text
+
+
+def test_an_answer_while_the_plan_is_made_anew_is_refused(signed_in: SignedIn, asking: str) -> None:
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+
+    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
+    with create_session() as session:
+        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
+        ti.state = None  # as clearing leaves it
+    sent = signed_in("bob", "USER").post(answer_of(asking), data=answer("Approve"))
+    assert sent.status_code == 409
+    assert "The answer was not taken: somebody has cleared the task" in text_of(sent.text)
+    with create_session() as session:
+        detail = session.query(HITLDetail).filter_by(ti_id=ti.id).one()
+        assert not detail.response_received
+
+
+def test_a_plan_that_is_asked_for_is_not_asked_for_again(
+    signed_in: SignedIn, lake: LakeSandbox
+) -> None:
+    lake.topic("log.a")
+    night = {"run_id": "night-1", "dag": "nightly_retention"}
+    lake.run("log.a", "clean_log", **night)
+    asked, other = (lake.plan("log.a", "clean_log", **night) for _ in range(2))
+    bob = signed_in("bob", "USER")
+    sent = bob.post("/ebbtide/forms/approve_plan", data={"plans": asked.plan_id, "go": "ask"})
+    its_run = sent.headers["location"]
+    html = bob.get(f"/ebbtide/plans/{asked.plan_id}").text
+    assert f'<a href="{its_run}">its run of approve_plan</a>' in html
+    assert "Ask for its approval" not in html
+    assert "Ask for its approval" in bob.get(f"/ebbtide/plans/{other.plan_id}").text
+    night_page = text_of(bob.get("/ebbtide/runs/night-1?dag=nightly_retention").text)
+    assert f"The approval of {asked.plan_id} is asked for in its run of approve_plan" in night_page
+    assert f"The approval of {other.plan_id} is asked for" not in night_page
 
 
 def digests(run_id: str) -> str:

@@ -62,7 +62,7 @@ def assert_a_failed_night_says_why(api: AirflowApi) -> None:
     assert api.wait("nightly_retention", night) == "failed"
     cause = f"expected topics that have a table, found {CLUSTER}.unknown; the lake holds "
     note = api.note("nightly_retention", night) or ""
-    assert note.startswith(f"group_topics failed: {cause}")
+    assert note.startswith(f"group_topics failed: RequestError: {cause}")
 
 
 def _night_at(now: str) -> dict[str, Any]:

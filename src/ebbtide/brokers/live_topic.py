@@ -42,6 +42,8 @@ _NO_ANSWER = (
     KafkaError._RESOLVE,
     KafkaError.REQUEST_TIMED_OUT,
 )
+# Of these, what librdkafka says of one broker has its address and the cause.
+_OF_A_BROKER = (KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL)
 
 
 class Described(NamedTuple):
@@ -61,8 +63,10 @@ class LiveTopic:
         topic: str,
         answer_ms: int,
         settings: Mapping[str, str],
+        errors: Sequence[KafkaError] = (),
     ) -> None:
         self.connection = connection
+        self._errors = errors  # what librdkafka has told of the connection, oldest first
         self.settings = settings  # librdkafka's
         self.topic = topic
         self._admin = admin
@@ -78,13 +82,15 @@ class LiveTopic:
         settings = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
         try:
-            admin = AdminClient({**settings, "error_cb": errors.append})  # type: ignore[dict-item]
+            # An error's message says it once; librdkafka would log it with every try to connect.
+            quiet = {"log_level": "2", **settings}
+            admin = AdminClient({**quiet, "error_cb": errors.append})  # type: ignore[dict-item]
         except KafkaException as error:
             raise ConfigurationError(
                 f"expected librdkafka to take the settings of connection {connection!r}, found: "
                 f"{_without_values(error.args[0].str(), settings)}"
             ) from None
-        live = cls(admin, connection, topic, answer_ms, settings)
+        live = cls(admin, connection, topic, answer_ms, settings, errors)
         described = admin.describe_cluster(request_timeout=live._answer_s)
         while not (described.done() or _refused_login(errors)):
             admin.poll(POLL_SECONDS)
@@ -233,13 +239,21 @@ class LiveTopic:
 
     def _failed(self, what: str, error: KafkaException) -> EbbtideError:
         kafka_error: KafkaError = error.args[0]
-        message = (
-            f"expected the brokers of connection {self.connection!r} {what}, "
-            f"found {kafka_error.name()}: {kafka_error.str()}"
-        )
+        asked = f"expected the brokers of connection {self.connection!r}"
+        found = f"{what}, found {kafka_error.name()}: {kafka_error.str()}"
         if kafka_error.code() in _NO_ANSWER:
-            return UnavailableError(f"{message}; run it again once they can be reached")
-        return ConfigurationError(f"{message}; check the topic, and that connection's user")
+            address = self.settings.get("bootstrap.servers", "no address")
+            return UnavailableError(
+                f"{asked} at {address} {found}{self._why_unreachable()}; run it again once they "
+                "can be reached"
+            )
+        return ConfigurationError(f"{asked} {found}; check the topic, and that connection's user")
+
+    def _why_unreachable(self) -> str:
+        """Return the newest error of a single broker, such as a refused connection."""
+        self._admin.poll(0)  # hands over what librdkafka has told meanwhile
+        told = [error for error in self._errors if error.code() in _OF_A_BROKER]
+        return f": {told[-1].str()}" if told else ""
 
 
 def list_topics(connection: str) -> list[str]:

@@ -148,6 +148,11 @@ def paused(pause: Hold) -> str:
     return f"{pause} lets nothing be removed until {until}{why}"
 
 
+def paused_until_ended(pause: Hold) -> str:
+    """Return why a request is refused, and how to remove before the pause is over."""
+    return f"{paused(pause)}; to remove before then, end {pause.hold_id} with hold_records"
+
+
 def _problem(values: Mapping[str, Any]) -> str:
     """Return what of a row cannot be understood; empty where all can."""
     for name in ("hold_id", "event", "at", "by", "run_id", "kind", "topic"):

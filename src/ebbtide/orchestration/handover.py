@@ -25,6 +25,7 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.approval.answer import answer_of, plans_of
 from ebbtide.orchestration.driver.attempt import attempt_of, began
 from ebbtide.orchestration.driver.causes import causes_of, explained
+from ebbtide.orchestration.driver.preflight import check_known
 from ebbtide.orchestration.driver.task_states import states_of
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.monitoring.observation import FinishedRun, observe
@@ -71,14 +72,9 @@ def group_topics() -> list[list[str]]:
 
 def chosen_topics(lake: Lake, asked: Sequence[str] | None) -> list[str]:
     """Return the enabled, non-empty topics to work on; topics asked for must exist."""
-    known = lake.topic_names()
-    unknown = sorted(set(asked or ()) - set(known))
-    if unknown:
-        raise AirflowFailException(
-            f"expected topics that have a table, found {', '.join(unknown)}; "
-            f"the lake holds {', '.join(known) or 'no topic'}"
-        )
-    return [name for name in (sorted(set(asked)) if asked else known) if _takes_part(lake, name)]
+    check_known(lake, asked or ())
+    names = sorted(set(asked)) if asked else lake.topic_names()
+    return [name for name in names if _takes_part(lake, name)]
 
 
 def _takes_part(lake: Lake, name: str) -> bool:

@@ -11,7 +11,17 @@ from airflow.sdk import Asset, Param
 
 from ebbtide.orchestration.timetable import NextTickTimetable
 
-TOPIC_PATTERN = r"^[^.]+\..+$"
+
+def like(pattern: str, words: str) -> dict[str, Any]:
+    """Return the schema of a text that fits a pattern; what does not is refused in these words.
+
+    Of `pattern` alone, Airflow would show the regular expression.
+    """
+    return {"if": {"not": {"pattern": pattern}}, "then": {"const": words}}
+
+
+TOPIC = like(r"^[^.]+\..+$", "<cluster>.<topic>, such as log.orders")
+LINE = like(r"^[^\r\n]+$", "one line of text that is not empty")
 
 # An ingest of any topic tells this asset.
 INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
@@ -89,7 +99,7 @@ def cluster(variable: str) -> Param:
     return Param(
         os.environ.get(variable, "log"),
         type="string",
-        pattern=r"^[A-Za-z0-9_-]+$",
+        **like(r"^[A-Za-z0-9_-]+$", "letters, digits, _ and - without a dot, such as log"),
         title="Cluster",
         description="Namespace of the topics' tables; without a dot.",
     )
@@ -100,7 +110,7 @@ def topic() -> Param:
     return Param(
         "",
         type="string",
-        pattern=TOPIC_PATTERN,
+        **TOPIC,
         title="Topic",
         description="<cluster>.<topic>, as the lake names it; the form that the DAG's docs lead to "
         "suggests the lake's.",
@@ -122,7 +132,7 @@ def topics(empty: str, **schema: Any) -> Param:
     return Param(
         None,
         type=["null", "array"],
-        items={"type": "string", "pattern": TOPIC_PATTERN},
+        items={"type": "string", **TOPIC},
         minItems=1,
         title="Topics",
         description=f"One <cluster>.<topic> a line; empty means {empty}.",

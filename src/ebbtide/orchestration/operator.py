@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from ebbtide.errors import ExitCode
+from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
@@ -36,18 +36,23 @@ from ebbtide.orchestration.driver.kafka_connections import (
 from ebbtide.orchestration.driver.preflight import check_form, check_request
 from ebbtide.orchestration.driver.spark_connection import check_spark_connection
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
-from ebbtide.orchestration.outcome import TaskOutcome, request_of, unfinished
+from ebbtide.orchestration.outcome import (
+    TaskOutcome,
+    cause_of_submit,
+    named,
+    request_of,
+    unfinished,
+)
 from ebbtide.orchestration.pool import SPARK_POOL
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-LABELLED_TOPICS = 3
 PLAN = "plan"  # the key of the XCom
 
 
 class Problem(NamedTuple):
-    """The last message of a failed spark-submit, and whether its exit code asks for a retry."""
+    """Why spark-submit failed, in one line, and whether its exit code asks for a retry."""
 
     message: str
     can_retry: bool
@@ -97,9 +102,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
     @property
     def label(self) -> str:
         """The topics, short enough to name a mapped task."""
-        names = list(self.topics or ())
-        rest = len(names) - LABELLED_TOPICS
-        return ", ".join(names[:LABELLED_TOPICS]) + (f" and {rest} more" if rest > 0 else "")
+        return named(list(self.topics or ()))
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
         """Run the topics that this task has not yet done in this DAG run; answer for all."""
@@ -130,7 +133,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         if topics is not None and len(topics) == 1:  # of more, one must not stop the others
             check_form(lake, self.job, topics, context["params"])
         if self.request is not None:
-            check_request(lake, self.request)
+            check_request(lake, self.request, clock=attempt_of(context).now)
 
     def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
         """Return the topics that the stage before handed on; None when the job chooses itself."""
@@ -192,18 +195,25 @@ class EbbtideJobOperator(SparkSubmitOperator):
             with driver_files(request) as files:
                 connections = self._prepare(context, attempt, topics, request, files)
                 check_arguments(self.application_args or ())
-                with in_environment(connections), set_in_environment(hidden):
-                    super().execute(context)
+                variables = {**hidden, CAUSES_FILE: str(files.causes)}
+                try:
+                    with in_environment(connections), set_in_environment(variables):
+                        super().execute(context)
+                except AirflowException as error:
+                    return self._problem(str(error), files.read_causes())
                 self._show_plan(context, files.read_plan())
-        except AirflowException as error:
-            code = self._exit_code()
-            if code == ExitCode.REFUSED:
-                raise AirflowFailException(f"{self.job} refused its arguments: {error}") from error
-            return Problem(str(error), can_retry=code == ExitCode.TRANSIENT)
         finally:
             seconds = time.monotonic() - started
             self.log.info("ebbtide: %s: ended after %.1f s", self.job, seconds)
         return None
+
+    def _problem(self, message: str, causes: Sequence[str]) -> Problem:
+        """Return the problem of a failed spark-submit; fail at once if the job began nothing."""
+        code = self._exit_code()
+        cause = cause_of_submit(message, code, causes)
+        if code == ExitCode.REFUSED:
+            raise AirflowFailException(f"{self.job} refused: {cause}")
+        return Problem(cause, can_retry=code == ExitCode.TRANSIENT)
 
     def _exit_code(self) -> int | None:
         """Return spark-submit's exit code; None where it was not started."""

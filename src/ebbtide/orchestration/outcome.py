@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -14,6 +15,9 @@ from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
 from ebbtide.text import one_line
 
+_OUTPUT = "Last spark-submit output:\n"  # in the message of Airflow's hook
+_TELLS = re.compile(r"^\S*(Error|Exception)\b|^Caused by:|\b(error|ERROR|[Kk]illed)\b")
+NAMED_TOPICS = 3
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
 
 
@@ -43,12 +47,19 @@ class TaskOutcome:
         if problem is not None and topics is None and not failed:
             is_unexplained = True
         failures = [f"{run.topic}: {cause_of(run)}" for run in failed]
-        failures += [f"{topic}: {cause_of(None)}" for topic in open_ones if topic not in runs]
-        if is_unexplained and problem is not None:
+        if unwritten := [topic for topic in open_ones if topic not in runs]:
+            failures.append(f"{named(unwritten)}: {problem or cause_of(None)}")
+        elif is_unexplained and problem is not None:
             failures.append(problem)
         done = [answer for run in rows if run.succeeded for answer in low_watermarks_of_run(run)]
         can_retry = is_unexplained or any(run.is_transient for run in failed)
         return cls([*answers, *done], failures, can_retry)
+
+
+def named(topics: Sequence[str]) -> str:
+    """Return the topics, or the first few of many and how many more there are."""
+    more = len(topics) - NAMED_TOPICS
+    return ", ".join(topics[:NAMED_TOPICS]) + (f" and {more} more" if more > 0 else "")
 
 
 class Failure(NamedTuple):
@@ -63,10 +74,30 @@ def cause_of(run: Attempt | None) -> str:
     """Return why an attempt failed, in one line; an error of ours keeps its whole message."""
     if run is None or run.succeeded:
         return "spark-submit ended before the job wrote a row in runs; its task's log says more"
-    message = run.error or "no message"
-    is_ours = class_named(run.error_class) is not None
-    line = one_line(message) if is_ours else before_trace(message)
-    return f"{run.error_class or 'error'}: {line}"
+    return cause_line(run.error_class or "error", run.error or "no message")
+
+
+def cause_line(error_class: str | None, message: str) -> str:
+    """Return a class and its message in one line; an error of ours keeps its whole message."""
+    if error_class is None:  # of arguments
+        return one_line(message)
+    is_ours = class_named(error_class) is not None
+    return f"{error_class}: {one_line(message) if is_ours else before_trace(message)}"
+
+
+def cause_of_submit(message: str, code: int | None, causes: Sequence[str]) -> str:
+    """Return why spark-submit failed: by the job, or else by the last line that tells of an error.
+
+    `message` is that of Airflow's hook, with a command line that belongs in the log alone.
+    """
+    if causes:
+        return "; ".join(dict.fromkeys(causes))
+    if code is None:  # it was not started
+        return one_line(message)
+    lines = [line.strip() for line in message.partition(_OUTPUT)[2].splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if _TELLS.search(line)), (lines or [""])[-1])
+    ended = f"spark-submit ended with exit code {code} before the job could say why"
+    return f"{ended}: {said}" if said else f"{ended}; the task's log has its output"
 
 
 def before_trace(message: str) -> str:

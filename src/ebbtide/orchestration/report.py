@@ -23,7 +23,16 @@ from ebbtide.log.results import (
 from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.text import WIDTH, aligned, changes_in_words, number, seconds, size, without_empty
+from ebbtide.text import (
+    WIDTH,
+    aligned,
+    changes_in_words,
+    in_ranges,
+    number,
+    seconds,
+    size,
+    without_empty,
+)
 
 log = logging.getLogger(__name__)
 
@@ -109,15 +118,24 @@ def promises(topics: Iterable[TopicNow]) -> list[str]:
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """List the notes of a run besides its numbers."""
+    """List the notes of a run besides its numbers; one that several partitions have, once."""
+    lines = []
+    for run in runs:
+        if "note" in run.topic_result:
+            lines.append(f"{run.topic}: {run.topic_result['note']}.")
+        lines += [f"{run.topic} {where}: {note}." for where, note in notes_of_partitions(run)]
+    return lines
+
+
+def notes_of_partitions(run: Run) -> list[tuple[str, str]]:
+    """Return the partitions that have a note, in words, and the note."""
+    by_note: dict[str, list[int]] = {}
+    for partition, numbers in run.partitions.items():
+        if "note" in numbers:
+            by_note.setdefault(str(numbers["note"]), []).append(partition)
     return [
-        f"{where}: {numbers['note']}."
-        for run in runs
-        for where, numbers in [
-            (run.topic, run.topic_result),
-            *((f"{run.topic} partition {p}", numbers) for p, numbers in run.partitions.items()),
-        ]
-        if "note" in numbers
+        (f"{'partition' if len(of) == 1 else 'partitions'} {in_ranges(of)}", note)
+        for note, of in by_note.items()
     ]
 
 

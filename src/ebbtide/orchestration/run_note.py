@@ -9,6 +9,7 @@ for the scheduler's lock on the run.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,10 @@ FAILURES = "ebbtide_failures"
 DECISION = "ebbtide_decision"
 AUTHOR = "ebbtide"  # as the note's user
 LONGEST_NOTE = 1000  # characters; the width of Airflow's column
+# Airflow shows a note as Markdown. Only what makes links, pictures and HTML is escaped: a note is
+# read by the API too.
+_LINKING = re.compile(r"([\\\[\]<`])")
+_ESCAPED = re.compile(r"\\([\\\[\]<`])")
 
 
 class NoteListener:
@@ -104,7 +109,8 @@ def _handed_on(dag_run: DagRun, key: str) -> Sequence[Any]:
 
 
 def note_of(failures: Sequence[str]) -> str:
-    """Join the first failure and as many others as fit, each on a whole line."""
+    """Join the first failure and as many others as fit, each on a whole line, without a link."""
+    failures = [without_links(failure) for failure in failures]
     note = _cut(failures[0])
     for number, failure in enumerate(failures[1:], start=1):
         rest = f"\n({len(failures) - number} more in the log of verdict)"
@@ -113,6 +119,19 @@ def note_of(failures: Sequence[str]) -> str:
             return _cut(note, LONGEST_NOTE - len(rest)) + rest
         note += f"\n{failure}"
     return note
+
+
+def without_links(text: str) -> str:
+    """Return the text so that Markdown makes no link, picture or HTML of it.
+
+    Its words may be of anybody: of whoever answered, of a file's name or a setting's value.
+    """
+    return _LINKING.sub(r"\\\1", text)
+
+
+def as_written(note: str) -> str:
+    """Return a note's text as it was before `without_links`."""
+    return _ESCAPED.sub(r"\1", note)
 
 
 def _cut(line: str, length: int = LONGEST_NOTE) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import (
+    CAUSES_FILE,
     CommitConflictError,
     ConfigurationError,
     EbbtideError,
@@ -65,11 +66,20 @@ TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
 OnEnd = Callable[[SparkSession, TopicName, JobOutcome, BaseException | None], None]
 
 
+class _JobParser(argparse.ArgumentParser):
+    """A parser whose errors Airflow gets as the job's cause, beside the usage that is printed."""
+
+    def error(self, message: str) -> NoReturn:
+        """Hand on what is wrong, and exit with 2."""
+        _add_cause(None, message)
+        super().error(message)
+
+
 def job_parser(
     job: str, description: str, *, has_topics: bool = True, are_required: bool = True
 ) -> argparse.ArgumentParser:
     """Return the arguments that every job takes."""
-    parser = argparse.ArgumentParser(prog=job, description=description)
+    parser = _JobParser(prog=job, description=description)
     parser.set_defaults(job=job)
     if has_topics:
         parser.add_argument(
@@ -134,6 +144,7 @@ def run_job(job: str, main: Callable[[], int]) -> int:
         job_log.start(job)
         error = explained(failure)
         _log_failure("failed", error)
+        _hand_on(error)
         return exit_code([error])
 
 
@@ -202,6 +213,7 @@ def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
             what = "failed" if attempt.error is None else "no row in runs"
             with job_log.about(attempt.attempt.job, attempt.attempt.topic):
                 _log_failure(what, lost)
+            _hand_on(lost, attempt.attempt.topic)
             attempt.error = attempt.error or lost
 
 
@@ -276,6 +288,7 @@ def refuse(job: str, error: EbbtideError) -> ExitCode:
     """Log why no topic is begun; return the job's exit code."""
     job_log.start(job)
     _log_failure("refused", error)
+    _hand_on(error)
     return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
 
 
@@ -321,6 +334,8 @@ def _run_topic(
         log.info("done in %s s", seconds)
     else:
         _log_failure("failed", error)
+        if args.plan_only:  # else its row records the cause
+            _hand_on(error, topic)
     return EndedAttempt(attempt, outcome, error)
 
 
@@ -385,6 +400,18 @@ def _log_failure(what: str, error: BaseException) -> None:
         in_words(error),
         exc_info=None if foreseen else error,
     )
+
+
+def _hand_on(error: BaseException, topic: TopicName | None = None) -> None:
+    """Add a cause to the file that Airflow reads, if it asks for one."""
+    _add_cause(type(error).__name__, in_words(error), topic)
+
+
+def _add_cause(error_class: str | None, message: str, topic: TopicName | None = None) -> None:
+    if path := os.environ.get(CAUSES_FILE):
+        about = None if topic is None else str(topic)
+        with open(path, "a") as file:
+            file.write(json.dumps([about, error_class, message]) + "\n")
 
 
 def _show_plan(

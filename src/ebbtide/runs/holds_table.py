@@ -6,7 +6,7 @@ is held here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from threading import Lock
 from typing import Any
@@ -104,10 +104,12 @@ def holds_to_review(topic: Topic, now: datetime) -> list[str]:
     ]
 
 
-def pauses_on(topic: Topic, holds: Sequence[Hold]) -> dict[int, str]:
+def pauses_on(
+    topic: Topic, holds: Sequence[Hold], why: Callable[[Hold], str] = paused
+) -> dict[int, str]:
     """Return why a hold lets nothing be removed, of each partition where one does."""
     pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)
-    return {partition: paused(pause) for partition, pause in pauses if pause is not None}
+    return {partition: why(pause) for partition, pause in pauses if pause is not None}
 
 
 def _within(name: TopicName) -> str:

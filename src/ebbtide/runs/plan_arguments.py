@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Sequence
 
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.runs.application import job_parser
 
 # Besides those that name the request, these make no sense for a plan that is executed.
@@ -25,7 +27,9 @@ def planned_parser(
         metavar="PLAN_ID",
         help="execute this kept plan; repeat for more. It has topic, request and now",
     )
-    parser.add_argument("--requested-by", metavar="USER", help="who asks")
+    parser.add_argument(
+        "--requested-by", metavar="USER", default=given("requested_by"), help="who asks"
+    )
     parser.add_argument(
         "--triggered-by",
         metavar="USER",
@@ -42,6 +46,14 @@ def planned_parser(
     return parser
 
 
+def given(name: str) -> str | None:
+    """Return a word about people from the driver's environment, or None if it has none.
+
+    It is the default of the option of the same name.
+    """
+    return os.environ.get(VARIABLES[name]) or None
+
+
 def parse_planned(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
@@ -52,13 +64,13 @@ def parse_planned(
     args = parser.parse_args(argv)
     if args.plan:
         named = dict.fromkeys([*required, *optional, *_NOT_WITH_PLAN])
-        if given := _options(name for name in named if getattr(args, name)):
-            parser.error(f"expected no {given} beside --plan, which has it, found both")
+        if both := _options(name for name in named if getattr(args, name)):
+            parser.error(f"expected no {both} beside --plan, which has it, found both")
         if len(answers := [name for name in _ANSWERS if getattr(args, name)]) > 1:
             parser.error(f"expected one answer, found {_options(answers)}")
         return args
-    if given := _options(name for name in _ONLY_WITH_PLAN if getattr(args, name)):
-        parser.error(f"expected {given} with --plan alone, found no --plan")
+    if alone := _options(name for name in _ONLY_WITH_PLAN if getattr(args, name)):
+        parser.error(f"expected {alone} with --plan alone, found no --plan")
     if missing := _options(name for name in required if not getattr(args, name)):
         parser.error(f"the following arguments are required: {missing}; or --plan")
     return args

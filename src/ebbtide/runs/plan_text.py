@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ebbtide.log.delete_answers import ErrorCode
 from ebbtide.moments import minute
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.text import aligned, changes_in_words, number, size, without_empty
+from ebbtide.text import NOTHING, aligned, changes_in_words, in_ranges, number, size, without_empty
 
 NOTHING_CHANGED = "plan only, nothing was changed"
 MAX_PARTITIONS = 200  # of a table; a plan is also kept with Airflow's run
@@ -69,12 +70,12 @@ def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
 
 def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """List why partitions have no work, grouped by reason."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[int]] = {}
     for partition, numbers in partitions.items():
         for key in ("reason", "note"):
             if numbers.get(key):
-                by_reason.setdefault(str(numbers[key]), []).append(str(partition))
-    return [f"partition {', '.join(them)}: {reason}" for reason, them in by_reason.items()]
+                by_reason.setdefault(str(numbers[key]), []).append(partition)
+    return [f"partition {in_ranges(of)}: {reason}" for reason, of in by_reason.items()]
 
 
 def _plain(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -92,7 +93,7 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value)) or "-"
     if not isinstance(value, int):
-        return str(value)
+        return NOTHING if value == ErrorCode.NONE.name else str(value)
     if key.endswith("_ms"):
         return minute(value)
     return size(value) if "bytes" in key else number(value)

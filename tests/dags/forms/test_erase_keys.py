@@ -42,7 +42,8 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     assert planned.keys == executed.keys == "alice@example.org\nb o b"
     assert planned.topics == executed.topics == ["log.a"]
     options = planned.options
-    assert (options.requested_by, options.reason) == ("privacy office", "request 17")
+    assert planned.words == {"requested_by": "privacy office", "reason": "request 17"}
+    assert executed.words == {}  # the plan has them
     assert (options.encoding, options.connection, options.timeout_ms) == ("utf-8", "asked", "5")
     assert (options.append, options.keys_file) == (False, None)
     for submitted in (planned, executed):
@@ -52,6 +53,7 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     shown = [*planned.command, *executed.command, answered.body, xcoms(run), rendered(run)]
     seen = str([*shown, capfd.readouterr(), caplog.text])
     assert "alice" not in seen
+    assert "privacy office" not in str([planned.command, executed.command, rendered(run)])
     assert SECRET not in seen
 
 

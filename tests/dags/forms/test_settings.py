@@ -13,7 +13,7 @@ from ebbtide.errors import (
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag, states
+from tests.dags.runs import note, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of
 
 
@@ -66,7 +66,7 @@ def test_configure_takes_no_other_setting_of_icebergs(lake: LakeSandbox, name: s
     from airflow.sdk.exceptions import ParamValidationError
 
     lake.topic("log.a")
-    with pytest.raises(ParamValidationError, match="does not match"):
+    with pytest.raises(ParamValidationError, match="NAME=VALUE, of kafka"):
         run_dag("configure_topic", topic="log.a", set=[f"{name}=1"])
 
 
@@ -86,12 +86,20 @@ def test_a_plan_changes_nothing_and_verdict_shows_it(
     assert spark_submit.submitted[0].options.plan_only
 
 
-@pytest.mark.long
-def test_a_plan_that_cannot_be_made_fails(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+def test_a_plan_that_cannot_be_made_says_why_in_one_line(
+    lake: LakeSandbox, spark_submit: FakeSpark, caplog: pytest.LogCaptureFixture
+) -> None:
     lake.topic("log.a")
-    spark_submit.dies_in["configure_topic"] = 3
+    spark_submit.causes["configure_topic"] = [
+        ("log.a", "ConfigurationError", "log.a is paused until T.\nEnd the pause")
+    ]
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "failed"
+    cause = "log.a: ConfigurationError: log.a is paused until T.; End the pause"
+    assert note(run) == f"plan failed: {cause}"
+    of_ours = ("ebbtide: FAILED ", "FAILED ")
+    failed = [line for line in caplog.messages if line.startswith(of_ours)]
+    assert failed == [f"ebbtide: FAILED {cause}", f"FAILED plan failed: {cause}"]
     assert len(spark_submit.submitted) == 1
 
 
@@ -144,7 +152,10 @@ def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeS
     lake.topic("log.a", {0: state_of(first_dirty_offset=5)})
     form = {"topic": "log.a", "from_offset": ["0:7", "9"], "plan_only": False}
     answered = run_and_answer("mark_tombstones", **form)
-    assert answered.subject == "mark_tombstones: remove 3 records from log.a?"
+    assert (
+        answered.subject
+        == "mark_tombstones: mark tombstones of log.a and move 3 records to quarantine?"
+    )
     assert states(answered.run) == {
         "plan": "success",
         "approve": "success",

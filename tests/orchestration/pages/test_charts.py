@@ -21,6 +21,14 @@ def test_a_bar_goes_from_the_first_offset_to_the_log_end() -> None:
     )
 
 
+def test_a_topic_that_is_not_compacted_has_no_dirty_part() -> None:
+    segments = tuple(SegmentStart(base, 0) for base in (100, 250))
+    state = state_of(first_dirty_offset=150, log_end_offset=300, segments=segments)
+    made = bar(state, {}, is_compacted=False)
+    assert made.first_dirty == made.active == 833.3
+    assert "dirty" not in made.label
+
+
 def test_an_empty_partition_has_a_bar() -> None:
     state = state_of(
         log_end_offset=0, first_dirty_offset=0, segments=(SegmentStart(0, 0),), log_start_offset=0
@@ -47,6 +55,13 @@ def test_a_chart_needs_two_points() -> None:
         "1970-01-01 00:01",
     )
     assert made.data == [[0, 60], [0, 1000]]
+
+
+def test_what_single_runs_did_is_columns_that_no_line_joins() -> None:
+    points = [Point(0, 500), Point(60_000, 1000)]
+    made = chart("Removed", "records", points, number, has_columns=True)
+    assert made is not None
+    assert (made.path, made.area) == ("M0.0,120.0 L0.0,63.0 M600.0,120.0 L600.0,6.0", "")
 
 
 def test_a_line_of_zeros_lies_at_the_bottom() -> None:

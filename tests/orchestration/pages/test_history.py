@@ -1,12 +1,16 @@
 """A topic's newest rows, in whatever order and however often they come."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import permutations
 from typing import Any
 
+import pytest
+
 from ebbtide.lake.attempts import Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
+from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
 from tests.lake_sandbox import MIDNIGHT
 
 
@@ -71,3 +75,34 @@ def test_a_retry_takes_the_place_of_what_failed() -> None:
         history.add(row)
     assert history.failures == []
     assert [run.status for run in history.night.values()] == ["succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "share"),
+    [("compact", 0.25), ("compact,delete", 0.25), ("delete", None), ("", None)],
+)
+def test_only_a_compacted_topic_is_dirty(policy: str, share: float | None) -> None:
+    of_topic = summary(1, next_horizon_ms=None)
+    dirty = replace(of_topic, cleanup_policy=policy, closed_records=8, dirty_records=2)
+    assert dirty.dirty_share == share
+
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("night", "ended", "is_overdue"),
+    [
+        pytest.param(MIDNIGHT, MIDNIGHT, True, id="a night as it is scheduled, three days ago"),
+        pytest.param(MIDNIGHT - 2 * DAY, MIDNIGHT + 3 * DAY, False, id="a clock of long ago"),
+        pytest.param(MIDNIGHT + 9 * DAY, MIDNIGHT + 3 * DAY, True, id="a clock that is ahead"),
+        pytest.param(None, None, True, id="no night at all"),
+    ],
+)
+def test_a_horizon_is_overdue_by_the_clock_that_the_last_night_had(
+    night: datetime | None, ended: datetime | None, is_overdue: bool
+) -> None:
+    horizon_ms, clock = int(MIDNIGHT.timestamp() * 1000), MIDNIGHT + 3 * DAY
+    attempts = [attempt("clean_log", ended, now=night)] if night and ended else []
+    row = TopicRow(name="log.a", next_horizon_ms=horizon_ms, night=attempts)
+    assert row.is_overdue(int(clock.timestamp() * 1000)) is is_overdue

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from ebbtide.orchestration.pages.airflow_api import Reply
 from ebbtide.orchestration.pages.run_routes import log_lines
 from ebbtide.orchestration.pages.views.overview.needs import questions
 from ebbtide.orchestration.pages.views.run.progress import progress_of, question_of
@@ -66,6 +69,10 @@ def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
     assert [of.name for of in listed] == ["plan", "approve", "undo_run", "publish", "verdict"]
 
 
+def test_a_note_is_shown_as_it_was_before_it_was_escaped() -> None:
+    assert progress_of({**RUN, "note": r"in \[1, 2\]"}, []).note == "in [1, 2]"
+
+
 def test_the_params_are_shown_without_keys() -> None:
     params = progress_of(RUN, []).params
     assert params == {"topic": "log.a", "keys": "2, not shown here", "offsets": '{"0": 4}'}
@@ -88,3 +95,33 @@ def test_questions_of_other_dags_are_not_ours() -> None:
 def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
     content = [{"event": "::group::Log message source"}, {"event": "a\nb"}, "c", {"event": " "}]
     assert log_lines(content) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (Reply(404, {"detail": "no run"}), "no run"),
+        (
+            Reply(400, {"detail": "'x' was expected\n\nFailed validating 'const'"}),
+            "'x' was expected",
+        ),
+        (Reply(422, {"detail": [{"msg": "a"}, {"msg": "b"}]}), "a; b"),
+        (Reply(502, "<html>"), "Airflow answered 502"),
+        (
+            Reply(
+                500,
+                {
+                    "detail": {
+                        "reason": "Database error",
+                        "statement": "hidden",
+                        "orig_error": "hidden",
+                        "message": "Look for ID 7 in the log.",
+                    }
+                },
+            ),
+            "Airflow answered 500: Database error. Try it again. Look for ID 7 in the log.",
+        ),
+    ],
+)
+def test_why_airflow_did_not_do_it_is_said_in_words(reply: Reply, problem: str) -> None:
+    assert reply.problem == problem

@@ -15,6 +15,7 @@ from ebbtide.lake.reader import open_lake
 from ebbtide.log.holds import Event, Hold
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.hold_request import KEYS
+from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.orchestration.report import find_run, render_run
@@ -178,6 +179,32 @@ def test_held_keys_are_not_erased(
     monkeypatch.delenv(KEYS)
     with pytest.raises(HoldError, match=rf"{by_key.hold_id} \(case 7\)"):
         erase("b", "c")
+
+
+def test_keys_of_a_file_and_words_of_the_environment_are_on_no_command_line(
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    name: TopicName,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for word, value in {"case_id": "7", "reason": "asked by a court", "owner": "legal"}.items():
+        monkeypatch.setenv(VARIABLES[word], value)
+    keys = tmp_path / "keys.txt"
+    keys.write_text("b\nx\n")
+    assert ask(jobs, name, "make", "--keys-file", str(keys)) == ExitCode.DONE
+    hold = holds(name)[-1].hold
+    assert hold.key_hashes == hashed("b", "x")
+    assert (hold.case_id, hold.reason, hold.owner) == ("7", "asked by a court", "legal")
+    assert kept(sandbox.session, name) == {hold.hold_id: [1]}
+    keys.write_text("\n")  # a hold without keys would cover all of them
+    assert ask(jobs, name, "make", "--keys-file", str(keys)) == ExitCode.FAILED
+    assert f"expected keys in {keys}, one a line, found none" in capsys.readouterr().err
+    monkeypatch.setenv(KEYS, "b")
+    with pytest.raises(SystemExit):
+        ask(jobs, name, "make", "--keys-file", str(keys))
+    assert len(holds(name)) == 1
 
 
 @pytest.mark.parametrize(

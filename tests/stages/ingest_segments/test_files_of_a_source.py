@@ -19,7 +19,7 @@ from ebbtide.errors import (
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
-from ebbtide.iceberg.topics import compare_and_set, load
+from ebbtide.iceberg.topics import compare_and_set, find, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.compression import Codec
 from ebbtide.records.limits import MAX_DECOMPRESSED
@@ -30,6 +30,7 @@ from ebbtide.stages.ingest_segments import stage, walk_slice
 from ebbtide.stages.ingest_segments.segment_source import WALK_SCHEMA, FileToWalk, WalkedFile
 from ebbtide.stages.ingest_segments.stage import LISTINGS, Source, ingest_segments
 from tests.stages.ingest_segments.small_sources import (
+    CLEANED,
     NOW_MS,
     grow,
     name,
@@ -79,6 +80,21 @@ def malformed(first: int) -> bytes:
     data = bytearray(batch(first))
     data[61] = 0x7E
     return with_crc(bytes(data))
+
+
+def test_a_new_topic_of_which_nothing_can_be_taken_leaves_no_table(
+    spark: SparkSession, name: TopicName, source: Path
+) -> None:
+    for partition in (0, 1):
+        damage(segment_path(source, 0, partition))
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert isinstance(outcome.error, CorruptSegmentError)
+    assert str(outcome.error).count("expected CRC-32C") == 2
+    assert find(spark, name) is None
+    write_segments(source, {0: [CLEANED], 10: []}, partition=1)
+    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    assert isinstance(outcome.error, CorruptSegmentError)
+    assert offsets(contents(spark, name), 1)[-1] == 7
 
 
 def test_damage_stops_its_partition_and_no_other(

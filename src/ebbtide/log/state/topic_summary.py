@@ -13,7 +13,7 @@ from typing import Any
 
 from ebbtide.json_text import MALFORMED
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.log.settings.config import COMPACT, TopicConfig
 from ebbtide.log.state.row_counts import RowsBySegment
 from ebbtide.log.state.topic_state import PartitionState
 
@@ -44,8 +44,9 @@ class TopicSummary:
 
     @property
     def dirty_share(self) -> float | None:
-        """The dirty part of the records that may be cleaned; None where there are none."""
-        return self.dirty_records / self.closed_records if self.closed_records else None
+        """The dirty part of the records that may be cleaned; None if no round cleans any."""
+        is_cleaned = COMPACT in self.cleanup_policy.split(",") and self.closed_records > 0
+        return self.dirty_records / self.closed_records if is_cleaned else None
 
     def to_json(self) -> str:
         """Return the text for `parse_summary`."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ebbtide.log.plans.plan import Plan
-from ebbtide.log.plans.summary import PartitionSummary
+from ebbtide.log.plans.summary import PartitionSummary, staying_together
+from ebbtide.log.requests.hold_request import Action
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN
 from ebbtide.moments import minute
@@ -16,22 +17,115 @@ from ebbtide.text import number, seconds, size
 
 MAX_ROWS = 20  # of a plan's table; its page has them all
 MAX_PLANS = 10  # with a table of their own
+_SETTINGS_NAMED = 3
+_VALUE = 40  # characters of a setting's value
 _TITLES = "Partition, Records, Whole files, Bytes, By rule, Oldest event, Newest event".split(", ")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#])")
 
 
 def question(plans: Sequence[Plan]) -> str:
-    """Return the question in one line."""
-    topics = sorted({plan.topic for plan in plans})
-    jobs = ", ".join(dict.fromkeys(plan.job for plan in plans))
-    where = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
-    records = number(_records(plans))
-    if _is_repair(plans[0]):
-        return f"{jobs}: repair {where}, by which {records} records leave?"
-    what = (
-        f"return {records} records to" if _is_undo(plans[0]) else f"remove {records} records from"
+    """Return the question in one line: what is done, and what is removed by it."""
+    by_job: dict[str, list[Plan]] = {}
+    for plan in plans:
+        by_job.setdefault(plan.job, []).append(plan)
+    removing = [job for job in by_job if job not in _ACTS]
+    together = [plan for job in removing for plan in by_job[job]]
+    asked = [f"{', '.join(removing)}: {_removal(together)}"] if together else []
+    asked += [f"{job}: {_ACTS[job](of)}" for job, of in by_job.items() if job in _ACTS]
+    return "; ".join(asked) + "?"
+
+
+def act(plan: Plan) -> str:
+    """Return what an execution of the plan does, as the end of `The job would`."""
+    return _ACTS.get(plan.job, _removal)([plan])
+
+
+def _removal(plans: Sequence[Plan]) -> str:
+    return f"remove {_counted(plans)} from {_where(plans)}"
+
+
+def _snapshots(plans: Sequence[Plan]) -> str:
+    due = [_due(plan) for plan in plans]
+    snapshots, files = (sum(counts) for counts in zip(*due, strict=True))
+    expire = _of(snapshots, "snapshot")
+    return f"expire {expire} of {_where(plans)} and rewrite {_of(files, 'file')}"
+
+
+def _quarantine(plans: Sequence[Plan]) -> str:
+    return f"mark tombstones of {_where(plans)} and move {_counted(plans)} to quarantine"
+
+
+def _erasure(plans: Sequence[Plan]) -> str:
+    keys = sum(plan.parameters.get("keys", 0) for plan in plans)
+    of = "it" if keys == 1 else "them"
+    return f"erase {_of(keys, 'key')} from {_where(plans)} and remove {_counted(plans)} of {of}"
+
+
+def _undo(plans: Sequence[Plan]) -> str:
+    runs = ", ".join(dict.fromkeys(f"run {plan.parameters.get('run', '?')}" for plan in plans))
+    return f"undo {runs} on {_where(plans)} and restore {_counted(plans)}"
+
+
+def _repairing(plans: Sequence[Plan]) -> str:
+    return f"repair {_where(plans)} and remove {_counted(plans)}"
+
+
+def _hold(plans: Sequence[Plan]) -> str:
+    """Return which hold ends or covers less: only copies are deleted, no record of the topic."""
+    holds = ", ".join(
+        f"{'end' if plan.parameters.get('action') == Action.END else 'narrow'} hold "
+        f"{plan.parameters.get('hold_id', '?')}"
+        for plan in plans
     )
-    return f"{jobs}: {what} {where}?"
+    copies = _of(_records(plans), "copy", "copies")
+    return f"{holds} on {_where(plans)} and delete {copies} of records that it kept"
+
+
+def _settings(plans: Sequence[Plan]) -> str:
+    """Return which settings change; they remove nothing before the next night."""
+    changes = [change for plan in plans for change in setting_changes(plan)]
+    more = len(changes) - _SETTINGS_NAMED
+    named = ", ".join(changes[:_SETTINGS_NAMED]) + (f" and {more} more" if more > 0 else "")
+    records = _records(plans)
+    then = f"remove {_counted(plans)}" if records else "remove nothing, and a later one may"
+    return f"{named} on {_where(plans)}, by which the next night would {then}"
+
+
+def setting_changes(plan: Plan) -> list[str]:
+    """Return the settings that a plan of configure_topic changes, each with its verb."""
+    changes = plan.parameters.get("changes", {})
+    return [
+        f"unset {name}" if value is None else f"set {name}={_shortened(value)}"
+        for name, value in changes.items()
+    ]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _VALUE else f"{text[:_VALUE]}..."
+
+
+def _where(plans: Sequence[Plan]) -> str:
+    topics = sorted({plan.topic for plan in plans})
+    return topics[0] if len(topics) == 1 else f"{len(topics)} topics"
+
+
+def _counted(plans: Sequence[Plan]) -> str:
+    return _of(_records(plans), "record")
+
+
+def _of(count: int, one: str, many: str | None = None) -> str:
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+_ACTS: Mapping[str, Callable[[Sequence[Plan]], str]] = {
+    "configure_topic": _settings,
+    "erase_keys": _erasure,
+    "expire_snapshots": _snapshots,
+    "hold_records": _hold,
+    "mark_tombstones": _quarantine,
+    REPAIR: _repairing,
+    UNDO_RUN: _undo,
+}
 
 
 def removes_something(plan: Plan) -> bool:
@@ -66,12 +160,12 @@ def escaped(text: str) -> str:
 
 def _section(plan: Plan) -> str:
     total_bytes = sum(of["bytes"] for of in _partitions(plan).values())
-    verb = "return" if _is_undo(plan) else "remove"
+    bytes_of = f" ({size(total_bytes)})" if total_bytes else ""
     lines = [
         f"### {escaped(plan.topic)}",
         "",
-        f"**{escaped(plan.job)}** would {verb} **{number(_records([plan]))}** records"
-        f" ({size(total_bytes)}). {_requester(plan)} at {plan.made_at:%Y-%m-%d %H:%M} UTC.",
+        f"**{escaped(plan.job)}** would {escaped(act(plan))}{bytes_of}. {_requester(plan)} at "
+        f"{plan.made_at:%Y-%m-%d %H:%M} UTC.",
         "",
         *_table(plan),
         *(f"* {fact}" for fact in _facts(plan)),
@@ -135,10 +229,9 @@ def _facts(plan: Plan) -> Iterator[str]:
         yield f"A guard stopped the night: {escaped(guard)}."
     if _is_repair(plan):
         yield from _repair(plan)
-    snapshots, files = _due(plan)
-    if snapshots or files:
-        yield f"{number(snapshots)} snapshots expire, {number(files)} files are written anew."
-    yield from list(_stays(plan))[:MAX_ROWS]
+    if plan.job == "configure_topic":
+        yield "An approval removes nothing itself: the records below go with the next night."
+    yield from _stays(plan)
     if keys := [key for of in _partitions(plan).values() for key in of["example_keys"]]:
         yield f"Examples of keys, as the plan may show them: {', '.join(map(escaped, keys[:3]))}."
     if (took := plan.summary.get("seconds")) is not None:
@@ -161,10 +254,12 @@ def _repair(plan: Plan) -> Iterator[str]:
 
 
 def _stays(plan: Plan) -> Iterator[str]:
-    for partition, of_partition in _partitions(plan).items():
-        for stays in of_partition["stays"]:
-            count = f"{number(stays['records'])} records stay" if "records" in stays else "it stays"
-            yield f"Partition {partition}: {count}, {escaped(stays['reason'])}."
+    """Yield a sentence for each reason why something stays, and how many reasons there are more."""
+    lines = [of.in_words() for of in staying_together(_partitions(plan))]
+    for line in lines[:MAX_ROWS]:
+        yield f"{escaped(line[0].upper() + line[1:])}."
+    if (more := len(lines) - MAX_ROWS) > 0:
+        yield f"And {_of(more, 'reason')} more on the plan's page."
 
 
 def _due(plan: Plan) -> tuple[int, int]:

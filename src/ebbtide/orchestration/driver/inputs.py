@@ -15,6 +15,7 @@ from typing import Any
 
 from ebbtide.errors import RequestError
 from ebbtide.log.settings.credentials import check_uri
+from ebbtide.orchestration.outcome import cause_line
 
 # One argument or variable, and all arguments together, with room for what Spark adds.
 MAX_VALUE_BYTES = 100_000
@@ -61,6 +62,20 @@ class DriverFiles:
     def plan(self) -> Path:
         """The path to which a job that only plans writes its plan."""
         return self.directory / "plan.txt"
+
+    @property
+    def causes(self) -> Path:
+        """The path to which a job writes the causes that no row in runs records."""
+        return self.directory / "causes.jsonl"
+
+    def read_causes(self) -> list[str]:
+        """Return the causes, each in one line with its topic."""
+        lines = self.causes.read_text().splitlines() if self.causes.exists() else []
+        read = [json.loads(line) for line in lines]
+        return [
+            ("" if topic is None else f"{topic}: ") + cause_line(error_class, message)
+            for topic, error_class, message in read
+        ]
 
     def read_plan(self) -> str:
         """Return the plan, if the job wrote one."""

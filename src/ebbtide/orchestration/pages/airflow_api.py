@@ -22,6 +22,7 @@ from ebbtide.orchestration.pages import AIRFLOW_APP
 
 MAX_QUESTIONS = 20
 LOGIN_SECONDS = 60  # that a token holds which is made for one question
+_SCHEMA = "\n\nFailed validating"  # jsonschema's, after what is wrong in words
 # Nothing is sent over a network: the application answers in this process.
 _ADDRESS = "http://airflow"
 
@@ -44,6 +45,11 @@ class Reply:
         detail = self.value.get("detail") if isinstance(self.value, dict) else None
         if isinstance(detail, list):  # of a request that does not fit its schema
             return "; ".join(str(of.get("msg", of)) for of in detail)
+        if isinstance(detail, dict):  # of an error in Airflow's database
+            reason, more = detail.get("reason", "an error"), detail.get("message", "")
+            return f"Airflow answered {self.status}: {reason}. Try it again. {more}".strip()
+        if isinstance(detail, str):
+            return detail.partition(_SCHEMA)[0]
         return str(detail or f"Airflow answered {self.status}")
 
 

@@ -33,7 +33,7 @@ from ebbtide.orchestration.pages.answers import root_of
 from ebbtide.orchestration.pages.form_routes import add_forms
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
-from ebbtide.orchestration.pages.run_routes import add_runs
+from ebbtide.orchestration.pages.run_routes import add_runs, runs_that_ask
 from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
 from ebbtide.orchestration.pages.views.overview.history import Histories
 from ebbtide.orchestration.pages.views.overview.needs import questions, unreadable
@@ -45,7 +45,7 @@ from ebbtide.orchestration.pages.views.overview.page import (
     overview,
 )
 from ebbtide.orchestration.pages.views.run.dag import dag_page
-from ebbtide.orchestration.pages.views.run.plan import plan_page
+from ebbtide.orchestration.pages.views.run.plan import PlanPage, plan_page
 from ebbtide.orchestration.pages.views.topic.page import topic_page
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -138,11 +138,15 @@ def _add_topics(app: FastAPI) -> None:
 
 def _add_plans(app: FastAPI) -> None:
     @app.get("/plans/{plan_id}")
-    def plan(request: Request, plan_id: str) -> Response:
-        with open_lake() as lake:
-            return answers.page(
-                request, "plan.html", page=plan_page(lake, plan_id, datetime.now(UTC))
-            )
+    async def plan(request: Request, api: Api, plan_id: str) -> Response:
+        asking = await runs_that_ask(api)
+
+        def read() -> PlanPage:
+            with open_lake() as lake:
+                return plan_page(lake, plan_id, datetime.now(UTC))
+
+        shown = await run_in_threadpool(read)
+        return answers.page(request, "plan.html", page=shown, asking=asking)
 
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:

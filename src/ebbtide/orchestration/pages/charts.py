@@ -52,7 +52,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A line over time: points for scripts, a path for others, and the texts of its axes."""
+    """Values over time: points for scripts, a path for others, and the texts of its axes.
+
+    A column stands for a value of its own, such as of one run: no line joins it to the next.
+    """
 
     title: str
     unit: str
@@ -62,6 +65,7 @@ class Chart:
     highest: str
     first: str
     last: str
+    has_columns: bool = False
 
     @property
     def data(self) -> list[list[float]]:
@@ -84,10 +88,13 @@ def bar(
     state: PartitionState,
     replica_starts: Mapping[str, int],
     held: Sequence[tuple[int, int, str]] = (),
+    *,
+    is_compacted: bool = True,
 ) -> Bar:
     """Return a partition's bar; `replica_starts` are the log start offsets of its replicas.
 
-    `held` are ranges of offsets, each from its first to before its end, and what holds them.
+    Only a compacted topic has a dirty part. `held` are ranges of offsets, each from its first to
+    before its end, and what holds them.
     """
     first = min([state.log_start_offset, state.first_segment, *replica_starts.values()])
     length = max(state.log_end_offset - first, 1)
@@ -100,24 +107,27 @@ def bar(
     marks = tuple(
         Mark(x(offset), f"{name} starts at {offset:,}") for name, offset in replica_starts.items()
     )
-    dirty = max(state.first_dirty_offset, state.log_start_offset)
+    active = max(state.active_segment, state.log_start_offset)
+    dirty = max(state.first_dirty_offset, state.log_start_offset) if is_compacted else active
+    named = [*(mark.label for mark in marks), *(label for *_, label in held)]
     return Bar(
         start=x(state.log_start_offset),
         first_dirty=x(dirty),
-        active=x(max(state.active_segment, state.log_start_offset)),
+        active=x(active),
         boundaries=tuple(dict.fromkeys(x(base) for base in bases[::step])),
         replicas=marks,
         held=tuple(Range(x(a), round(x(b) - x(a), 1), label) for a, b, label in held),
-        label=_in_words(state, [*(mark.label for mark in marks), *(label for *_, label in held)]),
+        label=_in_words(state, named, is_compacted=is_compacted),
     )
 
 
-def _in_words(state: PartitionState, more: Sequence[str]) -> str:
+def _in_words(state: PartitionState, more: Sequence[str], *, is_compacted: bool) -> str:
     segments = len(state.segments)
+    dirty = [f"first dirty offset {state.first_dirty_offset:,}"] if is_compacted else []
     return ", ".join(
         [
             f"log start offset {state.log_start_offset:,}",
-            f"first dirty offset {state.first_dirty_offset:,}",
+            *dirty,
             f"log end offset {state.log_end_offset:,}",
             f"{segments:,} {'segment' if segments == 1 else 'segments'}",
             *more,
@@ -126,7 +136,12 @@ def _in_words(state: PartitionState, more: Sequence[str]) -> str:
 
 
 def chart(
-    title: str, unit: str, points: Sequence[Point], in_words: Callable[[int], str]
+    title: str,
+    unit: str,
+    points: Sequence[Point],
+    in_words: Callable[[int], str],
+    *,
+    has_columns: bool = False,
 ) -> Chart | None:
     """Return a chart of at least two points, oldest first; None for fewer."""
     if len(points) < 2:
@@ -140,13 +155,15 @@ def chart(
         return f"{x:.1f},{y:.1f}"
 
     line = " L".join(map(place, points))
+    columns = " ".join(f"M{place(Point(p.at_ms, 0))} L{place(p)}" for p in points)
     return Chart(
         title=title,
         unit=unit,
         points=tuple(points),
-        path=f"M{line}",
-        area=f"M0,{CHART_HEIGHT} L{line} L{CHART_WIDTH},{CHART_HEIGHT} Z",
+        path=columns if has_columns else f"M{line}",
+        area="" if has_columns else f"M0,{CHART_HEIGHT} L{line} L{CHART_WIDTH},{CHART_HEIGHT} Z",
         highest=in_words(int(max(p.value for p in points))),
         first=minute(first_ms),
         last=minute(last_ms),
+        has_columns=has_columns,
     )

@@ -11,11 +11,12 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from starlette.datastructures import FormData
 
-from ebbtide.errors import EbbtideError, MissingPageError
+from ebbtide.errors import AccessDeniedError, EbbtideError, MissingPageError, UnavailableError
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
 from ebbtide.orchestration.pages.forms.all_forms import FORMS, SECTIONS
+from ebbtide.orchestration.pages.forms.checks import check_params
 from ebbtide.orchestration.pages.forms.form import Filled, Form
 from ebbtide.orchestration.pages.same_origin import require_same_origin
 from ebbtide.orchestration.pages.views.form import form_page
@@ -44,6 +45,10 @@ def add_forms(app: FastAPI) -> None:
         form, filled = _form_of(dag), Filled.of((await _posted(request)).multi_items())
         try:
             params = form.params(filled)
+            if api.may_trigger(dag):  # else Airflow refuses, whatever was filled in
+                await _check(api, dag, params)
+        except (AccessDeniedError, UnavailableError):
+            raise
         except EbbtideError as error:
             return await _form(request, api, form, filled, str(error), 400)
         reply = await start(api, dag, params, unpause=filled.is_checked(UNPAUSE))
@@ -51,6 +56,18 @@ def add_forms(app: FastAPI) -> None:
             return await _form(request, api, form, filled, reply.problem, reply.status)
         run_id = quote(reply.value["dag_run_id"], safe="")
         return answers.go_to(request, f"runs/{run_id}?dag={dag}")
+
+
+async def _check(api: AirflowApi, dag: str, params: Mapping[str, Any]) -> None:
+    """Raise EbbtideError for Params that the lake's state shows to be wrong."""
+    details = await api.get("dags", dag, "details")
+    defaults = _defaults(details.value["params"]) if details.is_good else {}
+
+    def check() -> None:
+        with open_lake() as lake:
+            check_params(lake, dag, params, defaults)
+
+    await run_in_threadpool(check)
 
 
 async def start(api: AirflowApi, dag: str, params: dict[str, Any], *, unpause: bool) -> Reply:

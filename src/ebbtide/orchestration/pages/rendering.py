@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ebbtide import __version__
+from ebbtide.log.plans.summary import staying_together
 from ebbtide.moments import beyond, minute, to_datetime
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.text import NOTHING, number, seconds, size
@@ -34,6 +35,8 @@ def environment() -> Environment:
     """Build the templates' environment, in which everything is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    from ebbtide.orchestration.approval.plan_table import act
+
     made = Environment(
         loader=PackageLoader("ebbtide.orchestration.pages"),
         autoescape=True,
@@ -53,6 +56,8 @@ def environment() -> Environment:
         "query": query,
         "cause": cause_of,
         "with_code": with_code,
+        "act": act,
+        "stays": staying_together,
         "value_in_words": value_in_words,
     }
     made.globals |= {"version": __version__}

@@ -18,6 +18,7 @@ from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
 from ebbtide.orchestration.approval.answer import NOTE, SHOWN
+from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
 from ebbtide.orchestration.pages.forms.form import Filled
@@ -29,12 +30,19 @@ from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
 from ebbtide.orchestration.pages.views.run.progress import (
     Progress,
     Question,
+    Task,
     progress_of,
     question_of,
 )
 
 LOG_LINES = 60
+CAUSES_SHOWN = 5
 UNDO = "undo_run"
+APPROVE_PLAN = "approve_plan"
+MADE_ANEW = (
+    "The answer was not taken: somebody has cleared the task, and the plan is made anew. Nothing "
+    "was changed. Read the new plan once the run asks again."
+)
 SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
 
 
@@ -52,6 +60,8 @@ def add_runs(app: FastAPI) -> None:
         filled = Filled.of((await request.form()).multi_items())
         path = _task_path(dag, run_id, filled.text("task") or "", filled.number("map_index") or 0)
         question = await _question(api, path)
+        if question is not None and not question.stands:
+            return await _run(request, api, run_id, dag, MADE_ANEW, 409)
         if question is not None and not question.is_settled:
             return await _run(request, api, run_id, dag, SETTLES, 409)
         reply = await api.patch(
@@ -104,6 +114,7 @@ async def _run(
     page: int = 1,
 ) -> Response:
     progress = await read_progress(api, dag, run_id) if dag else None
+    asking = await runs_that_ask(api)
 
     def read() -> dict[str, Any]:
         with open_lake() as lake:
@@ -127,6 +138,7 @@ async def _run(
         progress=progress,
         problem=problem,
         note=NOTE,
+        asking={plan: of for plan, of in asking.items() if of != run_id},
         page_link=lambda number: query({"dag": dag, "page": number}),
         status_code=status_code,
         **shown,
@@ -143,11 +155,36 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
     listed = of_dag.value["tasks"] if of_dag.is_good else []
     following = {of["task_id"]: of["downstream_task_ids"] or () for of in listed}
     progress = progress_of(run.value, tasks.value["task_instances"], following)
+    progress = replace(progress, tasks=await _with_causes(api, dag, run_id, progress.tasks))
     for task in progress.waits_for:
         path = _task_path(dag, run_id, task.task, task.map_index)
         if question := await _question(api, path):
             return replace(progress, question=question)
     return progress
+
+
+async def runs_that_ask(api: AirflowApi) -> dict[str, str]:
+    """Return the run of approve_plan that is at work on a plan, by the plan's id."""
+    states = ["queued", "running"]
+    reply = await api.get("dags", APPROVE_PLAN, "dagRuns", state=states, limit=100)
+    asking = {}
+    for run in reply.value["dag_runs"] if reply.is_good else ():
+        for plan in (run["conf"] or {}).get("plans") or ():
+            asking[str(plan)] = str(run["dag_run_id"])
+    return asking
+
+
+async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks; the first that failed have their causes."""
+    explained = list(tasks)
+    failed = [place for place, task in enumerate(tasks) if task.has_failed]
+    for place in failed[:CAUSES_SHOWN]:
+        task = tasks[place]
+        path = ("dags", dag, "dagRuns", run_id, "taskInstances", task.task, "xcomEntries", CAUSE)
+        cause = await api.get(*path, map_index=task.map_index)
+        if cause.is_good:
+            explained[place] = replace(task, cause=str(cause.value["value"]))
+    return explained
 
 
 async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:

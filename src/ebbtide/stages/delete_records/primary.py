@@ -22,6 +22,7 @@ from ebbtide.log.delete_answers import (
     refused,
     way_out,
 )
+from ebbtide.log.holds import paused_until_ended
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.summary import (
     LeavingRows,
@@ -169,7 +170,7 @@ def plan_delete(
         p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
         for p, offset in requested.items()
     }
-    for partition, why in pauses_on(topic, holds_at(topic, now_ms)).items():
+    for partition, why in pauses_on(topic, holds_at(topic, now_ms), paused_until_ended).items():
         start, answer = topic.partitions[partition].log_start_offset, answers.get(partition)
         # A request up to where the log begins, as each night sends for replicas, removes nothing.
         if answer is not None and answer.log_start_offset > start:

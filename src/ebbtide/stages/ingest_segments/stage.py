@@ -156,6 +156,13 @@ class IngestPlan:
         return {p for p, log in self.logs.items() if p not in self.unfinished or not log.has_moved}
 
     @property
+    def is_refused_whole(self) -> bool:
+        """Whether every partition of the source was refused, and nothing of any is taken."""
+        is_complete = len(self.logs) == len(self.source.of(self.topic.name))
+        nothing = all(of.errors and not of.batches.num_rows for of in self.logs.values())
+        return is_complete and nothing and bool(self.logs)
+
+    @property
     def taken(self) -> dict[str, BatchAt]:
         """The last batch that is taken of each partition, by its file's path."""
         lasts = [log.batches.slice(max(log.batches.num_rows - 1, 0)) for log in self.logs.values()]
@@ -183,15 +190,14 @@ def ingest_segments(
     listings = 1
     while True:
         try:
-            topic = _topic(
-                spark,
-                TopicName.checked(name.cluster, name.topic),
-                source,
-                is_plan_only=is_plan_only,
-            )
+            name = TopicName.checked(name.cluster, name.topic)
+            topic, is_new = _topic(spark, name, source, is_plan_only=is_plan_only)
             plan = plan_ingest(topic, source, refused, taken)
-            if is_plan_only:
+            if is_plan_only or (is_new and plan.is_refused_whole):
                 return plan.outcome()
+            if is_new:
+                properties = dict(topic.properties)
+                plan = replace(plan, topic=new_topic(spark, name, properties, is_plan_only=False))
             if plan.ends.left_behind:
                 drop_left_behind(topic, plan.ends, source.now)
                 continue
@@ -220,8 +226,13 @@ def _refusal(
     return {error.path: error}
 
 
-def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool) -> Topic:
-    """Return the current topic, settled, or a new one with the source's settings."""
+def _topic(
+    spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool
+) -> tuple[Topic, bool]:
+    """Return the current topic, settled, and whether it is new, with the source's settings.
+
+    A new one has no tables yet: a source that is refused as a whole leaves none behind.
+    """
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
@@ -232,11 +243,11 @@ def _topic(spark: SparkSession, name: TopicName, source: Source, *, is_plan_only
     if topic is not None:
         topic = settle(topic, "ingest_segments", is_plan_only=is_plan_only)
         check_takes_ingests(topic, is_plan_only=is_plan_only)
-        return topic
+        return topic, False
     config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
     properties = {f"kafka.{setting}": value for setting, value in config.items()}
     properties |= {**source.settings, **pinned(topic_ids)}
-    return new_topic(spark, name, properties, is_plan_only=is_plan_only)
+    return new_topic(spark, name, properties, is_plan_only=True), True
 
 
 def _is_tiered(topic: Topic, source: Source) -> bool:

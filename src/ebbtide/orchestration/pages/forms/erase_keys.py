@@ -55,8 +55,8 @@ FORM = Form(
                     label="Keys",
                     kind=Kind.LINES,
                     is_secret=True,
-                    help="One a line. Airflow keeps them with the run, so that it can execute the "
-                    "plan; they are in no address and no log. A file of keys it does not keep.",
+                    help="One key per line. Airflow stores them in clear with the run: everybody "
+                    "who may see the run can read them. To keep them out of Airflow, use a file.",
                 ),
                 Field(
                     name="keys_file",

@@ -32,6 +32,7 @@ def _params(filled: Filled) -> dict[str, Any]:
             **{name: filled.number(name) for name in _NUMBERS},
             **{name: filled.time(name) for name in _TIMES},
             "keys": filled.keys("keys"),
+            "keys_file": filled.text("keys_file"),
             "encoding": filled.text("encoding"),
             "plan_only": plans_only(filled),
         }
@@ -77,8 +78,14 @@ FORM = Form(
                     label="Keys",
                     kind=Kind.LINES,
                     is_secret=True,
-                    help="One a line. The hold keeps their SHA-256 alone; Airflow keeps what was "
-                    "typed with the run.",
+                    help="One key per line. The hold stores their SHA-256 alone. Airflow stores "
+                    "them in clear with the run: everybody who may see the run can read them. To "
+                    "keep them out of Airflow, use a file.",
+                ),
+                Field(
+                    name="keys_file",
+                    label="Or: a file of keys",
+                    help="A path or URI that Spark reads: text, one key a line, up to 10,000.",
                 ),
                 Field(
                     name="encoding",

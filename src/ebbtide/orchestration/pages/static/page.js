@@ -39,6 +39,8 @@
     const day = (seconds) => new Date(seconds * 1000).toISOString().slice(...(isShort ? [11, 16] : [5, 10]));
     const axis = { stroke: computed("--dim"), grid: { stroke: computed("--line"), width: 1 }, ticks: { show: false } };
     figure.querySelector(".uplot")?.remove();
+    // A column a run: no line joins what single runs did.
+    const shape = "columns" in figure.dataset ? { paths: uPlot.paths.bars({ size: [0.6, 12] }) } : {};
     const chart = new uPlot({
       width: figure.clientWidth - 24,
       height: 150,
@@ -48,7 +50,7 @@
       series: [
         { label: "at", value: "{YYYY}-{MM}-{DD} {HH}:{mm}" },
         { label: figure.dataset.unit, stroke: computed("--clean"), width: 2, fill: computed("--clean").replace(/\)$/, " / 0.15)"),
-          value: (self, value) => (value === null ? "" : value.toLocaleString("en")) },
+          ...shape, value: (self, value) => (value === null ? "" : value.toLocaleString("en")) },
       ],
     }, points);
     chart.root.setAttribute("aria-hidden", "true");

@@ -62,8 +62,15 @@ class TopicRow:
         return sparkline(self.sizes)
 
     def is_overdue(self, clock_ms: int) -> bool:
-        """Return whether a horizon passed a day ago, which is more than one night."""
+        """Return whether a horizon passed a day ago, which is more than one night.
+
+        If the last night had a clock of its own, as in a demonstration or a rehearsal, that counts.
+        """
         horizon = self.next_horizon_ms
+        clocks_ms = [int(attempt.now.timestamp() * 1000) for attempt in self.night]
+        night_ms, clock_of_night_ms = self.night_ms, max(clocks_ms, default=clock_ms)
+        if night_ms is not None and abs(clock_of_night_ms - night_ms) > DAY_MS:
+            clock_ms = clock_of_night_ms
         return self.is_enabled and horizon is not None and horizon < clock_ms - DAY_MS
 
 

@@ -10,14 +10,27 @@ from typing import Any, Self
 
 from ebbtide.log.plans.plan import Plan
 from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
+from ebbtide.orchestration.run_note import as_written
 
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
+RETRIES = "up_for_retry"
 KEYS = "keys"  # of the Params; they may be personal
 # A scheduler that has gone on for so long has asked its executor some times.
 SETTLING = timedelta(seconds=10)
-_KINDS = {"success": "good", "failed": "bad", "upstream_failed": "bad", WAITS: "warn"}
-_WORDS = {None: "to come", WAITS: "waits for an answer", "upstream_failed": "not reached"}
+_KINDS = {
+    "success": "good",
+    "failed": "bad",
+    "upstream_failed": "bad",
+    WAITS: "warn",
+    RETRIES: "warn",
+}
+_WORDS = {
+    None: "to come",
+    WAITS: "waits for an answer",
+    RETRIES: "failed, will be retried",
+    "upstream_failed": "not reached",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +43,7 @@ class Task:
     state: str | None
     attempt: int
     started: datetime | None
+    cause: str | None = None  # why its newest attempt failed
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Self:
@@ -56,6 +70,11 @@ class Task:
         return _WORDS.get(self.state) or str(self.state).replace("_", " ")
 
     @property
+    def has_failed(self) -> bool:
+        """Whether its newest attempt failed; it may wait for the next one."""
+        return self.state in ("failed", RETRIES)
+
+    @property
     def has_log(self) -> bool:
         """Whether an attempt has begun."""
         return self.attempt > 0 and self.started is not None
@@ -75,6 +94,7 @@ class Question:
     asked: Sequence[str]
     digests: str  # of the plans that it is about, as the answer sends them back
     is_settled: bool = True
+    stands: bool = True  # else its task was cleared and makes the question anew
 
     def is_about(self, plan: Plan) -> bool:
         """Return whether the answer counts for the plan."""
@@ -99,6 +119,11 @@ class Progress:
     def is_over(self) -> bool:
         """Whether nothing more will happen in it."""
         return self.state in OVER
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a task of it failed for good; its note or the task has the cause."""
+        return self.state == "failed"
 
     @property
     def badge(self) -> str:
@@ -128,7 +153,7 @@ def progress_of(
         user=run["triggering_user_name"],
         started=_time(run["start_date"]),
         ended=_time(run["end_date"]),
-        note=run["note"],
+        note=run["note"] and as_written(run["note"]),
         params={name: _text(name, value) for name, value in conf.items() if value is not None},
         plans=[str(plan) for plan in conf.get("plans") or ()],
         tasks=listed,
@@ -151,6 +176,7 @@ def question_of(detail: Mapping[str, Any], heartbeat: datetime | None = None) ->
         options=detail["options"],
         asked=[user["name"] or user["id"] for user in detail["assigned_users"]],
         digests=detail["params"].get(SHOWN, {}).get("value") or "",
+        stands=instance.get("state", WAITS) == WAITS,
         is_settled=heartbeat is None
         or heartbeat >= datetime.fromisoformat(detail["created_at"]) + SETTLING,
     )

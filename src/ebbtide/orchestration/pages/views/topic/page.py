@@ -22,6 +22,7 @@ from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.pages.views.topic.queries import Query, queries
 from ebbtide.orchestration.pages.views.topic.settings import SettingRow, setting_rows
 from ebbtide.orchestration.pages.views.topic.trends import Removal, removals, trends
+from ebbtide.orchestration.report import notes_of_partitions
 from ebbtide.text import number
 
 PARTITIONS_A_PAGE = 50
@@ -108,6 +109,11 @@ class TopicPage:
         return {dag: FORMS[dag] for dag in possible(self.topic, FORMS)}
 
     @property
+    def is_compacted(self) -> bool:
+        """Whether rounds clean the topic, so that a part of it may be dirty."""
+        return self.topic.config.is_compacted
+
+    @property
     def can_configure(self) -> bool:
         """Whether configure_topic works on the topic."""
         return "configure_topic" in self.forms
@@ -166,15 +172,18 @@ def topic_page(lake: Lake, name: str, page: int) -> TopicPage:
 
 
 def held_back(runs: Sequence[Run]) -> list[str]:
-    """Return what the newest round and the newest expiry say keeps records from being removed."""
+    """Return what the newest round and the newest expiry say keeps records from being removed.
+
+    A reason is one line, with its partitions.
+    """
     newest = {run.job: run for run in runs if run.succeeded and run.job in HOLDING_BACK}
-    return [
-        f"Partition {partition}: {numbers['note']}."
+    lines = [
+        f"{where.capitalize()}: {note}."
         for job in HOLDING_BACK
         if job in newest
-        for partition, numbers in sorted(newest[job].partitions.items())
-        if "note" in numbers
-    ][:NOTES_SHOWN]
+        for where, note in notes_of_partitions(newest[job])
+    ]
+    return lines[:NOTES_SHOWN]
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
@@ -220,7 +229,12 @@ def _partitions(
                 partition, None if topic.has_replicas else state.log_start_offset
             ),
             waits_for_round=topic.config.is_compacted and state.next_clean_ms == 0,
-            bar=bar(state, _starts(replicas, partition), _held(holds, partition, state)),
+            bar=bar(
+                state,
+                _starts(replicas, partition),
+                _held(holds, partition, state),
+                is_compacted=topic.config.is_compacted,
+            ),
         )
         for partition, state in list(topic.partitions.items())[start : start + PARTITIONS_A_PAGE]
     ]
