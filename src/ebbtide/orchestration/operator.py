@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode
+from ebbtide.errors import CAUSES_FILE, ExitCode
 from ebbtide.lake.reader import Lake, Run, newest, open_lake
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
