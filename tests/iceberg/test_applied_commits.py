@@ -13,6 +13,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.files.deletes import delete_segments
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
@@ -58,6 +60,18 @@ def test_a_deletion_that_was_made_counts_as_made(sandbox: LakeSandbox, table: st
     assert commit() == current_snapshot(spark, table)
     java_table(spark, table).refresh()
     assert offsets(spark, table) == [o for o in range(20) if o not in (3, 12)]
+    assert files_read(spark, table)
+
+
+def test_whole_segments_that_were_dropped_count_as_dropped(
+    sandbox: LakeSandbox, table: str
+) -> None:
+    spark, snapshot = sandbox.session, current_snapshot(sandbox.session, table)
+    assert snapshot is not None
+    answer_falsely_once(sandbox, table)
+    dropped = delete_segments(spark, table, snapshot, {0: [0]}, Step.TRUNCATE_RECORDS, {})
+    assert dropped == current_snapshot(spark, table)
+    assert offsets(spark, table) == []
     assert files_read(spark, table)
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit, own_summary
+from ebbtide.iceberg.files.applied_commits import commit_update
 from ebbtide.iceberg.files.data_files import (
     DataFile,
     DeletionVector,
@@ -25,7 +26,7 @@ from ebbtide.iceberg.files.data_files import (
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
 from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
 from ebbtide.iceberg.files.segment_planning import among, plan_segments, planned_files
-from ebbtide.iceberg.topics import current_snapshot, snapshot_after
+from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.jvm import ICEBERG, JavaMethod
 
@@ -77,7 +78,7 @@ def delete_segments(
     by_file.on(delete).for_each(files)
     for name, value in own_summary(properties).items():
         delete = delete.set(name, value)
-    return commit(step, partial(snapshot_after, spark, table, delete.commit))
+    return commit(step, partial(commit_update, spark, opened.java, delete))
 
 
 def leaving_of(unit: SegmentFiles, rows: SegmentRows, leaves: Bools) -> Leaving:
