@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
 from ebbtide.errors import ConfigurationError
-from ebbtide.orchestration.driver.spark_connection import DEFAULT, check_spark_connection
+from ebbtide.orchestration.driver.spark_connection import (
+    DEFAULT,
+    check_spark_connection,
+    in_database,
+)
 from ebbtide.orchestration.pool import SPARK_POOL, pool_slots
 
 
@@ -27,10 +31,8 @@ def probes() -> list[Probe]:
 
 
 def _connection() -> str:
-    from airflow.models.connection import Connection
-
     try:
-        return check_spark_connection(DEFAULT, Connection.get_connection_from_secrets)
+        return check_spark_connection(DEFAULT, in_database)
     except ConfigurationError as error:  # what was expected is said by the probe
         raise ProblemError(str(error).partition(", found ")[2]) from error
 

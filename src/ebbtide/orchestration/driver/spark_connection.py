@@ -18,7 +18,7 @@ def check_spark_connection(
 ) -> str:
     """Return the connection's master; ConfigurationError where Airflow would turn it into YARN.
 
-    Airflow's own look-up works in its tasks; another process needs one that reads the database.
+    Airflow's own look-up works in its tasks; another process needs `in_database`.
     """
     try:
         connection = look_up(name)
@@ -32,3 +32,10 @@ def check_spark_connection(
             '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
         )
     return str(connection.host)
+
+
+def in_database(name: str) -> Any:
+    """Look a connection up in the environment, a secrets backend, or Airflow's database."""
+    from airflow.models.connection import Connection
+
+    return Connection.get_connection_from_secrets(name)
