@@ -7,7 +7,7 @@ import pytest
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import UnavailableError
 from ebbtide.log.settings.connections import CONNECTIONS
-from tests.services.process import free_port
+from tests.ports import free_port
 
 ANSWER_MS = 500  # for so long a request is tried; nobody answers
 

@@ -78,7 +78,6 @@ def test_each_file_is_one_dag_of_its_name(dags: dict[str, Any]) -> None:
 def test_every_dag_keeps_the_house_rules(dags: dict[str, Any], dag_id: str) -> None:
     dag = dags[dag_id]
     source = (ROOT / "dags" / f"{dag_id}.py").read_text()
-    assert len(source.splitlines()) <= 100
     assert [dag.description] == [" ".join(dag.doc_md.split("\n\n")[0].split())]
     assert sorted(dag.tags) == sorted({"ebbtide", *PURPOSES[dag_id]})
     assert dag.doc_md.strip() == source.split('"""')[1].strip()

@@ -82,6 +82,11 @@ class LakeTopic:
         return parse_states(self.properties, self.name)
 
     @property
+    def is_adopted(self) -> bool:
+        """Whether another tool writes its table."""
+        return LAYOUT in self.properties
+
+    @property
     def has_replicas(self) -> bool:
         """Whether a delete must also reach other replicas of the log."""
         return bool(self.config.replicas)

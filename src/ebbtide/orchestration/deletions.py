@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ebbtide.lake.reader import LakeTopic, Run
-from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.log.undo.points import UndoPoint, standing_points
@@ -184,7 +183,7 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
 
 def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:
     """Return why no expire_snapshots has succeeded since then, as far as runs tell."""
-    if LAYOUT in topic.properties:
+    if topic.is_adopted:
         return (
             "others write this table, and the records leave the disk when its owner expires its "
             "snapshots"

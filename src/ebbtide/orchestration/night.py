@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
 from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
-from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
 from ebbtide.log.replica_lag import is_behind
@@ -44,7 +43,7 @@ def nothing_to_do(
 
     Facts about snapshots come from the lake, as the topic's state does not hold them.
     """
-    if LAYOUT in topic.properties:
+    if topic.is_adopted:
         return _nothing_to_do_on_adopted(job, topic, lake)
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)

@@ -10,7 +10,6 @@ from ebbtide.errors import EbbtideError, NotCoveredError, RequestError, UnknownT
 from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.lake.undo_points import read_undo_points
-from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.support import JOBS, OnAdopted
 from ebbtide.log.delete_answers import ErrorCode, answer_partition, refused, way_out
 from ebbtide.log.holds import pause_of, paused_until_ended
@@ -38,7 +37,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
         if job == "configure_topic":
             changes = parse_changes(params.get("set") or (), params.get("unset") or ())
             check_changes(topic.properties, changes)
-        elif job == "erase_keys" and LAYOUT not in topic.properties:
+        elif job == "erase_keys" and not topic.is_adopted:
             check_is_compacted(name, topic.config)
         elif job == UNDO_RUN:
             check_is_noted(read_undo_points(lake, name), name, params["run"])
@@ -54,7 +53,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
 def check_works_on(topic: LakeTopic, job: str) -> None:
     """Raise NotCoveredError if the topic was adopted and the job refuses such."""
     on_adopted = JOBS.get(job)
-    if LAYOUT in topic.properties and on_adopted and on_adopted.does is OnAdopted.REFUSES:
+    if topic.is_adopted and on_adopted and on_adopted.does is OnAdopted.REFUSES:
         raise NotCoveredError(
             f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
             f"{on_adopted.why} (docs/adopt.md)"
@@ -112,7 +111,7 @@ def _refusals(
     """Return why each partition is refused; empty for one that may be granted, or Spark tells."""
     try:
         topic = lake.topic(str(name))
-        if LAYOUT in topic.properties:
+        if topic.is_adopted:
             return [""]  # what has arrived since, only the table itself tells
         config, states = topic.config, topic.partitions
         holds = [of.hold for of in read_holds(lake, clock, str(name))]

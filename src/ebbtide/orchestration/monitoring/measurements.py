@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ebbtide.lake.reader import LakeTopic, Run
-from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
@@ -94,7 +93,7 @@ class TopicRun:
         yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
         yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
         yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
-        if LAYOUT in self.topic.properties:
+        if self.topic.is_adopted:
             missing = [state.missing for state in self.topic.partitions.values()]
             yield self._gauge(MISSING_OFFSETS, sum(map(count_missing, missing)))
         if self.topic.config.is_enabled and self.topic.config.is_compacted:

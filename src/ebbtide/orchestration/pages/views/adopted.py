@@ -29,14 +29,9 @@ class Adopted:
     settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
 
 
-def is_adopted(topic: LakeTopic) -> bool:
-    """Return whether others write the topic's table."""
-    return LAYOUT in topic.properties
-
-
 def adopted(topic: LakeTopic) -> Adopted | None:
     """Return what is to be said of an adopted table; None of a topic of ebbtide's own."""
-    if not is_adopted(topic):
+    if not topic.is_adopted:
         return None
     settings = "\n".join(f"{n}={v}" for n, v in topic.properties.items() if n in SETTINGS)
     try:
@@ -51,7 +46,7 @@ def adopted(topic: LakeTopic) -> Adopted | None:
 
 def refuses(topic: LakeTopic | None, dag: str) -> bool:
     """Return whether a DAG that people start works only on tables that ebbtide writes."""
-    if topic is None or not is_adopted(topic) or dag not in _BY_HAND:
+    if topic is None or not topic.is_adopted or dag not in _BY_HAND:
         return False
     return not works_on_adopted(dag)
 

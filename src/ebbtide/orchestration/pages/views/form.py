@@ -27,7 +27,7 @@ from ebbtide.orchestration.pages.forms.form import (
     Suggested,
     Suggestions,
 )
-from ebbtide.orchestration.pages.views.adopted import is_adopted, refuses
+from ebbtide.orchestration.pages.views.adopted import refuses
 from ebbtide.orchestration.pages.views.suggestions import setting_names, suggestions_of
 
 PARTITIONS_SHOWN = 50
@@ -94,7 +94,7 @@ class FormPage:
     @property
     def limit(self) -> str | None:
         """What the DAG cannot do for the topic, since others write its table."""
-        if self.about is None or not is_adopted(self.about):
+        if self.about is None or not self.about.is_adopted:
             return None
         name = self.about.name
         if refuses(self.about, self.form.dag):
@@ -109,7 +109,7 @@ class FormPage:
     @property
     def has_known_end(self) -> bool:
         """Whether no offset lies beyond the log end that is shown."""
-        return self.topic is not None and not is_adopted(self.topic)
+        return self.topic is not None and not self.topic.is_adopted
 
     def value(self, of: Field) -> str:
         """Return a field's text: what was filled in, else its default; nothing of a secret one."""
