@@ -200,7 +200,7 @@ KILLED = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.long(but="rows_removing")
 @pytest.mark.parametrize("step", KILLED)
 def test_a_killed_job_is_no_stranger_whatever_tools_did_since(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, kill_at: list[Step], step: Step

@@ -31,7 +31,7 @@ from tests.tables.nights import DAY_MS, HOUR_MS, at
 
 pytestmark = pytest.mark.broker
 
-KEYS, AGAIN = 10, 2  # each record is a segment
+KEYS, AGAIN = 4, 2  # each record is a segment
 SMALL_SEGMENTS = (
     "kafka.cleanup.policy=compact,delete",
     f"kafka.segment.ms={HOUR_MS}",

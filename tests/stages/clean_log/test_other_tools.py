@@ -195,7 +195,7 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
         clean(sandbox.session, str(topic), NIGHT_MS)
 
 
-@pytest.mark.long
+@pytest.mark.long(but="before its batches")
 @pytest.mark.parametrize(
     ("step", "again"),
     [

@@ -51,7 +51,6 @@ def keys_in_files(spark: SparkSession, name: TopicName) -> set[str]:
     return {bytes(row["key"]).decode() for row in rows}
 
 
-@pytest.mark.long
 def test_rows_leave_and_no_file_of_the_newest_snapshot_holds_the_key(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step]
 ) -> None:

@@ -67,7 +67,6 @@ def test_late_rows_are_kept_once_whenever_a_run_is_killed(
     assert len(held(spark, name, name.quarantine_table)) == 2
 
 
-@pytest.mark.long
 def test_a_row_that_came_before_is_seen_once_more_by_the_run_after_a_killed_one(
     spark: SparkSession, name: TopicName, source: str, kill_at: list[Step]
 ) -> None:
