@@ -328,6 +328,28 @@ def test_a_killed_ingest_is_run_again(case: Case, monkeypatch: pytest.MonkeyPatc
     case.is_well([*ALL, 8])
 
 
+@walks(UnfinishedWorkError)
+@pytest.mark.parametrize("step", [Step.INGEST_BATCHES, Step.INGEST_STATE])
+def test_what_an_ingest_left_whose_log_is_gone_is_taken_out(
+    case: Case, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> None:
+    case.write(COMPACT)
+    assert case.ingest() == ExitCode.DONE
+    case.segment(8).write_bytes(batch_of([Message("c", "1", 4 * DAY_MS)], 8))
+    case.kill_at.append(step)
+    assert case.ingest() != ExitCode.DONE
+    shutil.rmtree(case.log)
+    case.without_source()
+    monkeypatch.setenv(ERASED, "a")
+    says = "If it cannot run any more, repair_state with keep_changes"
+    case.refused(case.run(erase_keys, *ASKED), UnfinishedWorkError, says)
+    assert case.run(repair_state) == ExitCode.DONE
+    assert "keep_changes looks further" in case.jobs.last_run().topic_result["note"]
+    assert case.run(repair_state, "--keep-changes") == ExitCode.DONE
+    case.is_well(ALL)
+    assert case.run(erase_keys, *ASKED) == ExitCode.DONE, case.jobs.last_run().error
+
+
 @walks(SafetyError)
 @pytest.mark.parametrize("way", ["approve", "change the setting"])
 def test_what_a_guard_stopped_is_approved_or_allowed(case: Case, way: str) -> None:

@@ -106,18 +106,12 @@ _DUTIES: Mapping[str, Mapping[Work, Duty]] = {
     },
 }
 JOBS = tuple(_DUTIES)
-# The job whose work it is, and how to let that job end it.
-_WAYS_OUT = {
-    Work.INGEST: "ingest_segments was killed or is at work; run it again with the same log "
-    "directory, it finishes that first",
-    Work.APPEND: "erase_keys was killed or is at work; run it again for this topic, it finishes "
-    "that first",
-    Work.SLICE: "ingest_topic was killed or is at work; run it again for this topic, it finishes "
-    "that first",
-    Work.COPY: "ingest_table was killed or is at work; run it again for this topic, it finishes "
-    "that first",
-    Work.REPLICATION: "replicate_log was killed or is at work; run it again for the primary of "
-    "this topic, and {job} for the primary too: a replica gets its log from there alone",
+# The job whose work it is and which alone ends it, and how it is run again.
+_ENDED_BY = {
+    Work.INGEST: ("ingest_segments", "with the same log directory"),
+    Work.APPEND: ("erase_keys", "for this topic"),
+    Work.SLICE: ("ingest_topic", "for this topic"),
+    Work.COPY: ("ingest_table", "for this topic"),
 }
 
 
@@ -162,8 +156,26 @@ def _check_may_begin(topic: Topic, job: str) -> None:
     for work in sorted(in_flight(topic, refused)):
         raise UnfinishedWorkError(
             f"expected no {work} in flight on {topic.name}, since {job} cannot work beside it, "
-            f"found one{_began(topic, work)}: {_WAYS_OUT[work].format(job=job)}"
+            f"found one{_began(topic, work)}: {_way_out(work, job)}"
         )
+
+
+def _way_out(work: Work, job: str) -> str:
+    if work is Work.REPLICATION:
+        return (
+            "replicate_log was killed or is at work; run it again for the primary of this topic, "
+            f"and {job} for the primary too: a replica gets its log from there alone"
+        )
+    its_job, how = _ENDED_BY[work]
+    return (
+        f"{its_job} was killed or is at work; run it again {how}, it finishes that first. If it "
+        "cannot run any more, repair_state with keep_changes takes out what it has left"
+    )
+
+
+def left_to_its_job(topic: Topic) -> set[Work]:
+    """Return the works in flight that one job alone can end; its source may be gone."""
+    return in_flight(topic, _ENDED_BY.keys())
 
 
 def _began(topic: Topic, work: Work) -> str:

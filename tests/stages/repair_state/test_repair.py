@@ -24,7 +24,7 @@ from ebbtide.stages.repair_state.plan import RepairPlan, plan_repair
 from ebbtide.stages.repair_state.stage import execute_repair
 from tests.iceberg.test_foreign_changes import NIGHT_MS, roll_back
 from tests.iceberg.test_foreign_changes import topic as topic
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import LakeSandbox, as_ebbtide
 from tests.tables.contents import contents
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError
@@ -153,6 +153,26 @@ def test_rows_that_are_gone_for_good_are_told_of_no_more(
     mark(spark, str(topic))
     clean(spark, str(topic), NIGHT_MS + HOUR_MS)
     assert_counted(spark, topic)
+
+
+@pytest.mark.long
+def test_rows_that_jobs_of_ebbtide_doubled_are_there_once(
+    sandbox: LakeSandbox, topic: TopicName
+) -> None:
+    """Two ingests at a time did that before each claimed its work."""
+    spark = sandbox.session
+    before = contents(spark, topic)
+    with as_ebbtide(spark):
+        for table in tables_of(topic):
+            spark.sql(f"INSERT INTO {table} SELECT * FROM {table} WHERE segment > 3")
+    count_own(load(spark, topic))
+    assert repair(spark, topic).what == []
+    doubled = len(contents(spark, topic).records) - len(before.records)
+    plan = repair(spark, topic, keeps=True)
+    assert plan.what[0] == f"records: {doubled} rows of partition 0 are there twice"
+    after = contents(spark, topic)
+    assert (after.records, after.batches) == (before.records, before.batches)
+    assert repair(spark, topic, keeps=True).what == []
 
 
 @pytest.mark.long

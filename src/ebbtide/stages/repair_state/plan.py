@@ -29,12 +29,18 @@ from ebbtide.stages.planned_rows import PlannedRows, add_to
 from ebbtide.stages.repair_state.kept_repair import state_in_short
 from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
+    doubled_rows,
     find_removals,
     find_taken_back,
     read_log_in_tables,
 )
+from ebbtide.stages.unfinished import left_to_its_job
 
 TAKE_BACK, KEEP, NONE = "take back", "keep", "none"
+NOTHING = (
+    "nobody else has changed the topic; there is nothing to repair. keep_changes looks further, "
+    "for rows that are there twice and for work that a killed job has left"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class RepairPlan:
         """Return the numbers of the plan, and the error of one that cannot be executed."""
         topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
         if not self.what:
-            topic["note"] = "nobody else has changed the topic; there is nothing to repair"
+            topic["note"] = NOTHING
         for table, snapshot in self.targets.items():
             topic[f"{table}_back_to_snapshot"] = str(snapshot)
         if self.problem:
@@ -184,7 +190,8 @@ def find_way(
     """Find what others did, and decide how that is repaired; the rows are left to `plan_repair`.
 
     `keeps` leaves the tables as others left them instead of taking their change back. Where the
-    state itself is lost or was edited, there is no other way.
+    state itself is lost or was edited, there is no other way. It also finds what no stranger has
+    done: rows that are there twice, and work that waits for a job that may never come.
     """
     try:
         topic = load(spark, name)
@@ -192,6 +199,8 @@ def find_way(
         return _rebuilding(load_without_state(spark, name), now_ms, asked, [str(error)])
     looks = look_at(topic)
     what = [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
+    if keeps:
+        what += left_behind(topic)
     if not what:
         return RepairPlan(topic, now_ms, [], NONE)
     if keeps:
@@ -205,6 +214,12 @@ def find_way(
             problems.append(f"{look.table.what}: {before_change}")
     problem = "; ".join(problems) or None
     return RepairPlan(topic, now_ms, what, TAKE_BACK, targets, problem=problem)
+
+
+def left_behind(topic: Topic) -> list[str]:
+    """Say what ebbtide's own jobs have left in the topic that a repair removes, a line each."""
+    works = sorted(left_to_its_job(topic))
+    return [*doubled_rows(topic), *(f"state: {work}, begun and not finished" for work in works)]
 
 
 def _before_change(spark: SparkSession, look: Look) -> int | str:

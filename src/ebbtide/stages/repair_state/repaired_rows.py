@@ -79,6 +79,28 @@ def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
     return held
 
 
+def doubled_rows(topic: Topic) -> list[str]:
+    """Say of each table and partition how many of its rows are there a second time."""
+    lines = []
+    tables = {"records": (topic.name.records_table, "offset")}
+    tables["batches"] = (topic.name.batches_table, "base_offset")
+    for what, (table, offset) in tables.items():
+        if current_snapshot(topic.spark, table) is None:
+            continue
+        counts = (
+            topic.spark.table(table)
+            .groupBy("partition")
+            .agg((F.count(offset) - F.countDistinct(offset)).alias("copies"))
+            .where("copies > 0")
+            .orderBy("partition")
+        )
+        lines += [
+            f"{what}: {row['copies']} rows of partition {row['partition']} are there twice"
+            for row in counts.collect()
+        ]
+    return lines
+
+
 def find_removals(
     topic: Topic, states: Mapping[int, PartitionState], *, keeps_offsets: bool = False
 ) -> dict[str, StrayRows]:
