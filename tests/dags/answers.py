@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
+from ebbtide.orchestration.approval.answer import SHOWN
 from tests.dags.runs import BETWEEN_LOOKS, run_dag
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -135,7 +136,7 @@ def respond(asked: Any, chosen: str, by: str, note: str = "", shown: str = "") -
     from airflow.utils.session import create_session
 
     create_auth_manager()
-    fields = {"note": note, "plans": shown or asked.hitl_detail.params["plans"]["value"]}
+    fields = {"note": note, SHOWN: shown or asked.hitl_detail.params[SHOWN]["value"]}
     payload = UpdateHITLDetailPayload(chosen_options=[chosen], params_input=fields)
     with create_session() as session:
         update_hitl_detail(

@@ -12,7 +12,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.approval import approval_operator
-from ebbtide.orchestration.approval.answer import PLANS
+from ebbtide.orchestration.approval.answer import PLANS, SHOWN
 from ebbtide.runs.undo_points import append_point
 from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
 from tests.dags.fake_spark import FakeSpark
@@ -242,7 +242,7 @@ def leave_question(ti_id: Any, digests: str) -> None:
     from airflow.models.hitl import HITLDetail
     from airflow.utils.session import create_session
 
-    fields = {"plans": {"value": digests, "description": None, "schema": {}}}
+    fields = {SHOWN: {"value": digests, "description": None, "schema": {}}}
     with create_session() as session:
         asked = HITLDetail(
             ti_id=ti_id, options=["Approve", "Reject"], subject="?", body="", params=fields

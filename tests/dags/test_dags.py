@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.orchestration.approval.answer import NOTE, SHOWN
 from ebbtide.orchestration.approval.chains import PLAN, REJECTION
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
@@ -239,6 +240,12 @@ def test_what_reads_the_outcome_of_jobs_waits_for_each_itself(
 
 def test_the_dag_that_a_night_triggers_is_not_paused(dags: dict[str, Any]) -> None:
     assert dags["approve_plan"].is_paused_upon_creation is False
+
+
+def test_no_param_has_the_name_of_a_field_of_a_question(dags: dict[str, Any]) -> None:
+    """Airflow gives a task's field the value of the run's Param of its name."""
+    for dag_id, dag in dags.items():
+        assert not {NOTE, SHOWN} & set(dag.params), dag_id
 
 
 @pytest.mark.parametrize(

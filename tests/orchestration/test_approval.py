@@ -17,7 +17,13 @@ from ebbtide.log.plans.summary import (
     Summary,
     partition_summary,
 )
-from ebbtide.orchestration.approval.answer import Answer, Decision, KeptPlan, digests_of
+from ebbtide.orchestration.approval.answer import (
+    SHOWN,
+    Answer,
+    Decision,
+    KeptPlan,
+    digests_of,
+)
 from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
 from ebbtide.orchestration.approval.settings import answer_by, page_of
 
@@ -228,8 +234,8 @@ APPROVED, SEEN = Decision.APPROVED, digests_of(KEPT)
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (event("Approve", BEN, note=" ticket 7 ", plans=SEEN), (APPROVED, "ben", "ticket 7")),
-        (event("Approve", BEN, note=None, plans=SEEN), (APPROVED, "ben", "")),
+        (event("Approve", BEN, note=" ticket 7 ", digests=SEEN), (APPROVED, "ben", "ticket 7")),
+        (event("Approve", BEN, note=None, digests=SEEN), (APPROVED, "ben", "")),
         (event("Reject", BEN), (Decision.REJECTED, "ben", "")),
         ({**event("Reject", None), "timedout": True}, (Decision.UNANSWERED, None, "")),
     ],
@@ -246,7 +252,7 @@ def test_an_approval_by_nobody_is_none() -> None:
         Answer.of_response(event("Approve", None), KEPT)
 
 
-@pytest.mark.parametrize("seen", [{}, {"plans": ""}, {"plans": "0123456789ab"}])
+@pytest.mark.parametrize("seen", [{}, {SHOWN: ""}, {SHOWN: "0123456789ab"}])
 def test_an_approval_of_other_plans_is_none(seen: dict[str, str]) -> None:
     with pytest.raises(AirflowFailException, match=f"plans with the digests {SEEN}, found one for"):
         Answer.of_response(event("Approve", BEN, **seen), KEPT)

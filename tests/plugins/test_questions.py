@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.orchestration.approval.answer import digests_of, kept
+from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
 from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.lake_sandbox import LakeSandbox
@@ -47,7 +47,7 @@ def ask(run_id: str, digests: str) -> None:
         ti.start_date = datetime.now(UTC)
         options = {"options": ["Approve", "Reject"], "defaults": ["Reject"]}
         told = {"description": None, "schema": {}}
-        fields = {"note": {"value": None, **told}, "plans": {"value": digests, **told}}
+        fields = {"note": {"value": None, **told}, SHOWN: {"value": digests, **told}}
         session.add(HITLDetail(ti_id=ti.id, subject=SUBJECT, body="", params=fields, **options))
 
 
@@ -91,9 +91,9 @@ def test_a_plan_made_anew_is_not_what_is_asked_for(
     assert "delete records: 3 records" in question
     assert "40 records" not in question
     assert plans.count("not what is asked for") == 1
-    assert f'name="plans" value="{asked}"' in html
+    assert f'name="{SHOWN}" value="{asked}"' in html
     assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
-    assert answered(run_id) == {"note": "ticket 17", "plans": asked}
+    assert answered(run_id) == {"note": "ticket 17", SHOWN: asked}
 
 
 @pytest.mark.parametrize("state", ["up_for_retry", "failed"])
@@ -140,7 +140,7 @@ def test_a_plan_that_is_asked_for_is_not_asked_for_again(
     lake.topic("log.a")
     night = {"run_id": "night-1", "dag": "nightly_retention"}
     lake.run("log.a", "clean_log", **night)
-    asked, other = (lake.plan("log.a", "clean_log", **night) for _ in range(2))
+    asked, other = (lake.plan("log.a", job, **night) for job in ("clean_log", "expire_segments"))
     bob = signed_in("bob", "USER")
     sent = bob.post("/ebbtide/forms/approve_plan", data={"plans": asked.plan_id, "go": "ask"})
     its_run = sent.headers["location"]
@@ -151,6 +151,21 @@ def test_a_plan_that_is_asked_for_is_not_asked_for_again(
     night_page = text_of(bob.get("/ebbtide/runs/night-1?dag=nightly_retention").text)
     assert f"The approval of {asked.plan_id} is asked for in its run of approve_plan" in night_page
     assert f"The approval of {other.plan_id} is asked for" not in night_page
+
+
+def test_of_a_plan_that_a_run_made_anew_the_newer_alone_is_asked_for(
+    signed_in: SignedIn, lake: LakeSandbox
+) -> None:
+    lake.topic("log.a")
+    run = {"run_id": "anew-1", "dag": "delete_records"}
+    older, newer = (lake.plan("log.a", "delete_records", records=n, **run) for n in (5, 7))
+    bob = signed_in("bob", "USER")
+    html = bob.get("/ebbtide/runs/anew-1?dag=delete_records").text
+    assert f"made anew as {newer.plan_id}" in text_of(html)
+    assert f"made anew as {older.plan_id}" not in text_of(html)
+    form = text_of(bob.get("/ebbtide/forms/approve_plan").text)
+    assert newer.plan_id in form
+    assert older.plan_id not in form
 
 
 def digests(run_id: str) -> str:
@@ -223,4 +238,4 @@ def answer_of(path: str) -> str:
 
 def answer(option: str, plans: str = "") -> dict[str, str]:
     sent = {"task": "approve", "map_index": "-1", "answer": option, "note": "ticket 17"}
-    return {**sent, "plans": plans}
+    return {**sent, SHOWN: plans}

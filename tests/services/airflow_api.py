@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
+from ebbtide.orchestration.approval.answer import SHOWN
 from ebbtide.orchestration.pages.views.run.progress import SETTLING
 from tests.waiting import wait_until
 
@@ -126,7 +127,7 @@ class AirflowApi:
     def _answer(self, dag: str, run_id: str, note: str) -> str:
         path = f"{self._approval(dag, run_id)}/hitlDetails"
         question = self._ask("GET", path)
-        fields = {"note": note, "plans": question["params"]["plans"]["value"]}
+        fields = {"note": note, SHOWN: question["params"][SHOWN]["value"]}
         self._ask("PATCH", path, {"chosen_options": ["Approve"], "params_input": fields})
         body: str = question["body"]
         return body

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.orchestration.approval.answer import SHOWN
 from ebbtide.orchestration.pages.airflow_api import Reply
 from ebbtide.orchestration.pages.run_routes import log_lines
 from ebbtide.orchestration.pages.views.overview.needs import questions
@@ -25,7 +26,7 @@ DETAIL = {
     "subject": "delete_records: remove 3 records from log.a?",
     "options": ["Approve", "Reject"],
     "assigned_users": [{"id": "7", "name": "bob"}],
-    "params": {"plans": {"value": "0123456789ab"}},
+    "params": {SHOWN: {"value": "0123456789ab"}},
     "response_received": False,
     "created_at": AT,
     "task_instance": {

@@ -17,7 +17,9 @@ ANSWER = "answer"
 
 APPROVE, REJECT = "Approve", "Reject"  # Airflow shows a button for each
 NOTE = "note"  # a field beside the buttons
-SHOWN = "plans"  # one more, by which the answer says which plans its reader has seen
+# One more, by which the answer says which plans its reader has seen. No DAG may have a Param of
+# its name: Airflow would give the field the value of that.
+SHOWN = "digests"
 _DIGEST = 12  # characters of a digest that people see
 
 

@@ -101,7 +101,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         about = "The digests of the plans above. The answer counts for these alone."
         # The process that takes the answer knows them by XCom, and not by this form.
         only: dict[str, Any] = {"enum": [digests]} if digests else {}
-        shown = Param(digests, type="string", title="Plans", description=about, **only)
+        shown = Param(digests, type="string", title="Digests", description=about, **only)
         self.params = ParamsDict({NOTE: note, SHOWN: shown})
 
     def _prepare(self, plans: Sequence[Plan]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,21 +11,26 @@ from ebbtide.log.plans.events import Event, PlanEvent, Standing, standing_of
 from ebbtide.log.plans.plan import Plan
 
 PLANS_SHOWN = 20
+Place = tuple[str, str, str]  # of a plan: its run, job and topic
 KEYLESS = "erase_keys"  # the job whose plans keep no keys, so that only their own run executes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOfRun:
-    """A plan without its offsets, and its events, oldest first."""
+    """A plan without its offsets, and its events, oldest first.
+
+    `newer` is the plan that the same run has made later in its place, where it has.
+    """
 
     plan: Plan
     standing: Standing
     events: Sequence[PlanEvent]
+    newer: str | None = None
 
     @property
     def may_be_asked_for(self) -> bool:
         """Whether approve_plan can execute it."""
-        return may_be_asked_for(self.plan, self.standing)
+        return self.newer is None and may_be_asked_for(self.plan, self.standing)
 
     @property
     def answer(self) -> PlanEvent | None:
@@ -48,7 +53,21 @@ def open_plans(lake: Lake, clock: datetime, since: timedelta) -> list[Plan]:
         plan.plan_id: standing_of(plan, [e for e in events if e.plan_id == plan.plan_id], clock)
         for plan in plans
     }
-    return [p for p in reversed(plans) if may_be_asked_for(p, standings[p.plan_id])]
+    newest = newest_of_runs(plans)
+    return [
+        plan
+        for plan in reversed(plans)
+        if may_be_asked_for(plan, standings[plan.plan_id]) and newest[_place(plan)] is plan
+    ]
+
+
+def newest_of_runs(plans: Iterable[Plan]) -> dict[Place, Plan]:
+    """Return the last plan that each run has made for a job and topic; a retry makes one more."""
+    return {_place(plan): plan for plan in sorted(plans, key=lambda plan: plan.made_at)}
+
+
+def _place(plan: Plan) -> Place:
+    return plan.run_id, plan.job, plan.topic
 
 
 def plans_of_run(
@@ -60,8 +79,16 @@ def plans_of_run(
         plans += lake.plans(plan_id=list(named))
     ids = [plan.plan_id for plan in plans]
     events = lake.plan_events(plan_id=ids) if ids else []
-    listed = []
+    listed, newest = [], newest_of_runs(plans)
     for plan in plans[:PLANS_SHOWN]:
         own = [event for event in events if event.plan_id == plan.plan_id]
-        listed.append(PlanOfRun(plan=plan, standing=standing_of(plan, own, clock), events=own))
+        last = newest[_place(plan)].plan_id
+        listed.append(
+            PlanOfRun(
+                plan=plan,
+                standing=standing_of(plan, own, clock),
+                events=own,
+                newer=last if last != plan.plan_id else None,
+            )
+        )
     return listed
