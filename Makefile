@@ -29,7 +29,7 @@ OFFLINE := { echo "setup: packages could not be fetched; check the network, the 
 
 # A test file at a time. Python and its JVM wait for each other, so three pairs keep two cores busy.
 PYTEST := $(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-NO_SERVICES := 'not services and not compose and not browser'
+NO_SERVICES := 'not services and not compose and not browser and not pairs'
 PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
