@@ -14,10 +14,10 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.row_counts import told_rows
 from ebbtide.log.state.topic_state import settings_of
 from ebbtide.runs.holds_table import read_holds
-from ebbtide.stages.unfinished import in_flight
-from tests.pairs.cases import COPIES
+from ebbtide.stages.unfinished import Work, in_flight
+from tests.pairs.cases import COPIES, AdoptedTopics
 
-RECORD = ("partition", "offset", "key", "value", "is_tombstone")
+RECORD = ("partition", "offset", "key", "value", "is_tombstone", "segment")
 BATCH = (
     "partition",
     "base_offset",
@@ -28,7 +28,10 @@ BATCH = (
     "record_count",
     "size_bytes",
     "control_type",
+    "segment",
 )
+# Work that an adopted topic may have in flight.
+OF_ADOPTED = (Work.ROUND, Work.UNDO)
 # Iceberg's, and what differs from one topic to the next by its name.
 _OF_THE_TABLE = ("write.", "commit.", "format-", "history.", "owner", "current-", "default-")
 
@@ -45,41 +48,36 @@ def end_of(spark: SparkSession, name: TopicName) -> End:
 
 
 def _end(spark: SparkSession, name: TopicName) -> End:
-    records = _rows(spark, name.records_table, (*RECORD, "segment"))
-    batches = _rows(spark, name.batches_table, (*BATCH, "segment"))
+    is_adopted = name.cluster == AdoptedTopics.kind
+    records = _rows(spark, name.records_table, (*RECORD[: 4 if is_adopted else 6],))
+    batches = [] if is_adopted else _rows(spark, name.batches_table, BATCH)
     end: End = {
-        "records": [row[:-1] for row in records],
-        "batches": [row[:-1] for row in batches],
-        "held": _rows(spark, name.held_table, RECORD[:-1]),
-        "quarantine": _rows(spark, name.quarantine_table, RECORD),
-        "holds": len(read_holds(spark, name)) if _has_holds(spark) else 0,
+        "records": [row[:5] for row in records],
+        "held": _rows(spark, name.held_table, RECORD[: 3 if is_adopted else 4]),
+        "quarantine": _rows(spark, name.quarantine_table, RECORD[:5]),
+        "holds": len(read_holds(spark, name)),
     }
     try:
         topic = find(spark, name)
         if topic is None:
             return end
-        count_own(topic)
+        if not is_adopted:
+            count_own(topic)
         topic = load(spark, name)
     except ForeignChangeError:
         return end | {"blocked": True}
+    starts = {p: state.log_start_offset for p, state in topic.partitions.items()}
     end |= {
-        "offsets": {
-            p: (state.log_start_offset, state.log_end_offset)
-            for p, state in topic.partitions.items()
-        },
+        # Files go as wholes, so headers of batches below the log start may stay for a while.
+        "batches": [row[:-1] for row in batches if row[2] >= starts[row[0]]],
+        "offsets": {p: (starts[p], state.log_end_offset) for p, state in topic.partitions.items()},
         "settings": _settings(topic),
-        "in flight": sorted(in_flight(topic)),
+        "in flight": sorted(in_flight(topic, OF_ADOPTED if is_adopted else tuple(Work))),
     }
-    for what, rows in (("records", records), ("batches", batches)):
-        _check_counted(topic, what, rows)
+    if not is_adopted:
+        _check_counted(topic, "records", records)
+        _check_counted(topic, "batches", batches)
     return end
-
-
-def _has_holds(spark: SparkSession) -> bool:
-    from ebbtide.iceberg.schema import holds_table
-    from ebbtide.log.settings.names import CATALOG
-
-    return table_exists(spark, holds_table(CATALOG))
 
 
 def _check_counted(topic: Topic, what: str, rows: list[tuple[Any, ...]]) -> None:

@@ -8,11 +8,8 @@ to such an end when it runs again.
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
@@ -21,11 +18,10 @@ from ebbtide.errors import class_named
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.settings.names import TopicName
-from tests.pairs.cases import CLUSTER, NOW, OwnTopics
+from tests.pairs.cases import OWNER, Topics, run_words
 from tests.pairs.ends import End, end_of
 from tests.pairs.two_processes import OtherProcess
 
-OUTCOMES = Path(__file__).parent / "outcomes.json"
 FIRST_A, FIRST_B, EITHER, NEITHER = "A, B", "B, A", "either", "neither"
 _tags = count()
 
@@ -59,7 +55,7 @@ Outcomes = dict[str, dict[str, Outcome]]
 class Pairs:
     """The matrix of one kind of topics, in one lake: A in another process, B in this one."""
 
-    def __init__(self, topics: OwnTopics, other: OtherProcess) -> None:
+    def __init__(self, topics: Topics, other: OtherProcess) -> None:
         self._topics = topics
         self._other = other
         self.spark: SparkSession = topics.spark
@@ -80,20 +76,20 @@ class Pairs:
         return found
 
     def _names(self, cells: Iterable[Cell]) -> dict[TopicName, Cell]:
-        return {TopicName(CLUSTER, f"t{next(_tags)}"): cell for cell in cells}
+        return {TopicName(self._topics.kind, f"t{next(_tags)}"): cell for cell in cells}
 
     def _one_after_the_other(
         self, a: str, others: Sequence[str]
     ) -> tuple[dict[str, tuple[Met, Met]], dict[str, list[Step]]]:
         """Both orders of A and each of the others, and A's steps on the topic where it is first."""
-        first_a = {b: TopicName(CLUSTER, f"t{next(_tags)}") for b in others}
-        first_b = {b: TopicName(CLUSTER, f"t{next(_tags)}") for b in others}
+        first_a = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
+        first_b = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
         self._topics.fill(
             {name: frozenset((a, b)) for of in (first_a, first_b) for b, name in of.items()}
         )
         steps = self._run_a(a, list(first_a.values()), "a")
         for b in others:
-            self._run_b(b, [first_a[b], first_b[b]], "b")
+            self._topics.run(b, [first_a[b], first_b[b]], "b")
         self._run_a(a, list(first_b.values()), "a")
         names = {of[b]: Cell(b, Step.PROBE) for of in (first_a, first_b) for b in others}
         met = self._met(a, names)
@@ -106,11 +102,11 @@ class Pairs:
         topics = _call_groups(self._topics.calls(a, list(names)), names)
         for call, of_call in topics:
             stops = {str(name): names[name].step for name in of_call}
-            steps = self._other.begin(a, [*call, *_run("a")], stops)
+            steps = self._other.begin(a, [*call, *run_words("a")], stops)
             if steps is not None:
                 missed |= {n for n in of_call if stops[str(n)] not in steps.get(str(n), [])}
             for b in dict.fromkeys(names[name].b for name in of_call):
-                self._run_b(b, [name for name in of_call if names[name].b == b], "b")
+                self._topics.run(b, [name for name in of_call if names[name].b == b], "b")
             if steps is None:
                 self._other.end()
         return missed
@@ -129,22 +125,14 @@ class Pairs:
         if failed_a:
             self._run_a(a, failed_a, "a")
         for b in dict.fromkeys(names[name].b for name in failed_b):
-            self._run_b(b, [name for name in failed_b if names[name].b == b], "b")
+            self._topics.run(b, [name for name in failed_b if names[name].b == b], "b")
         return self._met(a, {name: names[name] for name in {*failed_a, *failed_b}})
 
     def _run_a(self, a: str, names: Sequence[TopicName], run_id: str) -> dict[str, list[Step]]:
         steps: dict[str, list[Step]] = {}
         for call in self._topics.calls(a, names):
-            steps |= self._other.run(a, [*call, *_run(run_id)])
+            steps |= self._other.run(a, [*call, *run_words(run_id)])
         return steps
-
-    def _run_b(self, b: str, names: Sequence[TopicName], run_id: str) -> None:
-        main = import_module(f"jobs.{b}").main
-        for call in self._topics.calls(b, names):
-            try:
-                main([*call, *_run(run_id)])
-            except (Exception, SystemExit):  # then no row says how it ended
-                traceback.print_exc()
 
     def _met(self, a: str, names: Mapping[TopicName, Cell]) -> dict[TopicName, Met]:
         """What each topic has come to, by the newest rows of its two jobs."""
@@ -155,13 +143,13 @@ class Pairs:
         }
 
         def error(run_id: str, job: str, name: TopicName) -> str | None:
+            if job == OWNER:
+                return None
             found = errors.get((run_id, job, str(name)), ("no row", ""))
             return None if found[0] is None else str(found[0])
 
         return {
-            name: Met(
-                error("a", a, name), error("b", cell.b, name), end_of(self.spark, name)
-            )
+            name: Met(error("a", a, name), error("b", cell.b, name), end_of(self.spark, name))
             for name, cell in names.items()
         }
 
@@ -171,10 +159,6 @@ def _call_groups(
 ) -> list[tuple[list[str], list[TopicName]]]:
     """Each call with the topics that it names."""
     return [(call, [n for n in names if f'"{n}"' in str(call) or str(n) in call]) for call in calls]
-
-
-def _run(run_id: str) -> list[str]:
-    return ["--now", NOW, "--run-id", run_id]
 
 
 def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
@@ -225,5 +209,10 @@ def _diff(met: Met, order: Met) -> dict[str, object]:
 
 def _shown(one: object, two: object) -> object:
     if isinstance(one, list) and isinstance(two, list):
-        return [[x for x in one if x not in two], [x for x in two if x not in one], len(one), len(two)]
+        return [
+            [x for x in one if x not in two],
+            [x for x in two if x not in one],
+            len(one),
+            len(two),
+        ]
     return [one, two]

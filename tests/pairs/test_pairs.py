@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.connections import CONNECTIONS
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
-from tests.pairs.cases import OWN_JOBS, OwnTopics
-from tests.pairs.pairs import NEITHER, Outcomes, Pairs
+from tests.pairs.cases import ADOPTED_JOBS, OWN_JOBS, OWNER, AdoptedTopics, OwnTopics, Topics
+from tests.pairs.outcomes import read_stored, store
+from tests.pairs.pairs import NEITHER, Pairs
 from tests.pairs.two_processes import OtherProcess
-from tests.stages.ingest_topic.live import CONNECTION
 
-CHOSEN_B = os.environ.get("PAIRS_B", "").split()
+KINDS: dict[str, type[Topics]] = {of.kind: of for of in (OwnTopics, AdoptedTopics)}
+# `make test-pairs` sets these: the others that A meets, and whether to store what they came to.
+CHOSEN = tuple(os.environ.get("PAIRS_B", "").split())
+STORES = bool(os.environ.get("PAIRS_STORE"))
+# In `make test-all` beside the whole matrix, and in each quarter of the long tests.
+SAMPLE = [
+    ("ingest_segments", "ingest_segments"),
+    ("clean_log", "delete_records"),
+    ("undo_run", "clean_log"),
+    ("hold_records", "clean_log"),
+    ("repair_state", "ingest_segments"),
+]
+
+Meet = Callable[[str, str, Sequence[str]], dict[str, dict[str, str]]]
 
 
-@pytest.fixture(scope="module")
-def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
-        yield broker
+@pytest.fixture
+def meet(
+    sandbox: LakeSandbox,
+    other: OtherProcess,
+    start_broker: Callable[[], KafkaBroker],
+    tmp_path: Path,
+) -> Meet:
+    """Lets jobs run at each commit point of another; what each came to."""
 
+    def meet(kind: str, a: str, others: Sequence[str]) -> dict[str, dict[str, str]]:
+        topics = KINDS[kind](sandbox.session, tmp_path, start_broker)
+        found = Pairs(topics, other).meet(a, others)
+        wrong = [(b, step, of.why) for b in found for step, of in found[b].items() if of.why]
+        assert wrong == []
+        return {b: {step: of.word for step, of in found[b].items()} for b in found}
 
-@pytest.fixture(scope="module")
-def pairs(
-    sandbox: LakeSandbox, broker: KafkaBroker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pairs]:
-    folder = tmp_path_factory.mktemp("pairs")
-    session = sandbox.session
-    topics = OwnTopics(sandbox, folder, lambda: broker)
-    more = topics.environment() | {CONNECTIONS: json.dumps({CONNECTION: broker.client()})}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "newSession", lambda: session)
-        patch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
-        for name, value in {**sandbox.environment(), **more}.items():
-            patch.setenv(name, value)
-        with OtherProcess(sandbox, folder / "other.log", more) as other:
-            yield Pairs(topics, other)
+    return meet
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("a", OWN_JOBS)
-def test_own(pairs: Pairs, a: str) -> None:
-    found = pairs.meet(a, CHOSEN_B or OWN_JOBS)
-    Path(f"/tmp/pairs-{a}.json").write_text(json.dumps(found, indent=1))
-    assert [b for b in found for of in found[b].values() if of.word == NEITHER] == []
+@pytest.mark.parametrize(
+    ("kind", "a"),
+    [*(("own", job) for job in OWN_JOBS), *(("adopted", job) for job in ADOPTED_JOBS)],
+)
+def test_each_other_job_at_each_commit_point(kind: str, a: str, meet: Meet) -> None:
+    jobs = OWN_JOBS if kind == "own" else (*ADOPTED_JOBS, OWNER)
+    found = meet(kind, a, [b for b in jobs if not CHOSEN or b in CHOSEN])
+    if STORES:
+        store(kind, a, found)
+    stored = read_stored()[kind][a]
+    assert found == {b: stored.get(b) for b in found}, "store it with PAIRS_STORE=yes"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("a", "b"), SAMPLE)
+def test_a_pair_at_each_commit_point(a: str, b: str, meet: Meet) -> None:
+    found = meet("own", a, [b])
+    assert found == {b: read_stored()["own"][a][b]}
+
+
+def test_what_is_stored_is_right() -> None:
+    words = [
+        word
+        for of_kind in read_stored().values()
+        for of_a in of_kind.values()
+        for of_b in of_a.values()
+        for word in of_b.values()
+    ]
+    assert words
+    assert NEITHER not in words

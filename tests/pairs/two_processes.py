@@ -20,11 +20,11 @@ WORKER = "tests.pairs.worker"
 class OtherProcess:
     """A worker.py: one job at a time, with a Spark of its own that stays."""
 
-    def __init__(self, sandbox: LakeSandbox, errors: Path, more: Mapping[str, str]) -> None:
+    def __init__(self, sandbox: LakeSandbox, errors: Path) -> None:
+        self.environment: dict[str, str] = {}  # what its jobs see from the next one on
         self._environment = {
             **os.environ,
             **sandbox.environment(),
-            **more,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         }
         self._home = sandbox.home
@@ -65,7 +65,8 @@ class OtherProcess:
         """
         stops = stops or {}
         self._waiting = set()
-        self._tell({"job": job, "arguments": list(arguments), "stops": stops})
+        asked = {"job": job, "arguments": list(arguments), "stops": stops}
+        self._tell(asked | {"environment": self.environment})
         while len(self._waiting) < len(stops):
             answer = self._answer()
             if "ended" in answer:

@@ -1,7 +1,7 @@
 """Run jobs in a lake and stop at their commits: `worker.py HOME`, told by JSON lines on stdin.
 
-`{"job": ..., "arguments": [...], "stops": {topic: step}}` runs a job's main. It stops on each topic
-before the first commit of its step, answers `{"topic": ..., "stopped": step}`, and waits for
+`{"job": ..., "arguments": [...], "stops": {topic: step}, "environment": {...}}` runs a job's main
+with these variables added. It stops on each topic before the first commit of its step, answers `{"topic": ..., "stopped": step}`, and waits for
 `{"go": [topic, ...]}`. At the end it answers `{"ended": exit code, "steps": {topic: [step, ...]}}`.
 """
 
@@ -109,6 +109,7 @@ def main() -> None:
         if "go" in told:
             stops.go(told["go"])
             continue
+        os.environ.update(told["environment"])
         stops.begin(told["stops"])
         Thread(target=run, args=(told["job"], told["arguments"], stops), daemon=True).start()
 
