@@ -1,8 +1,9 @@
 """Run jobs in a lake and stop at their commits: `worker.py HOME`, told by JSON lines on stdin.
 
 `{"job": ..., "arguments": [...], "stops": {topic: step}, "environment": {...}}` runs a job's main
-with these variables added. It stops on each topic before the first commit of its step, answers `{"topic": ..., "stopped": step}`, and waits for
-`{"go": [topic, ...]}`. At the end it answers `{"ended": exit code, "steps": {topic: [step, ...]}}`.
+with these variables added. It stops on each topic before the first commit of its step, answers
+`{"topic": ..., "stopped": step}`, and waits for `{"go": [topic, ...]}`. At the end it answers
+`{"ended": exit code, "steps": {topic: [step, ...]}}`.
 """
 
 from __future__ import annotations
