@@ -7,6 +7,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -71,6 +72,9 @@ def log_of(segments: Sequence[Sequence[tuple[str, str | None]]]) -> list[list[Me
         [Message(key, value, 2 * HOUR_MS * i) for key, value in records]
         for i, records in enumerate(segments)
     ]
+
+
+_tags = count()
 
 
 class Topics(ABC):
@@ -188,8 +192,9 @@ class OwnTopics(Topics):
             return [[*words_of([name]), *ASKED, "--append"] for name in names]
         if job == "delete_records":
             return [deletion(names, DELETED)]
-        if job == "export_segments":
-            return [[*topics, "--target", str(self._folder / "out")]]
+        if job == "export_segments":  # it fills a directory of its own
+            out = self._folder / "out"
+            return [[*words_of([of]), "--target", str(out / str(next(_tags)))] for of in names]
         return [[*topics, *MORE_WORDS.get(job, ())]]
 
     def _run_of(self, job: str, names: Sequence[TopicName], *more: str) -> None:
