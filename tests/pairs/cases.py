@@ -160,6 +160,8 @@ class OwnTopics(Topics):
 
         unmarked = of("mark_tombstones")
         self._mark(name for name in names if name not in unmarked)
+        if undone := of("undo_run"):
+            self._succeed("delete_records", deletion(undone, DELETED_BEFORE), BEFORE)
         if replicated := of("replicate_log"):
             self._run_of("configure_topic", replicated, "--set", f"ebbtide.replicas=lake.{COPIES}")
         if merged := of("expire_snapshots"):
@@ -169,8 +171,6 @@ class OwnTopics(Topics):
             self._ingest(grown)
             self._run_of("configure_topic", grown, "--unset", "ebbtide.source")
             self._mark(name for name in grown if name not in unmarked)
-        if undone := of("undo_run"):
-            self._succeed("delete_records", deletion(undone, DELETED_BEFORE), BEFORE)
         self._grow(of("ingest_segments"), 0, 1)
         for name in of("ingest_topic"):
             create(self._broker(), name.topic)
