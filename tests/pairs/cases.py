@@ -25,6 +25,8 @@ from tests.tables.nights import DAY_MS, HOUR_MS, at
 
 COPIES = "copies"  # the cluster of replicas
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
+# A job that has run at NOW would have nothing to do there again.
+FILLED = at(FIRST_MS + 9 * DAY_MS).isoformat()
 # On topics whose tables ebbtide writes; the two others refuse such, or pass by.
 OWN_JOBS = tuple(JOBS)
 # The owner of an adopted table appends to it at any moment; this is no job of ebbtide's.
@@ -106,13 +108,13 @@ class Topics(ABC):
                 traceback.print_exc()
 
     def _succeed(self, job: str, arguments: Sequence[str], run_id: str = "fill") -> None:
-        code = import_module(f"jobs.{job}").main([*arguments, *run_words(run_id)])
+        code = import_module(f"jobs.{job}").main([*arguments, *run_words(run_id, FILLED)])
         assert code == ExitCode.DONE, job
 
 
-def run_words(run_id: str) -> list[str]:
+def run_words(run_id: str, now: str = NOW) -> list[str]:
     """The clock and the id of a run."""
-    return ["--now", NOW, "--run-id", run_id]
+    return ["--now", now, "--run-id", run_id]
 
 
 def words_of(names: Iterable[TopicName]) -> list[str]:
