@@ -311,8 +311,8 @@ def _state_to_change(topic: Topic) -> HeldState:
     old = state_of(_records_properties(spark, name))
     if held is None and not old and state_of(topic.properties):
         raise CommitConflictError(
-            f"expected the state of {name} in {name.state_table}, where this job has read it, found "
-            "that abandon_table or somebody else has dropped it meanwhile; run the job again"
+            f"expected the state of {name} in {name.state_table}, where this job read it, found "
+            "that abandon_table or another tool has dropped it meanwhile; run the job again"
         )
     if held is None:
         commit(Step.STATE_TABLE, partial(create_state, spark, name, old))
