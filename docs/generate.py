@@ -281,7 +281,10 @@ def _of_pair(of_pair: Mapping[str, str]) -> str:
         by_word.setdefault(word, []).append(f"`{step}`")
     if len(by_word) == 1:
         return next(iter(by_word))
-    return "; ".join(f"{word}: {' '.join(steps)}" for word, steps in by_word.items()) or "no commit"
+    return (
+        "; ".join(f"{word}: {' '.join(steps)}" for word, steps in by_word.items())
+        or "A makes no commit"
+    )
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
