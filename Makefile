@@ -29,7 +29,7 @@ OFFLINE := { echo "setup: packages could not be fetched; check the network, the 
 
 # A test file at a time. Python and its JVM wait for each other, so three pairs keep two cores busy.
 PYTEST := $(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-NO_SERVICES := 'not services and not compose and not browser'
+NO_SERVICES := 'not services and not compose and not browser and not pairs'
 PICTURES := in-airflow topic-in-airflow form question run key
 RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2.properties spark-env.sh)
 BENCH_RESULTS := benchmarks/results/clean_log
@@ -39,7 +39,7 @@ BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-z
 # The class archive first: it takes longest, and mypy runs beside it.
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) archive $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
 
-.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-all test-short-and-long test-quarter durations test-services smoke test-compose test-browser pictures vendor fuzz fuzz-spark chaos check check-types check-style lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-all test-short-and-long test-quarter durations test-services smoke test-compose test-pairs test-browser pictures vendor fuzz fuzz-spark chaos check check-types check-style lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -91,6 +91,9 @@ test-compose: setup-test ## docker-compose.yaml: image, services, nights by its 
 	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
 	@$(PY) -m pytest -m compose tests/compose $(MORE)
 
+test-pairs: setup-test ## Each pair of jobs on one topic at a time (PAIRS="own-clean_log" for one A, PAIRS_B=, PAIRS_STORE=yes)
+	@$(PY) -m pytest -m pairs tests/pairs $(if $(PAIRS),-k "$(PAIRS)") $(MORE)
+
 test-browser: setup-test ## The pages in Chromium: every role, light and dark, phone and wide, axe-core; a deletion by form, a key, 500 topics (needs npm, chromium, PostgreSQL)
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) conf/npm/fetch.py $(HOME_DIR)/browser axe-core
@@ -115,7 +118,7 @@ check-style: machine $(DONE)/requirements-dev
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/lint-imports --no-logo
 
-docs: setup-test ## Write the generated pages: docs/settings.md, runs.md, alerts.md and conformance.md
+docs: setup-test ## Write the generated pages: docs/settings.md, runs.md, alerts.md, pairs.md and conformance.md
 	@$(PY) -m docs.generate
 	@$(PY) -m tests.conformance
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 # Tests of these marks have runs of their own: pyproject.toml leaves them out of every other.
-MARKS_OF_OTHER_RUNS = frozenset({"browser", "compose", "long", "services"})
+MARKS_OF_OTHER_RUNS = frozenset({"browser", "compose", "long", "pairs", "services"})
 
 _hit: set[str] = set()
 

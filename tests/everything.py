@@ -31,6 +31,7 @@ def parts() -> list[Part]:
     return [
         Part("check"),
         Part("test-short-and-long"),
+        Part("test-pairs"),
         Part("test-browser"),
         Part("test-services"),
         Part("test-compose", why_not()),

@@ -30,6 +30,8 @@ _MISSING = (
 )
 # Of a refresh, if the table was dropped and created again: its id is another one.
 _OTHER_TABLE = "java.lang.IllegalStateException"
+# Of a refresh, if an earlier one has found that the table was dropped: it has no version then.
+_WITHOUT_VERSION = "java.lang.NullPointerException"
 _PART = re.compile(r"`((?:[^`]|``)*)`|([^.`]+)")
 # A REST catalog may vend credentials with a table, and they expire.
 _OPEN_FOR_S = 60.0
@@ -175,7 +177,7 @@ def _newest(spark: SparkSession, name: str) -> _Opened:
             opened.refresh()
             return opened
         except Py4JJavaError as error:
-            if cause_of(error) not in (*_MISSING, _OTHER_TABLE):
+            if cause_of(error) not in (*_MISSING, _OTHER_TABLE, _WITHOUT_VERSION):
                 raise
     tables.pop(name, None)
     opened = tables[name] = _opened(spark, name)

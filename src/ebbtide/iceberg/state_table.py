@@ -61,8 +61,10 @@ class HeldState:
         try:
             self._commit(operations, base, properties)
         except Py4JJavaError as error:
-            # The faster writer has also removed the manifest list that this change builds on.
-            if str(operations.refresh().metadataFileLocation()) == self.table.metadata.file:
+            # The faster writer has also removed the manifest list that this change builds on, or
+            # dropped the table.
+            newest = find_table(self.table.spark, self.table.name)
+            if newest is not None and newest.metadata.file == self.table.metadata.file:
                 raise
             raise self._conflict() from error
         self._remove_list_of_manifests()

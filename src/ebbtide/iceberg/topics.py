@@ -302,10 +302,18 @@ def compare_and_set(
 
 
 def _state_to_change(topic: Topic) -> HeldState:
-    """Return the topic's state; that of an older version moves to a table of its own first."""
+    """Return the topic's state; that of an older version moves to a table of its own first.
+
+    Raise CommitConflictError if the state that the topic was read with is there no more.
+    """
     spark, name = topic.spark, topic.name
     held = read_state(spark, name)
     old = state_of(_records_properties(spark, name))
+    if held is None and not old and state_of(topic.properties):
+        raise CommitConflictError(
+            f"expected the state of {name} in {name.state_table}, where this job read it, found "
+            "that abandon_table or another tool has dropped it meanwhile; run the job again"
+        )
     if held is None:
         commit(Step.STATE_TABLE, partial(create_state, spark, name, old))
         held = read_state(spark, name)
