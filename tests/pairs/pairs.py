@@ -23,6 +23,7 @@ from tests.pairs.ends import End, end_of
 from tests.pairs.two_processes import OtherProcess
 
 FIRST_A, FIRST_B, EITHER, NEITHER = "A, B", "B, A", "either", "neither"
+NO_ROW = "no row in runs"  # of a job that was refused before it looked at the topic
 _tags = count()
 
 
@@ -145,7 +146,7 @@ class Pairs:
         def error(run_id: str, job: str, name: TopicName) -> str | None:
             if job == OWNER:
                 return None
-            found = errors.get((run_id, job, str(name)), ("no row", ""))
+            found = errors.get((run_id, job, str(name)), (NO_ROW, ""))
             return None if found[0] is None else str(found[0])
 
         return {
@@ -163,6 +164,8 @@ def _call_groups(
 
 def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
     """What a cell came to."""
+    if NO_ROW in {error for of in (met, *serial) for error in (of.a, of.b)}:
+        return Outcome(NEITHER, "a job was refused by its arguments, so that nothing was compared")
     if met in serial:
         return Outcome(_order(met, serial))
     failed = {"A": met.a, "B": met.b}

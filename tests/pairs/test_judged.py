@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pairs.pairs import EITHER, FIRST_A, FIRST_B, NEITHER, Met, judged
+from tests.pairs.pairs import EITHER, FIRST_A, FIRST_B, NEITHER, NO_ROW, Met, judged
 
 
 def end(*offsets: int) -> Met:
@@ -25,6 +25,7 @@ SERIAL = end(1, 2), end(2)
         (end(1)._replace(b="HoldError"), end(1), NEITHER),
         (end(1)._replace(b="AssertionError"), end(1, 2), NEITHER),
         (end(1)._replace(a="HoldError", b="HoldError"), end(1, 2), NEITHER),
+        (end(2)._replace(b=NO_ROW), end(2), NEITHER),
     ],
 )
 def test_an_end_is_that_of_an_order(met: Met, again: Met | None, word: str) -> None:

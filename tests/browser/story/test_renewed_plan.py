@@ -27,10 +27,10 @@ DAG = "delete_records"
 
 
 def start_and_rows(lake: LakeSandbox) -> tuple[int, int]:
-    """The log start offset of the partition, and the records of the topic."""
+    """The log start offset of the partition, and its records."""
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
         state = opened.topic(FLIGHTS).partitions[PARTITION]
-        return state.log_start_offset, opened.live_rows(FLIGHTS)[0]
+        return state.log_start_offset, opened.live_rows(FLIGHTS)[PARTITION]
 
 
 def delete_meanwhile(lake: LakeSandbox, before: int) -> None:
@@ -51,15 +51,10 @@ def do(lake: LakeSandbox, job: str, *arguments: str) -> None:
 
 
 def answer_on_our_page(bob: Person, run: str) -> Callable[[], Any]:
-    """Open the run's page, which then hears of nothing new; what approves there."""
+    """Open the run's page; what approves there."""
     page = bob.open(run)
-    page.route(
-        "**/*",
-        lambda route: (
-            route.abort() if route.request.resource_type == "fetch" else route.continue_()
-        ),
-    )
-    page.get_by_label("Note").fill("as on the screen")
+    page.get_by_label("Note").fill("as on the screen")  # once the page takes an answer
+    hear_nothing(page)
     return lambda: bob.press("Approve")
 
 
@@ -69,7 +64,19 @@ def answer_on_airflows_page(bob: Person, run: str) -> Callable[[], Any]:
     bob.page.goto(address, wait_until="load")
     approve = bob.page.get_by_role("button", name="Approve", exact=True)
     approve.wait_for()
+    hear_nothing(bob.page)
     return lambda: approve.click()
+
+
+def hear_nothing(page: Any) -> None:
+    """Let the page stay as it is: it can send something, and gets nothing new."""
+
+    def answer(route: Any) -> None:
+        request = route.request
+        is_look = request.method == "GET" and request.resource_type in ("fetch", "xhr")
+        route.abort() if is_look else route.continue_()
+
+    page.route("**/*", answer)
 
 
 def run_id_of(run: str) -> str:
