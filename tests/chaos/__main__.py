@@ -25,6 +25,7 @@ from tests.chaos.disturbance import TOOLS
 from tests.chaos.schedules import KILL_9, SCHEDULES_A_LOG, disturbed, log_of, undisturbed
 from tests.kafka.oracle import MEMORY
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
+from tests.pairs.two_processes import OtherProcess
 
 A_PROCESS = 20  # schedules; hundreds would fill a JVM
 # A run of so many schedules proves something only if each tool changed this many, and this many
@@ -97,22 +98,30 @@ def run(seed: int, schedules: Iterable[int]) -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY) as folder:
         sandbox = LakeSandbox(Path(folder) / "home")
         sandbox.session.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()
-        expected: dict[int, Any] = {}
-        for number in schedules:
-            started = time.monotonic()
-            topic, log = log_of(seed, number), number // SCHEDULES_A_LOG
-            if log not in expected:
-                expected = {log: undisturbed(sandbox, topic, Path(folder) / f"u{log}")}
-            home = Path(folder) / f"s{number}"
-            told = disturbed(sandbox, topic, home, expected[log], (seed, number))
-            line = {
-                "schedule": number,
-                "seconds": round(time.monotonic() - started),
-                "happened": told.happened,
-                "changed": told.changed,
-                "problems": told.problems,
-            }
-            print(json.dumps(line), flush=True)
+        with OtherProcess(sandbox, Path(folder) / "company.log") as other:
+            run_beside(sandbox, other, Path(folder), seed, schedules)
+
+
+def run_beside(
+    sandbox: LakeSandbox, other: OtherProcess, folder: Path, seed: int, schedules: Iterable[int]
+) -> None:
+    """Run schedules, with another process for those that have company."""
+    expected: dict[int, Any] = {}
+    for number in schedules:
+        started = time.monotonic()
+        topic, log = log_of(seed, number), number // SCHEDULES_A_LOG
+        if log not in expected:
+            expected = {log: undisturbed(sandbox, topic, folder / f"u{log}")}
+        home = folder / f"s{number}"
+        told = disturbed(sandbox, topic, home, expected[log], (seed, number), other)
+        line = {
+            "schedule": number,
+            "seconds": round(time.monotonic() - started),
+            "happened": told.happened,
+            "changed": told.changed,
+            "problems": told.problems,
+        }
+        print(json.dumps(line), flush=True)
 
 
 def sum_up(done: Sequence[dict[str, Any]]) -> int:

@@ -1,7 +1,7 @@
 """A schedule: some nights of a random topic, disturbed, that must end as undisturbed ones do.
 
 Every fourth schedule has a stranger that changes rows: each time the next job must notice, and the
-topic goes on once the change is taken back.
+topic goes on once the change is taken back. Two of three have the company of another process.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from ebbtide.stages.repair_state.plan import plan_repair
 from ebbtide.stages.repair_state.stage import execute_repair
 from ebbtide.stages.unfinished import settle
+from tests.chaos.company import Company
 from tests.chaos.disturbance import (
     FULL_DISK,
     MOST_A_NIGHT,
@@ -46,6 +47,7 @@ from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
+from tests.pairs.two_processes import OtherProcess
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.nights import clean, expire, ingest, mark
@@ -88,14 +90,26 @@ def undisturbed(sandbox: LakeSandbox, topic: Topic, home: Path) -> dict[int, Vie
 
 
 def disturbed(
-    sandbox: LakeSandbox, topic: Topic, home: Path, expected: dict[int, View], seed: tuple[int, int]
+    sandbox: LakeSandbox,
+    topic: Topic,
+    home: Path,
+    expected: dict[int, View],
+    seed: tuple[int, int],
+    other: OtherProcess,
 ) -> Told:
     """The same nights with all that a schedule brings; compared with how they end without."""
     rng, told = random.Random(f"schedule {seed}"), Told()
-    schedule = _Schedule(sandbox, TopicName(home.name, TOPIC), rng, told, seed[1])
+    name, company = TopicName(home.name, TOPIC), None
+    if seed[1] % 3:
+        of_company = random.Random(f"company {seed}")
+        log = home / "log"
+        company = Company(other, sandbox.session, name, log, of_company, told.happened)
+    schedule = _Schedule(sandbox, name, rng, told, seed[1], company)
     try:
         for number, a_round in enumerate(topic.rounds):
             jobs = _night(sandbox.session, schedule.name, topic, number, home)
+            if company is not None:
+                company.begin_night(a_round.now_ms, _requested(topic, number))
             schedule.night(jobs, number, a_round.now_ms)
         schedule.check_end(expected)
     except Exception as error:
@@ -105,9 +119,16 @@ def disturbed(
 
 class _Schedule:
     def __init__(
-        self, sandbox: LakeSandbox, name: TopicName, rng: random.Random, told: Told, number: int
+        self,
+        sandbox: LakeSandbox,
+        name: TopicName,
+        rng: random.Random,
+        told: Told,
+        number: int,
+        company: Company | None,
     ) -> None:
         self.name = name
+        self._company = company
         self._kills = number % 8 == 0  # by a real kill -9
         self._is_visited = number % 4 == 3
         self._sandbox = sandbox
@@ -120,16 +141,33 @@ class _Schedule:
     def night(self, jobs: Iterator[Job], number: int, now_ms: int) -> None:
         """All jobs of a night, each tried until it is done."""
         self._disturbance.left = MOST_A_NIGHT
-        with patch.object(commits, "before_commit", self._disturbance.before_commit):
+        with patch.object(commits, "before_commit", self._before_commit):
             for what, job in jobs:
                 if self._kills and number < 2 and what == "clean":
                     self._kill_9(now_ms)
-                self._until_done(what, job)
+                self._do(what, job)
                 if self._rng.random() < 0.4:
                     self._tools.run_one(is_between_jobs=True)
                 if self._is_visited and number and self._rng.random() < 0.3:
                     self._visit()
         self._tools.end_night()
+
+    def _do(self, what: str, job: Callable[[], object]) -> None:
+        """Do a job until it is done, and once more if it had company that may have undone it."""
+        if self._company is None:
+            self._until_done(what, job)
+            return
+        self._company.begin_job(what)
+        try:
+            self._until_done(what, job)
+        finally:
+            self._company.end_job()
+        self._until_done(what, job)
+
+    def _before_commit(self, step: Step) -> None:
+        if self._company is not None:
+            self._company.at_commit()
+        self._disturbance.before_commit(step)
 
     def _kill_9(self, now_ms: int) -> None:
         """The round begins in a process of its own, which is killed."""
@@ -258,12 +296,7 @@ def _night(
             f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms' = '1')"
         )
     yield "mark", lambda: mark(spark, str(name))
-    requested = {
-        partition: offset
-        for partition, log in enumerate(topic.partitions)
-        if (offset := log.delete_records[number]) is not None
-    }
-    if requested:
+    if requested := _requested(topic, number):
         yield (
             "delete",
             lambda: execute_delete(plan_delete(load(spark, name), requested, now_ms)),
@@ -276,6 +309,15 @@ def _night(
         "expire_snapshots",
         lambda: execute_expire_snapshots(settle(load(spark, name), "expire_snapshots")),
     )
+
+
+def _requested(topic: Topic, number: int) -> dict[int, int]:
+    """What is to be deleted in a night, by partition."""
+    return {
+        partition: offset
+        for partition, log in enumerate(topic.partitions)
+        if (offset := log.delete_records[number]) is not None
+    }
 
 
 def _views(spark: SparkSession, name: TopicName) -> dict[int, View]:

@@ -22,6 +22,7 @@ class OtherProcess:
 
     def __init__(self, sandbox: LakeSandbox, errors: Path) -> None:
         self.environment: dict[str, str] = {}  # what its jobs see from the next one on
+        self.exit_code = 0  # of the last job that ended
         self._environment = {
             **os.environ,
             **sandbox.environment(),
@@ -70,7 +71,7 @@ class OtherProcess:
         while len(self._waiting) < len(stops):
             answer = self._answer()
             if "ended" in answer:
-                return _steps_of(answer)
+                return self._ended(answer)
             self._waiting.add(answer["topic"])
         return None
 
@@ -80,12 +81,16 @@ class OtherProcess:
         while True:
             answer = self._answer()
             if "ended" in answer:
-                return _steps_of(answer)
+                return self._ended(answer)
 
     def run(self, job: str, arguments: Sequence[str]) -> dict[str, list[Step]]:
         """Run the whole job; return the steps of each topic."""
         self.begin(job, arguments)
         return self.end()
+
+    def _ended(self, answer: Mapping[str, Any]) -> dict[str, list[Step]]:
+        self.exit_code = answer["ended"]
+        return _steps_of(answer)
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
