@@ -131,6 +131,19 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def without_short_case(items: Iterable[pytest.Item]) -> list[str]:
+    """Return the tests whose mark `long` names a case that is none of theirs."""
+    named, short = dict[str, str](), set[str]()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        mark = item.get_closest_marker("long")
+        if mark is None:
+            short.add(test)
+        elif "but" in mark.kwargs:
+            named[test] = mark.kwargs["but"]
+    return [f"{test} has no case {case!r}" for test, case in named.items() if test not in short]
+
+
 def is_short_case(name: str, mark: pytest.Mark) -> bool:
     """Return whether the mark `long` names this case of its test as one of `make test`."""
     return mark.name == "long" and "but" in mark.kwargs and name.endswith(f"[{mark.kwargs['but']}]")
@@ -157,6 +170,15 @@ class Durations:
     def __init__(self, *, is_to_store: bool) -> None:
         self.is_to_store = is_to_store
         self.costs: dict[str, FileCosts] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Refuse a mark that leaves no case in `make test`, where whole files were collected."""
+        is_whole = not any("::" in arg for arg in config.args)
+        if is_whole and (wrong := without_short_case(items)):
+            raise pytest.UsageError("; ".join(wrong))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

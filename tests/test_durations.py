@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -28,6 +29,7 @@ from tests.durations import (
     quarters,
     read_stored,
     store,
+    without_short_case,
 )
 
 
@@ -77,6 +79,18 @@ def test_a_long_test_may_have_one_short_case() -> None:
     assert not is_short_case("test_it[b]", one)
     assert not is_short_case("test_it[None]", none)
     assert not is_short_case("test_it[a]", pytest.mark.broker.mark)
+
+
+def test_a_short_case_that_no_test_has_is_named() -> None:
+    def item(name: str, mark: pytest.MarkDecorator | None) -> Any:
+        marked = None if mark is None else mark.mark
+        return SimpleNamespace(nodeid=f"a.py::{name}", get_closest_marker=lambda _: marked)
+
+    case_b = pytest.mark.long(but="b")
+    items = [item("test_it[a]", case_b), item("test_it[b]", None), item("test_c", pytest.mark.long)]
+    assert without_short_case(items) == []
+    wrong = without_short_case([*items, item("test_d[a]", case_b)])
+    assert wrong == ["a.py::test_d has no case 'b'"]
 
 
 def test_costs_are_stored_by_file(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ JOB = "ebbtide.job"
 # In the summary of a snapshot of an adopted table, how many rows it removes, and of which topic.
 ROWS = "ebbtide.rows"
 TOPIC = "ebbtide.topic"
+# In the summary of a snapshot that takes out what a killed ingest has left beyond the log's end.
+LEFT = "ebbtide.left"
 # The catalog did not say, by a 5xx or a lost connection, whether it made a commit.
 _UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
 # Iceberg itself retries the second one. Both mean: read the table again and decide anew.

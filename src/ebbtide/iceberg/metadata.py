@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.commits import JOB, OWN, TOPIC
+from ebbtide.iceberg.commits import JOB, LEFT, OWN, TOPIC
 from ebbtide.moments import to_datetime
 
 _ADDED = ("added-records",)
@@ -67,9 +67,14 @@ class Snapshot(NamedTuple):
 
     @property
     def may_remove_rows(self) -> bool:
-        """Whether the commit may have removed rows: files, or rows of files."""
-        return self.operation != "replace" and any(
-            self.summary.get(name, "0") != "0" for name in _REMOVED
+        """Whether the commit may have removed rows of the log: files, or rows of files.
+
+        What a killed ingest had left was none of the log.
+        """
+        return (
+            self.operation != "replace"
+            and LEFT not in self.summary
+            and any(self.summary.get(name, "0") != "0" for name in _REMOVED)
         )
 
     @property

@@ -134,7 +134,7 @@ def test_a_plan_alone_changes_nothing_and_can_be_asked_for(
 ) -> None:
     lake = running[1]
     before, start = live_rows(lake), log_start(lake)
-    ann = person("ann")
+    ann, bob = person("ann"), person("bob")
     page = ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={start + 10}")
     ann.press("Plan only")
     ann.wait_for("success asked for by ann")
@@ -143,6 +143,11 @@ def test_a_plan_alone_changes_nothing_and_can_be_asked_for(
     assert "open" in page.locator("#plans + p").inner_text()
     ann.press("Ask for approval")
     assert "dag=approve_plan" in page.url
+    ann.wait_for("so somebody else has to approve it")
+    bob.open(page.url.rpartition("/ebbtide/")[2])
+    bob.press("Reject")
+    bob.wait_for("Rejected by bob.")
+    assert (live_rows(lake), log_start(lake)) == (before, start)
 
 
 def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(

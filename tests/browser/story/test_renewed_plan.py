@@ -20,7 +20,7 @@ from tests.lake_sandbox import LakeSandbox
 from tests.services.airflow_api import AirflowApi
 from tests.services.airflow_services import LOGIN
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 FLIGHTS, PARTITION = "sample.flights", 1
 DAG = "delete_records"

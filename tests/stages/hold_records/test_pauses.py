@@ -119,14 +119,14 @@ def test_delete_records_is_refused_by_the_holds_name(
 
 
 @pytest.mark.long
-def test_a_plan_made_before_the_pause_removes_nothing_of_its_partition(
+def test_a_plan_made_before_the_pause_is_refused(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
     kept = jobs.plan(expire_segments, NIGHT_MS, "--topic", str(name))
     append_hold(sandbox.session, name, pause(name))
-    assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.DONE
-    assert left(sandbox, name, 0) == ALL
-    assert left(sandbox, name, 1) == [4, 5]
+    assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.FAILED
+    assert f"{pause(name)} lets nothing be removed" in jobs.last_run().error
+    assert [left(sandbox, name, partition) for partition in (0, 1)] == [ALL, ALL]
     paused = jobs.plan(expire_segments, NIGHT_MS, "--topic", str(name))
     (stays,) = paused.summary["partitions"]["0"]["stays"]
     assert (stays["reason"].split(" lets")[0], stays["records"]) == (

@@ -135,7 +135,7 @@ def test_an_ingest_killed_anywhere_is_finished_by_the_next_also_of_a_source_that
 AT_WORK = [s for s in STEPS if s not in (Step.CREATE_TOPIC, Step.FOLLOW_SETTINGS)]
 
 
-@pytest.mark.long(but="ingest_batches")
+@pytest.mark.long(but="-ingest_batches")
 @pytest.mark.parametrize("step", AT_WORK)
 @pytest.mark.parametrize("has_grown", [False, True], ids=["", "of a source that grew"])
 def test_of_two_ingests_at_a_time_one_fails_and_each_record_is_there_once(

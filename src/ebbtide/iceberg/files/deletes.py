@@ -95,7 +95,11 @@ def leaving_of(unit: SegmentFiles, rows: SegmentRows, leaves: Bools) -> Leaving:
 
 
 def delete_leaving(
-    spark: SparkSession, table: str, leaving: Sequence[Leaving], step: Step
+    spark: SparkSession,
+    table: str,
+    leaving: Sequence[Leaving],
+    step: Step,
+    properties: Mapping[str, str] | None = None,
 ) -> Deleted:
     """Delete the rows by one commit; CommitConflictError where another writer changed a file."""
     leaving = [of_segment for of_segment in leaving if of_segment.rows]
@@ -106,7 +110,7 @@ def delete_leaving(
         dropped=[of.unit._replace(files=of.dropped) for of in leaving if of.dropped],
     )
     ends = ends_of(of_segment.unit for of_segment in leaving)
-    snapshot = commit(step, prepare_row_delta(spark, table, ends, delta, {}))
+    snapshot = commit(step, prepare_row_delta(spark, table, ends, delta, properties or {}))
     return Deleted(snapshot, [file for of in leaving for file in of.dropped])
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import Table
-from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.commits import LEFT, Step
 from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
 from ebbtide.iceberg.files.manifests import current_files
@@ -68,11 +68,13 @@ class RowsBeyond(NamedTuple):
     def drop(self, step: Step) -> Deleted:
         """Delete the rows of the snapshot by one commit, and none that was added since.
 
+        They count as none of the log's.
+
         CommitConflictError if another writer changed their files.
         """
         if self.snapshot is None:
             return Deleted()
-        return delete_leaving(self.spark, self.table, self._find(), step)
+        return delete_leaving(self.spark, self.table, self._find(), step, {LEFT: "true"})
 
     def partitions(self, bounds: OffsetsOfFiles) -> set[int]:
         """Return the partitions that have such a row, live and in the snapshot.
