@@ -109,6 +109,7 @@ STATE = {
 SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
     "ebbtide.job": "The job that committed the snapshot.",
+    "ebbtide.left": "The commit takes out what a killed ingest had left, no record of the log.",
     "ebbtide.slice": "The slice of a topic's source that an ingest appended with the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
     "ebbtide.undone.since": "On an adopted table, of an undo: by partition, since which snapshot.",
