@@ -78,8 +78,8 @@ fuzz-spark: setup-test ## The same through the Spark stages, 100 logs a topic (T
 	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
 	@$(PY) -m tests.nights.fuzz --logs-a-topic 100 --topics $(TOPICS) --seed $(SEED) --first $(FIRST)
 
-test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell)
-	@$(PY) conf/ivy/resolve_jars.py rest $(HOME_DIR)/rest-jars
+test-services: setup-test ## Nights on PostgreSQL, REST, S3 and a Spark cluster (EBBTIDE_SERVICES=all for every cell); catalogs that are refused
+	@for conf in rest refused s3proxy; do $(PY) conf/ivy/resolve_jars.py $$conf $(HOME_DIR)/$$conf-jars || exit 1; done
 	@$(UV) pip install -q --require-hashes -r requirements-browser.txt || $(OFFLINE)
 	@$(PY) -m pytest -m services tests/services tests/stores tests/writers $(MORE)
 

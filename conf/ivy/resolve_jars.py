@@ -1,7 +1,7 @@
 """Put the jars of one configuration into a directory, with the Ivy inside pyspark.
 
-Usage: resolve_jars.py spark|kafka|rest|connect TARGET_DIR. They are those of ivy.xml, or of
-connect.xml. Nothing is fetched that is there already.
+Usage: resolve_jars.py spark|kafka|rest|connect|refused|s3proxy TARGET_DIR. The first three are in
+ivy.xml, each other one in a file of its own name. Nothing is fetched that is there already.
 Ivy's cache and log lie beside the target, in `ivy/`.
 """
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 SETTINGS = HERE / "ivysettings.xml"
 CONFIGURATIONS = {
     **dict.fromkeys(("spark", "kafka", "rest"), HERE / "ivy.xml"),
-    "connect": HERE / "connect.xml",
+    **{name: HERE / f"{name}.xml" for name in ("connect", "refused", "s3proxy")},
 }
 JAVA_VERSION = "17"
 STAMP = ".resolved.json"

@@ -43,7 +43,7 @@ def test_a_catalog_that_takes_a_commit_from_an_older_base_is_refused(
         patched.setattr(HeldState, "_commit", commit_anyway)
         with pytest.raises(ConfigurationError, match=f"^expected catalog {catalog} to refuse a"):
             create_state(spark, name, {})
-    assert spark.sql(f"SHOW TABLES IN {catalog}.ebbtide_state").collect() == []
+    assert spark.sql(f"SHOW NAMESPACES IN {catalog}").collect() == []
     assert read_state(spark, name) is None
     create_state(spark, name, {})
     assert read_state(spark, name) is not None

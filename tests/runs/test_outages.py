@@ -16,7 +16,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained, in_words, outage_of
-from ebbtide.spark.jvm import java_class
+from ebbtide.spark.jvm import iceberg_class, java_class
 from tests.lake_sandbox import LakeSandbox
 
 REFUSED = "java.net.ConnectException"
@@ -165,6 +165,62 @@ def test_a_folder_that_may_not_be_written_is_named(sandbox: LakeSandbox) -> None
         "java.io.FileNotFoundException: /lake/t/metadata/1 (Permission denied); grant it, and run "
         "again"
     )
+
+
+def test_a_missing_driver_of_a_database_is_named_without_its_password(sandbox: LakeSandbox) -> None:
+    drivers = java_class(sandbox.session, "java.sql.DriverManager")
+    with pytest.raises(Py4JJavaError) as raised:
+        drivers.getConnection("jdbc:mariadb://h/d?password=secret")
+    explanation = explained(raised.value)
+    assert isinstance(explanation, ConfigurationError)
+    assert str(explanation) == (
+        "expected the Java driver of the catalog's database, found none for jdbc:mariadb://h/d. "
+        "Put its jar into .ebbtide/extra-jars and run `make setup`, or name it in spark.jars "
+        "(docs/stores.md)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "said"),
+    [
+        ("28P01", AccessDeniedError, "these credentials may use, found java.sql.SQLException: why"),
+        ("28000", AccessDeniedError, "these credentials may use, found java.sql.SQLException: why"),
+        ("42501", AccessDeniedError, "these credentials may use, found java.sql.SQLException: why"),
+        ("3D000", ConfigurationError, "in spark-defaults.conf names, found: why. Create it, or"),
+    ],
+)
+def test_what_a_database_refuses_is_a_sentence(
+    sandbox: LakeSandbox, state: str, kind: type[Exception], said: str
+) -> None:
+    error = Py4JJavaError("x", java_class(sandbox.session, "java.sql.SQLException")("why", state))
+    explanation = explained(error)
+    assert type(explanation) is kind
+    assert said in str(explanation)
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind", "said"),
+    [
+        (400, "BadRequestException", ConfigurationError, "Malformed request: why"),
+        (400, "IllegalArgumentException", ConfigurationError, "IllegalArgumentException: why"),
+        (404, "Unknown", ConfigurationError, "Unable to process (code: 404, type: Unknown): why"),
+        (429, "Busy", UnavailableError, "Unable to process (code: 429, type: Busy): why"),
+        (501, "Unsupported", ConfigurationError, "UnsupportedOperationException: why"),
+        (502, "BadGateway", UnavailableError, "Unable to process (code: 502, type: BadGateway)"),
+    ],
+)
+def test_what_a_rest_catalog_answers_is_a_sentence(
+    sandbox: LakeSandbox, status: int, name: str, kind: type[Exception], said: str
+) -> None:
+    """By Iceberg's own handler of answers."""
+    response = iceberg_class(sandbox.session, "rest.responses.ErrorResponse").builder()
+    response = response.responseCode(status).withType(name).withMessage("why").build()
+    handler = iceberg_class(sandbox.session, "rest.ErrorHandlers").defaultErrorHandler()
+    with pytest.raises(Exception, match="why") as raised:  # Spark has classes of its own for some
+        handler.accept(response)
+    explanation = explained(raised.value)
+    assert type(explanation) is kind
+    assert said in str(explanation)
 
 
 def test_an_error_of_java_is_told_with_its_cause(sandbox: LakeSandbox) -> None:

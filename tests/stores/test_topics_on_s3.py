@@ -49,11 +49,13 @@ def test_a_night_leaves_on_a_store_what_it_leaves_on_a_disk(
 
 
 def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cluster: str) -> None:
-    on_s3.session.conf.set("spark.sql.catalog.lake.s3.sse.type", "kms")
+    setting = "spark.sql.catalog.lake.s3.sse.type"
+    on_s3.session.conf.set(setting, "kms")
     arguments = ["--topic", f"{cluster}.t", "--now", "2026-11-22T01:00:00+00:00", "--run-id", "r"]
     args = job_parser("clean_log", "").parse_args(arguments)
     with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
         run_topics(on_s3.session, args, args.topic, lambda *_: pytest.fail("a topic was begun"))
+    on_s3.session.conf.unset(setting)
     assert not table_exists(on_s3.session, RUNS_TABLE)
 
 

@@ -19,8 +19,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.metadata import Snapshot, TableMetadata
-from ebbtide.iceberg.table_store import store_of
-from ebbtide.log.settings.names import OWN_NAMESPACE
+from ebbtide.iceberg.table_store import check_catalog, store_of
+from ebbtide.log.settings.names import CATALOG, OWN_NAMESPACE
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, java_array, java_class
 from ebbtide.stores.store import Store
 
@@ -221,9 +221,14 @@ def java_table(spark: SparkSession, name: str) -> Any:
 
 
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:
-    """Return Iceberg's catalog behind one of Spark's."""
+    """Return Iceberg's catalog behind one of Spark's.
+
+    Raise ConfigurationError if the lake is in a catalog that ebbtide refuses.
+    """
     catalogs = _known_of(spark).catalogs
     if name not in catalogs:
+        if name == CATALOG:
+            check_catalog(spark)
         set_active(spark)  # the helper ignores the session that it is given
         helper = iceberg_class(spark, "spark.Spark3Util")
         catalogs[name] = helper.loadIcebergCatalog(spark._jsparkSession, name)

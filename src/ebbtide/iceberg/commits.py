@@ -174,8 +174,9 @@ def commit(step: Step, action: Callable[[], T]) -> T:
         done = action()
     except Exception as error:
         if unknown := _message_of(error, (_UNKNOWN,)):
+            answer = unknown.partition("\n")[0]  # below it, advice on orphan files
             raise CommitConflictError(
-                f"expected the catalog to say whether it made commit {step}, found: {unknown}; run "
+                f"expected the catalog to say whether it made commit {step}, found: {answer}; run "
                 "the job again, which finds out. If the message stays the same, see the catalog's "
                 "own log"
             ) from error

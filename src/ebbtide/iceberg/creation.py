@@ -39,6 +39,13 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
             _unless_there(lambda: catalog.createNamespace(of, java_map(spark, _owner(spark))))
 
 
+def drop_namespace(spark: SparkSession, namespace: str) -> None:
+    """Drop an empty namespace, given as a quoted SQL identifier; Java's error for any other."""
+    catalog_name, *names = parts_of(namespace)
+    of = iceberg_class(spark, "catalog.Namespace").of(java_array(spark, names))
+    iceberg_catalog(spark, catalog_name).dropNamespace(of)
+
+
 def create_table(
     spark: SparkSession,
     table: str,

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.creation import Partitioning, create_namespace, create_table
-from ebbtide.iceberg.state_table import create_state, drop_state, read_state
+from ebbtide.iceberg.state_table import check_commits, create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
@@ -247,6 +247,7 @@ def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str
 
 def create_tables(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
     """Create a topic's tables alone."""
+    check_commits(spark, name.catalog)
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         create_namespace(spark, quoted(name.catalog, namespace))
     create_table(spark, name.batches_table, BATCH_COLUMNS, _BATCHES, _BY_SEGMENT)
@@ -283,12 +284,18 @@ def create_held_of_others(spark: SparkSession, name: TopicName) -> None:
     create_table(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, _BY_HOLD)
 
 
+def _create_own_namespace(spark: SparkSession, catalog: str = CATALOG) -> None:
+    """Create the namespace of ebbtide's own tables, in a catalog that jobs can rely on."""
+    check_commits(spark, catalog)
+    create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
+
+
 def create_runs(spark: SparkSession) -> None:
     """Create `lake.ebbtide.runs` where it does not exist; one of an older version gets columns."""
     if table_exists(spark, RUNS_TABLE):
         _add_summary(spark)
         return
-    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create_own_namespace(spark)
     properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
     create_table(spark, RUNS_TABLE, RUN_COLUMNS, properties, _by_day("started"))
 
@@ -313,20 +320,20 @@ def _has_summary(spark: SparkSession) -> bool:
 
 def create_erasures(spark: SparkSession) -> None:
     """Create `lake.ebbtide.erasures` where it does not exist."""
-    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create_own_namespace(spark)
     create_table(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, _by_day("requested_at"))
 
 
 def create_plans(spark: SparkSession) -> None:
     """Create `lake.ebbtide.plans` and `plan_events` where they do not exist."""
-    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create_own_namespace(spark)
     create_table(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, _by_day("made_at"))
     create_table(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, _by_day("at"))
 
 
 def create_undo_points(spark: SparkSession) -> None:
     """Create `lake.ebbtide.undo_points` where it does not exist."""
-    create_namespace(spark, quoted(CATALOG, OWN_NAMESPACE))
+    _create_own_namespace(spark)
     # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
     properties = _COMMON | {"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)}
     create_table(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, _by_day("at"))
@@ -334,5 +341,5 @@ def create_undo_points(spark: SparkSession) -> None:
 
 def create_holds(spark: SparkSession, catalog: str = CATALOG) -> None:
     """Create the catalog's table of holds where it does not exist."""
-    create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
+    _create_own_namespace(spark, catalog)
     create_table(spark, holds_table(catalog), HOLD_COLUMNS, _COMMON, _by_day("at"))

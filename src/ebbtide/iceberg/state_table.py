@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
@@ -28,10 +29,19 @@ from ebbtide.iceberg.catalog import (
     open_table,
 )
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.creation import create_namespace
+from ebbtide.iceberg.creation import create_namespace, drop_namespace
+from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
-from ebbtide.spark.jvm import iceberg_class, items, java_array, java_class, java_map
+from ebbtide.spark.jvm import (
+    ICEBERG,
+    as_dict,
+    iceberg_class,
+    items,
+    java_array,
+    java_class,
+    java_map,
+)
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
 _SETTINGS = {
@@ -43,6 +53,8 @@ _SETTINGS = {
 # This table exists once a catalog was seen to refuse a commit from a stale base.
 _PROBED = "exclusive_commits"
 _ANY_STATE = f"{PREFIX}0.probe"
+# What Nessie's REST catalog tells each client.
+_IS_NESSIE = "nessie.is-nessie-catalog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +176,47 @@ def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str])
 
 
 def check_commits(spark: SparkSession, catalog: str) -> None:
-    """Raise ConfigurationError where the catalog accepts a commit from an outdated base."""
+    """Raise ConfigurationError if jobs cannot rely on the catalog; nothing is left in it then.
+
+    A catalog is tried out once, before anything else is created there.
+    """
+    check_catalog(spark, catalog)
     marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
     if read_state(spark, marker) is not None:
         return
-    create_namespace(spark, quoted(catalog, OWN_NAMESPACE + STATE_SUFFIX))
+    _refuse_nessie(spark, catalog)
+    states = quoted(catalog, OWN_NAMESPACE + STATE_SUFFIX)
+    try:
+        create_namespace(spark, states)
+        _try_out(spark, catalog)
+    except Exception:
+        with suppress(Py4JJavaError):  # another job's states are there
+            drop_namespace(spark, states)
+        raise
+    commit(Step.PROBE, partial(_create, spark, marker, sealed({})))
+
+
+def _refuse_nessie(spark: SparkSession, catalog: str) -> None:
+    java = iceberg_catalog(spark, catalog)
+    is_rest = is_instance_of(spark.sparkContext._gateway, java, ICEBERG + "rest.RESTCatalog")
+    if is_rest and as_dict(spark, java.properties()).get(_IS_NESSIE) == "true":
+        raise ConfigurationError(
+            "expected a catalog that keeps two jobs apart and lets them remove snapshots, found "
+            f"Nessie behind spark.sql.catalog.{catalog}.uri in spark-defaults.conf: it can take "
+            "two first commits to one table, and it keeps every snapshot, so no space would ever "
+            "be freed. Nothing was written. Keep the topics in another catalog (docs/stores.md)"
+        )
+
+
+def _try_out(spark: SparkSession, catalog: str) -> None:
+    """Change a table twice from an outdated base, and drop it."""
     scratch = TopicName(OWN_NAMESPACE, f"probe_{uuid.uuid4().hex}", catalog)
     _create(spark, scratch, sealed({}))
     try:
+        _ = open_apart(spark, scratch.state_table).store  # as the catalog's server configures it
         _check_exclusive(spark, scratch)
     finally:
         drop_state(spark, scratch)
-    commit(Step.PROBE, partial(_create, spark, marker, sealed({})))
 
 
 def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
@@ -187,7 +228,8 @@ def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
             raise ConfigurationError(
                 f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an "
                 "older state of a table, found that it took one: two jobs at a time would undo "
-                "each other's work there; keep the topics in another catalog"
+                "each other's work there. Nothing was written. Keep the topics in another catalog "
+                "(docs/stores.md)"
             )
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.settings.names import CATALOG
 from ebbtide.spark.jvm import ICEBERG, as_dict, items
-from ebbtide.stores.databases import check_database
+from ebbtide.stores.catalogs import kind_of
 from ebbtide.stores.store import Store
 
 _VENDING = ICEBERG + "io.SupportsStorageCredentials"
@@ -33,10 +33,13 @@ def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
     return Store.of(_settings_of(spark, catalog))
 
 
-def check_catalog(spark: SparkSession) -> None:
-    """Raise ConfigurationError if Airflow's side or the tasks cannot follow the lake's catalog."""
-    check_database(_settings_of(spark, CATALOG), f"spark.sql.catalog.{CATALOG}.")
-    catalog_store(spark)
+def check_catalog(spark: SparkSession, catalog: str = CATALOG) -> None:
+    """Raise ConfigurationError if Airflow's side or the tasks cannot follow a catalog's settings.
+
+    The catalog is not opened: a JDBC catalog creates its own tables then.
+    """
+    kind_of(_settings_of(spark, catalog), f"spark.sql.catalog.{catalog}.")
+    catalog_store(spark, catalog)
 
 
 def _settings_of(spark: SparkSession, catalog: str) -> dict[str, str]:

@@ -21,17 +21,11 @@ from ebbtide.errors import (
     UnavailableError,
 )
 from ebbtide.log.settings.names import CATALOG
-from ebbtide.stores.databases import SQLITE, check_database
+from ebbtide.stores.catalogs import SQLITE, kind_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-_IMPLEMENTATIONS = {
-    "org.apache.iceberg.jdbc.JdbcCatalog": "jdbc",
-    "org.apache.iceberg.rest.RESTCatalog": "rest",
-    "org.apache.iceberg.aws.glue.GlueCatalog": "glue",
-    "org.apache.iceberg.hive.HiveCatalog": "hive",
-}
 FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
 _OF_FILES = ("s3.", "client.", "http-client.", "gcs.", "adls.")
 # Parameters of a JDBC URI by their names in libpq.
@@ -77,7 +71,12 @@ def _failing_clearly(uri: str) -> Iterator[None]:
         if _is_refusal(failure):
             raise AccessDeniedError(
                 f"expected the catalog {where} to accept these credentials, found: {found}; "
-                "correct the catalog's settings, or grant them access"
+                "correct the catalog's settings in spark-defaults.conf, or grant them access"
+            ) from failure
+        if _is_rejection(failure):
+            raise ConfigurationError(
+                f"expected the catalog {where} to take Airflow's requests, found: {found}; correct "
+                "the catalog's settings in spark-defaults.conf, or see the server's own log"
             ) from failure
         if _is_outage(failure):
             raise UnavailableError(
@@ -100,6 +99,13 @@ def _is_refusal(failure: Exception) -> bool:
         return kind in ("UnauthorizedError", "ForbiddenError", "OAuthError")
     of_database = name.startswith("sqlalchemy.exc.")
     return of_database and bool(re.search("authentication failed|no pg_hba.conf entry", text))
+
+
+def _is_rejection(failure: Exception) -> bool:
+    name = _class_of(failure)
+    if name == "sqlalchemy.exc.OperationalError":
+        return bool(re.search('database "[^"]*" does not exist', str(failure)))
+    return name in ("pyiceberg.exceptions.BadRequestError", "pyiceberg.exceptions.RESTError")
 
 
 def _is_outage(failure: Exception) -> bool:
@@ -175,10 +181,8 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
     ours = {
         key.removeprefix(prefix): value for key, value in defaults.items() if key.startswith(prefix)
     }
-    kind = _kind_of(ours, prefix)
+    kind = kind_of(ours, prefix)
     if kind == "jdbc":
-        if "uri" not in ours:
-            raise ConfigurationError(f"expected {prefix}uri in Spark's settings, found none")
         files = {name: value for name, value in ours.items() if name.startswith(_OF_FILES)}
         settings = {"type": "sql", "uri": _sqlalchemy_uri(ours, prefix), **files}
         settings["warehouse"] = ours.get("warehouse", "")
@@ -217,25 +221,7 @@ def _authentication(ours: Mapping[str, str], prefix: str) -> dict[str, Any]:
     )
 
 
-def _kind_of(ours: Mapping[str, str], prefix: str) -> str:
-    """Which catalog it is: as `type` says, else by its class."""
-    if "type" in ours:
-        kind, named = ours["type"].lower(), f"{prefix}type"
-    else:
-        kind = _IMPLEMENTATIONS.get(ours.get("catalog-impl", ""), ours.get("catalog-impl", ""))
-        named = f"{prefix}catalog-impl"
-        if not kind and "uri" in ours:
-            kind = "jdbc"
-    if kind not in _IMPLEMENTATIONS.values():
-        raise ConfigurationError(
-            f"expected {named} to be one of {', '.join(_IMPLEMENTATIONS.values())}, which "
-            f"pyiceberg opens too, found {kind or 'none'}"
-        )
-    return kind
-
-
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
-    check_database({"type": "jdbc", **ours}, prefix)
     uri = ours["uri"]
     if uri.startswith(SQLITE):
         return f"sqlite:///{uri.removeprefix(SQLITE).partition('?')[0]}"

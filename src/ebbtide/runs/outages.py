@@ -1,7 +1,8 @@
 """Recognise failures that pass by themselves: a lock, a full disk, a service without an answer.
 
 They are recognised by the classes in the chain of causes, of Java and of Python; a message tells
-too little. A service that refuses the credentials is told apart from these.
+too little. A service that refuses the credentials, or that can never take the request, is told
+apart from these.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from ebbtide.errors import AccessDeniedError, EbbtideError, UnavailableError
+from ebbtide.errors import AccessDeniedError, ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.moments import iso_seconds
+from ebbtide.stores.catalogs import shown
 
 _PASSING = frozenset(
     {
@@ -66,7 +68,27 @@ _LASTING = _DENIED | frozenset(
 )
 # What an object store answered, by HTTP's status and the store's own code.
 _OF_AWS = "software.amazon.awssdk.awscore.exception.AwsServiceException"
-_PASSING_CODES = frozenset({"ExpiredToken", "RequestTimeout", "SlowDown", "TokenRefreshRequired"})
+_PASSING_CODES = frozenset(
+    {"ExpiredToken", "RequestTimeTooSkewed", "RequestTimeout", "SlowDown", "TokenRefreshRequired"}
+)
+# A file that is not there is no refusal.
+_MISSING_CODES = frozenset({"", "NoSuchKey", "NoSuchUpload"})
+# What a REST catalog answered where Iceberg has no class for it, and where it has one.
+_OF_REST = "org.apache.iceberg.exceptions.RESTException"
+_REST_STATUS = re.compile(r"\(code: (\d{3}),")
+_REJECTED = frozenset(
+    {
+        "org.apache.iceberg.exceptions.BadRequestException",
+        "org.apache.iceberg.exceptions.UnprocessableEntityException",
+    }
+)
+# They throw an error of Java's own if the server named that.
+_REST_HANDLERS = "org.apache.iceberg.rest.ErrorHandlers"
+_OF_JAVA = frozenset(
+    {"java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"}
+)
+# Of HTTP: too slow, in conflict, a precondition that failed, too many requests.
+_MAY_PASS = frozenset({408, 409, 412, 429})
 # A file or a snapshot that was there when the work was planned.
 _GONE = frozenset(
     {
@@ -89,6 +111,11 @@ _SQLITE = "org.sqlite.SQLiteException"
 _SQLITE_CODES = frozenset({5, 6, 10, 13})
 # SQLSTATE: connection lost, serialization and deadlock, too few resources, server going or coming.
 _SQL_STATES = re.compile(r"08(?!P01)|40001|40P01|53|57P0[123]")
+# SQLSTATE: the login is refused, or may not do this; there is no such database.
+_SQL_DENIED = re.compile(r"28|42501")
+_SQL_NO_DATABASE = "3D000"
+# Java's DriverManager, by SQLSTATE 08001 as if the connection were lost.
+_NO_DRIVER = re.compile(r"No suitable driver found for (\S+)")
 _ERRNOS = frozenset(
     getattr(errno, name)
     for name in """
@@ -139,8 +166,10 @@ def explained(error: BaseException) -> BaseException:
     elif (refused := _refusal_of(error)) is not None:
         outcome = AccessDeniedError(
             f"expected a catalog and a store that these credentials may use, found {refused}; "
-            "correct the catalog's settings, or grant them access"
+            "correct the catalog's settings in spark-defaults.conf, or grant them access"
         )
+    elif (lasting := _setting_of(error)) is not None:
+        outcome = ConfigurationError(lasting)
     elif (outage := outage_of(error)) is not None:
         outcome = UnavailableError(
             f"expected the catalog and its storage to answer, found {outage}; run again once they "
@@ -193,9 +222,43 @@ def _refusal_of(error: BaseException) -> str | None:
 
 
 def _is_denied(thrown: _Thrown) -> bool:
-    if _DENIED.intersection(thrown.classes):
+    if _DENIED.intersection(thrown.classes) or _SQL_DENIED.match(thrown.sql_state):
         return True
     return thrown.status in (401, 403) and thrown.code not in _PASSING_CODES
+
+
+def _setting_of(error: BaseException) -> str | None:
+    """Return which setting of a catalog is wrong, and what showed it; None for any other error."""
+    for link in _chain(error):
+        for each in _thrown(link):
+            if (driver := _NO_DRIVER.search(each.message)) is not None:
+                return (
+                    f"expected the Java driver of the catalog's database, found none for "
+                    f"{shown(driver[1])}. Put its jar into .ebbtide/extra-jars and run `make "
+                    "setup`, or name it in spark.jars (docs/stores.md)"
+                )
+            if each.sql_state == _SQL_NO_DATABASE:
+                return (
+                    "expected the database that the catalog's uri in spark-defaults.conf names, "
+                    f"found: {_first_line(each.message)}. Create it, or correct the uri"
+                )
+            if _is_rejected(each):
+                return (
+                    "expected a catalog and a store that take ebbtide's requests, found "
+                    f"{_first_line(each.in_words())}. Correct the catalog's settings in "
+                    "spark-defaults.conf, or see the server's own log"
+                )
+    return None
+
+
+def _is_rejected(thrown: _Thrown) -> bool:
+    """Return whether a server answered that it can never take the request."""
+    if _REJECTED.intersection(thrown.classes):
+        return True
+    if thrown.status not in range(400, 500) or thrown.status in _MAY_PASS:
+        return False
+    is_unnamed = thrown.code in _MISSING_CODES and thrown.classes[0] != _OF_REST
+    return not is_unnamed and thrown.code not in _PASSING_CODES
 
 
 def is_of_gone_files(error: BaseException) -> bool:
@@ -220,6 +283,8 @@ def outage_of(error: BaseException) -> str | None:
 def _is_passing(thrown: _Thrown) -> bool:
     if _SQLITE in thrown.classes:
         return thrown.sql_code in _SQLITE_CODES
+    if thrown.classes[0] == _OF_REST and thrown.status:
+        return thrown.status >= 500 or thrown.status in (408, 429)
     if thrown.status:  # an answer to HEAD has no code, also where a token has expired
         is_unnamed = thrown.status == 400 and not thrown.code
         return thrown.status >= 500 or is_unnamed or thrown.code in _PASSING_CODES
@@ -276,9 +341,18 @@ def _described(java: Any) -> _Thrown:
         details = java.awsErrorDetails()
         code = "" if details is None else details.errorCode() or ""
         return _Thrown(tuple(classes), message, status=java.statusCode(), code=code)
+    if classes[0] == _OF_REST and (status := _REST_STATUS.search(message)):
+        return _Thrown(tuple(classes), message, status=int(status[1]))
+    if classes[0] in _OF_JAVA and _is_of_rest(java):
+        return _Thrown(tuple(classes), message, status=400, code=classes[0])
     if _SQL not in classes:
         return _Thrown(tuple(classes), message)
     return _Thrown(tuple(classes), message, java.getErrorCode(), java.getSQLState() or "")
+
+
+def _is_of_rest(java: Any) -> bool:
+    frames = java.getStackTrace()
+    return len(frames) > 0 and str(frames[0].getClassName()).startswith(_REST_HANDLERS)
 
 
 def _first_line(text: str) -> str:

@@ -78,8 +78,9 @@ def settings_of(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     for name, value in settings.items():
         if not _is_followed(name, value):
             raise ConfigurationError(
-                f"expected no {name} = {value} among the catalog's settings: ebbtide cannot open "
-                "its files so; remove it, or see docs/stores.md"
+                f"expected no {name} = {value} among the catalog's settings: ebbtide opens files "
+                "itself and cannot follow it. Remove it from spark-defaults.conf. If it is not "
+                "there, the catalog's server sends it: turn it off there (docs/stores.md)"
             )
     if _ROLE in settings and settings.get(_FACTORY) != _TAKES_A_ROLE:
         raise ConfigurationError(

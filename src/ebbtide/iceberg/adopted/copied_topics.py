@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
 from ebbtide.iceberg.state_table import read_state
+from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.log.settings.names import CATALOG, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state.topic_state import COPIED
 
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 def copied_topics(spark: SparkSession) -> list[TopicName]:
     """Return the topics whose state names a table that they are copied from, by name."""
+    check_catalog(spark)  # Spark opens the catalog here
     return sorted(name for name in _with_state(spark) if _is_copied(spark, name))
 
 
