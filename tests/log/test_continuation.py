@@ -204,8 +204,8 @@ def test_a_gap_is_refused_unless_it_is_allowed() -> None:
         check_no_gap("log/t-0", 15, 18, is_allowed=False)
     assert str(refused.value) == (
         "expected offset 15 in log/t-0, found 18: 3 offsets are missing, and cleanup.policy does "
-        "not hold compact; set kafka.cleanup.policy with configure_topic if the topic is "
-        "compacted, or run once with --accept-gap"
+        "not hold compact; if the topic is compacted, set kafka.cleanup.policy, for a new topic "
+        "by --set of this job and else with configure_topic; or run once with --accept-gap"
     )
 
 

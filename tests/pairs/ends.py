@@ -11,6 +11,7 @@ from ebbtide.errors import ForeignChangeError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.topics import BATCHES, Topic, find, load
+from ebbtide.log.holds import newest_events
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.row_counts import told_rows
 from ebbtide.log.state.topic_state import settings_of
@@ -57,7 +58,7 @@ def _end(spark: SparkSession, name: TopicName) -> End:
         "records": [row[:5] for row in records],
         "held": _rows(spark, name.held_table, RECORD[: 3 if is_adopted else 4]),
         "quarantine": _rows(spark, name.quarantine_table, RECORD[:5]),
-        "holds": len(read_holds(spark, name)),
+        "holds": len(newest_events(read_holds(spark, name))),
     }
     try:
         topic = find(spark, name)

@@ -143,6 +143,6 @@ def check_no_gap(where: str, expected_offset: int, found_offset: int, *, is_allo
         raise OffsetGapError(
             f"expected offset {expected_offset} in {where}, found {found_offset}: "
             f"{found_offset - expected_offset} offsets are missing, and cleanup.policy does not "
-            "hold compact; set kafka.cleanup.policy with configure_topic if the topic is "
-            "compacted, or run once with --accept-gap"
+            "hold compact; if the topic is compacted, set kafka.cleanup.policy, for a new topic by "
+            "--set of this job and else with configure_topic; or run once with --accept-gap"
         )
