@@ -73,7 +73,7 @@ class Stops:
 
 def topic_at_work() -> str | None:
     """The topic of this thread's job, as the job's log names it; None between topics."""
-    _, _, topic = job_log._where.get().partition(" ")
+    _, _, topic = job_log.where().partition(" ")
     return topic or None
 
 

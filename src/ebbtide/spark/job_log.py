@@ -46,6 +46,11 @@ def about(job: str, topic: TopicName) -> Iterator[None]:
         _where.reset(token)
 
 
+def where() -> str:
+    """Return what the lines of this thread are about: a job, and its topic if it is at one."""
+    return _where.get()
+
+
 @contextmanager
 def gathering_notes() -> Iterator[list[str]]:
     """Gather the notes that this thread's work makes, also where it fails afterwards."""
@@ -152,5 +157,5 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def _add_where(record: logging.LogRecord) -> bool:
-    record.where = _where.get()
+    record.where = where()
     return True
