@@ -199,8 +199,8 @@ def find_way(
         return _rebuilding(load_without_state(spark, name), now_ms, asked, [str(error)])
     looks = look_at(topic)
     what = [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
-    if keeps:
-        what += left_behind(topic)
+    if keeps and not what:  # a change of others is repaired with all of it
+        what = left_behind(topic)
     if not what:
         return RepairPlan(topic, now_ms, [], NONE)
     if keeps:
@@ -217,7 +217,7 @@ def find_way(
 
 
 def left_behind(topic: Topic) -> list[str]:
-    """Say what ebbtide's own jobs have left in the topic that a repair removes, a line each."""
+    """Return what ebbtide's own jobs have left and a repair takes out, a line each."""
     works = sorted(left_to_its_job(topic))
     return [*doubled_rows(topic), *(f"state: {work}, begun and not finished" for work in works)]
 

@@ -80,11 +80,12 @@ def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
 
 
 def doubled_rows(topic: Topic) -> list[str]:
-    """Say of each table and partition how many of its rows are there a second time."""
-    lines = []
-    tables = {"records": (topic.name.records_table, "offset")}
-    tables["batches"] = (topic.name.batches_table, "base_offset")
-    for what, (table, offset) in tables.items():
+    """Return how many rows each table has a second time, a line for each partition with some."""
+    lines: list[str] = []
+    for what, table, offset in (
+        ("records", topic.name.records_table, "offset"),
+        ("batches", topic.name.batches_table, "base_offset"),
+    ):
         if current_snapshot(topic.spark, table) is None:
             continue
         counts = (
