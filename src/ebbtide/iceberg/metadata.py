@@ -67,9 +67,9 @@ class Snapshot(NamedTuple):
 
     @property
     def may_remove_rows(self) -> bool:
-        """Whether the commit may have removed rows of the log: files, or rows of files.
+        """Return whether the commit may have removed records of the log, as files or as rows.
 
-        What a killed ingest had left was none of the log.
+        Rows that a killed ingest has left were never part of the log.
         """
         return (
             self.operation != "replace"

@@ -83,7 +83,7 @@ class LakeTopic:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether another tool writes its table."""
+        """Return whether another tool writes the topic's table."""
         return LAYOUT in self.properties
 
     @property

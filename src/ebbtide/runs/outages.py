@@ -1,8 +1,8 @@
 """Recognise failures that pass by themselves: a lock, a full disk, a service without an answer.
 
 They are recognised by the classes in the chain of causes, of Java and of Python; a message tells
-too little. A service that refuses the credentials, or that can never take the request, is told
-apart from these.
+too little. Two kinds of failure do not pass: a service that refuses the credentials, and one that
+rejects the request itself.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class RowsBeyond(NamedTuple):
     def drop(self, step: Step) -> Deleted:
         """Delete the rows of the snapshot by one commit, and none that was added since.
 
-        They count as none of the log's.
+        The count of removed records leaves them out.
 
         CommitConflictError if another writer changed their files.
         """

@@ -64,7 +64,9 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
     held = {partition: HeldLog(topic.partitions.get(partition)) for partition in partitions}
     ends = {partition: of.log_end_offset for partition, of in held.items()}
     if not exists(topic.spark, topic.name):
-        records, batches = (RowsBeyond(topic.spark, *of, ends, None) for of in _tables(topic))
+        records, batches = (
+            RowsBeyond(topic.spark, table, column, ends, None) for table, column in _tables(topic)
+        )
         return Ends(held, records, batches)
     found = [_beyond(topic, table, column, ends) for table, column in _tables(topic)]
     (records, _), (batches, bounds) = found
