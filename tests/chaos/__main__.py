@@ -21,6 +21,7 @@ from typing import Any
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.local.progress import working
 from ebbtide.log.settings.names import CATALOG
+from tests.chaos.company import COMPANY
 from tests.chaos.disturbance import TOOLS
 from tests.chaos.schedules import KILL_9, SCHEDULES_A_LOG, disturbed, log_of, undisturbed
 from tests.kafka.oracle import MEMORY
@@ -134,6 +135,8 @@ def sum_up(done: Sequence[dict[str, Any]]) -> int:
     wrong = [told for told in done if told["problems"]]
     hours = sum(told.get("seconds", 0) for told in done) / 3600
     print(f"{len(done)} schedules in {hours:.1f} hours, side by side: {len(wrong)} went wrong")
+    in_company = sum(any(of.startswith(COMPANY) for of in told["happened"]) for told in done)
+    print(f"schedules in which another process was at work: {in_company}")
     for title, counts in (("happened", happened), ("schedules that a tool changed", changed)):
         print(f"{title}: " + ", ".join(f"{what} {count}" for what, count in counts.most_common()))
     for told in wrong:

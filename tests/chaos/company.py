@@ -10,7 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,34 +34,31 @@ JOBS = {
     "clean": "clean_log",
     "expire": "expire_segments",
 }
+COMPANY = "company: "  # begins the name of what happened
 INGEST, SAME, HOLD, UNDO = "an ingest", "the same job", "a hold", "an undo"
 # Beyond the end of each log, so that it keeps nothing: a person makes it, and ends it.
 HELD = ("--partition", "0", "--first-offset", str(10**12))
 WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
 
 
+@dataclass(slots=True)
 class Company:
     """What another process does to the topic in one schedule."""
 
-    def __init__(
-        self,
-        other: OtherProcess,
-        spark: SparkSession,
-        name: TopicName,
-        log: Path,
-        rng: random.Random,
-        happened: Counter[str],
-    ) -> None:
-        self._other = other
-        self._spark = spark
-        self._name = name
-        self._log = log
-        self._rng = rng
-        self._happened = happened
-        self._runs = 0
-        self._left = 0
-        self._beside: str | None = None
-        self._is_at_work = False
+    other: OtherProcess
+    spark: SparkSession
+    name: TopicName
+    log: Path
+    rng: random.Random
+    happened: Counter[str]
+    _now: str = ""
+    _requested: Mapping[int, int] = field(default_factory=dict)
+    _job: str = ""
+    _is_first: bool = False
+    _runs: int = 0
+    _left: int = 0
+    _beside: str | None = None
+    _is_at_work: bool = False
 
     def begin_night(self, now_ms: int, requested: Mapping[int, int]) -> None:
         """Take the clock of the night and what is to be deleted in it."""
@@ -73,9 +70,9 @@ class Company:
         """A job of the night begins: now and then another one begins beside it."""
         self._job, self._is_first = what, True
         if self._may_come(BESIDE):
-            self._beside = self._rng.choice([INGEST, SAME])
+            self._beside = self.rng.choice([INGEST, SAME])
             job = "ingest_segments" if self._beside == INGEST else JOBS.get(what, "clean_log")
-            self._other.begin(job, self._words(job))
+            self.other.begin(job, self._words(job))
 
     def at_commit(self) -> None:
         """Come now and then, and do something whole before the job's commit."""
@@ -85,22 +82,22 @@ class Company:
         self._is_at_work = True
         try:
             # A job of a person's is undone where the night's own has nothing in flight.
-            self._do(self._rng.choice([INGEST, SAME, HOLD, UNDO if is_first else SAME]))
+            self._do(self.rng.choice([INGEST, SAME, HOLD, UNDO if is_first else SAME]))
         finally:
             self._is_at_work = False
 
     def end_job(self) -> None:
         """Wait for what has begun beside the job, and end the holds that came by."""
         if self._beside is not None:
-            self._other.end()
+            self.other.end()
             self._tell(f"{self._beside} beside it")
             self._beside = None
         self._end_holds()
 
     def _may_come(self, share: float) -> bool:
-        if self._is_at_work or not self._left or not exists(self._spark, self._name):
+        if self._is_at_work or not self._left or not exists(self.spark, self.name):
             return False
-        if self._rng.random() >= share:
+        if self.rng.random() >= share:
             return False
         self._left -= 1
         return True
@@ -120,31 +117,31 @@ class Company:
         self._tell(what)
 
     def _run(self, job: str, *more: str) -> None:
-        self._other.run(job, self._words(job, *more))
+        self.other.run(job, self._words(job, *more))
 
     @property
     def _run_id(self) -> str:
         """The id of the last run."""
-        return f"{self._name.cluster}-company-{self._runs}"
+        return f"{self.name.cluster}-company-{self._runs}"
 
     def _words(self, job: str, *more: str) -> list[str]:
-        words = ["--topic", str(self._name), *more]
+        words = ["--topic", str(self.name), *more]
         if job == "ingest_segments":
-            where = ("--source", str(self._log), "--cluster", self._name.cluster)
+            where = ("--source", str(self.log), "--cluster", self.name.cluster)
             words += [*where, "--accept-gap"]
         if job == "delete_records":
             partitions = [{"partition": p, "offset": o} for p, o in self._requested.items()]
-            topics = [{"topic": str(self._name), "partitions": partitions}]
+            topics = [{"topic": str(self.name), "partitions": partitions}]
             words = ["--request", json.dumps({"topics": topics})]
         self._runs += 1
         return [*words, "--now", self._now, "--run-id", self._run_id]
 
     def _tell(self, what: str) -> None:
-        failed = " that failed" if self._other.exit_code else ""
-        self._happened[f"company: {what}{failed}"] += 1
+        failed = " that failed" if self.other.exit_code else ""
+        self.happened[f"{COMPANY}{what}{failed}"] += 1
 
     def _end_holds(self) -> None:
         clock = datetime.now(UTC)
-        for hold in holds_of(read_holds(self._spark, self._name), clock):
+        for hold in holds_of(read_holds(self.spark, self.name), clock):
             ended = replace(hold, event=Event.ENDED, at=clock, by="ann")
-            append_hold(self._spark, self._name, ended)
+            append_hold(self.spark, self.name, ended)
