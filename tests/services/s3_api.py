@@ -69,6 +69,8 @@ class S3Api(Server):
             "s3.access-key-id": KEY,
             "s3.secret-access-key": SECRET,
             "client.region": REGION,
+            # A busy machine must not fail a test: PyArrow alone waits three seconds.
+            "http-client.apache.socket-timeout-ms": "60000",
         }
 
     def requests(self) -> list[Request]:
