@@ -4,7 +4,7 @@
     part.py --summary
 
 A part is stopped when it has used one and a half times its share of CPU time, which a busy machine
-hardly changes, or when it has taken so long that it hangs even on a busy machine.
+hardly changes, or when it hangs: it then uses next to no CPU time, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -26,7 +29,8 @@ KEPT = ROOT / ".ebbtide" / "ci"
 PARTS, COSTS = KEPT / "parts.jsonl", KEPT / "costs"
 CORES = 2
 OVER = 1.5  # times the share
-SLOWER = 3.0  # times as long on a busy machine
+# Whatever works on a busy machine uses more, and whatever only waits uses less.
+HANGS_AFTER_S, HANGING_CPU_S = 900.0, 15.0
 LOOK_EVERY_S = 2.0
 SHOWN = 10
 
@@ -40,20 +44,14 @@ def run(name: str, minutes: float, command: list[str]) -> int:
     _become_subreaper()
     environment = {**os.environ, "EBBTIDE_TEST_COSTS": str(COSTS)}
     part = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    looks: list[Look] = []
     stopped = ""
     while part.poll() is None:
         time.sleep(LOOK_EVERY_S)
-        cpu_s, wall_s = tree_cpu_seconds(os.getpid()), time.monotonic() - started
-        if cpu_s > OVER * CORES * share_s:
-            stopped = f"it has used {cpu_s / 60:.0f} minutes of CPU time"
-        elif wall_s > OVER * SLOWER * share_s:
-            stopped = f"it has taken {wall_s / 60:.0f} minutes"
+        looks.append(Look(time.monotonic() - started, tree_cpu_seconds(os.getpid())))
+        stopped = why_stop(looks, share_s)
         if stopped:
-            print(
-                f"ci: STOPPED {name}: {stopped}, and its share is {minutes:g} minutes on {CORES} "
-                "idle cores; make it cheaper, or change the shares in .ci/run",
-                flush=True,
-            )
+            print(f"ci: STOPPED {name}: {stopped}", flush=True)
             os.killpg(part.pid, signal.SIGKILL)
             part.wait()
     cpu_s, wall_s = tree_cpu_seconds(os.getpid()), time.monotonic() - started
@@ -62,6 +60,33 @@ def run(name: str, minutes: float, command: list[str]) -> int:
         line = {"part": name, "share_s": share_s, "wall_s": wall_s, "cpu_s": cpu_s, "code": code}
         parts.write(json.dumps(line) + "\n")
     return code
+
+
+class Look(NamedTuple):
+    """What a part has taken when it was looked at, in seconds since its start."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def why_stop(looks: Sequence[Look], share_s: float) -> str:
+    """Say why a part is to be stopped; empty if it goes on."""
+    now = looks[-1]
+    if now.cpu_s > OVER * CORES * share_s:
+        return (
+            f"it has used {now.cpu_s / 60:.0f} minutes of CPU time, and its share is "
+            f"{share_s / 60:g} minutes on {CORES} idle cores; make it cheaper, or change the "
+            "shares in .ci/run"
+        )
+    last = [look for look in looks if look.wall_s >= now.wall_s - HANGS_AFTER_S]
+    # A process that nobody waits for takes its seconds with it.
+    worked_s = sum(max(0.0, after.cpu_s - before.cpu_s) for before, after in pairwise(last))
+    if now.wall_s >= HANGS_AFTER_S and worked_s < HANGING_CPU_S:
+        return (
+            f"it hangs: it has used {worked_s:.0f} seconds of CPU time in the last "
+            f"{HANGS_AFTER_S / 60:.0f} minutes; see what it waits for"
+        )
+    return ""
 
 
 def _become_subreaper() -> None:
