@@ -108,8 +108,7 @@ def of_clean(change: Change, partition: int, part: PartitionRound | None) -> Num
     rules = Counter(_rules(change, partition, part))
     removed, kept = _markers(change, partition, part)
     return numbers | {
-        **_headers(change.before, "before", change.before.retained(partition)),
-        **_headers(change.after, "after", change.after.retained(partition)),
+        **_headers(change, partition, _visible_after_round(change, partition)),
         "dirty_ratio": _dirty_ratio(change.before, partition, part),
         "superseded": rules["superseded"],
         "aborted": rules["aborted"],
@@ -141,15 +140,15 @@ def of_expire(change: Change, partition: int, config: TopicConfig, now_ms: int) 
     before, after = change.before, change.after
     gone, segments = change.gone(partition), change.segments_gone(partition)
     batches = [b for base, end, _ in segments for b in before.headers(partition, base, end)]
+    log_start = before.states[partition].log_start_offset
     start = after.states[partition].log_start_offset
     single = [row for row in gone if row["offset"] >= start]
     return after.offsets_of(partition) | {
         "segments_expired": len(segments),
-        "records_in_segments": record_count(batches),
+        "records_in_segments": _visible(batches, log_start),
         "newest_record_ms": max((_newest_ms(before, partition, s) for s in segments), default=None),
         "bytes_removed": size_bytes(batches),
-        **_headers(before, "before", before.retained(partition)),
-        **_headers(after, "after", after.retained(partition)),
+        **_headers(change, partition, _visible(after.retained(partition), log_start)),
         "by": _by_rule(change, partition, config, now_ms),
         "records_expired": len(single),
         "record_bytes_expired": size_bytes(single),
@@ -190,8 +189,26 @@ def delete_ratio(change: Change, reported: Mapping[int, Mapping[str, Any]]) -> f
     return round(min(1.0, (went - below_start) / held), 4) if held else 0.0
 
 
-def _headers(truth: Truth, when: str, batches: Sequence[Row]) -> Numbers:
-    return {f"records_{when}": record_count(batches), f"bytes_{when}": size_bytes(batches)}
+def _headers(change: Change, partition: int, records_after: int) -> Numbers:
+    before, after = change.before.retained(partition), change.after.retained(partition)
+    return {
+        "records_before": _visible(before, change.before.states[partition].log_start_offset),
+        "records_after": records_after,
+        "bytes_before": size_bytes(before),
+        "bytes_after": size_bytes(after),
+    }
+
+
+def _visible_after_round(change: Change, partition: int) -> int:
+    """What the headers told of before, less the records that left the table."""
+    before, start = change.before, change.before.states[partition].log_start_offset
+    return _visible(before.retained(partition), start) - len(change.gone(partition))
+
+
+def _visible(batches: Sequence[Row], log_start_offset: int) -> int:
+    """The records of data at or above the log start, as far as headers tell."""
+    left = (max(0, batch["last_offset"] + 1 - log_start_offset) for batch in batches)
+    return sum(min(record_count([batch]), most) for batch, most in zip(batches, left, strict=True))
 
 
 def _of(rows: Mapping[tuple[int, int], Row], partition: int) -> dict[int, Row]:

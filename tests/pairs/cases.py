@@ -54,7 +54,10 @@ SEGMENTS = (
     (("k0", "b"), ("k4", "b")),
     (("k5", None), ("k7", "a")),
     (("k8", "a"), ("k6", "a")),
+    # So many small segments are merged.
+    *(((f"k{n}", "a"), (f"k{n + 1}", "a")) for n in range(20, 28, 2)),
 )
+FIRST_NEW = 2 * len(SEGMENTS)  # the offset that the topic lacks
 # The source grows by these, twice.
 MORE = (
     ((("k9", "a"), ("k2", "b")), (("k10", "a"), ("k6", "b"))),
@@ -176,9 +179,11 @@ class OwnTopics(Topics):
         self._grow(of("ingest_segments"), 0, 1)
         for name in of("ingest_topic"):
             create(self._broker(), name.topic)
-            Writer(self._broker(), name.topic, first_ms=FIRST_MS).write(20, step_ms=2 * HOUR_MS)
+            Writer(self._broker(), name.topic, first_ms=FIRST_MS).write(
+                FIRST_NEW + 8, step_ms=2 * HOUR_MS
+            )
         for name in of("ingest_table"):
-            self._write_source(name, first=16 if name in grown else 12)
+            self._write_source(name, first=FIRST_NEW + 4 if name in grown else FIRST_NEW)
         for name in of("repair_state"):
             self.spark.sql(f"DELETE FROM {name.records_table} WHERE offset = {CHANGED_BY_OTHERS}")
 
@@ -241,7 +246,7 @@ class AdoptedTopics(Topics):
         self._succeed("adopt_table", [*words_of(names), *settings_of(ADOPTED_SETTINGS)])
         self._append(names, 4, 8)
         self._succeed("clean_log", words_of(names))
-        self._append(names, 8, 12)
+        self._append(names, 8, FIRST_NEW)
         if undone := [name for name in names if "undo_run" in pairs[name]]:
             self._succeed("delete_records", deletion(undone, DELETED_BEFORE), BEFORE)
 
@@ -249,7 +254,7 @@ class AdoptedTopics(Topics):
         if job != OWNER:
             super().run(job, names, run_id)
             return
-        self._append(names, 12, 16)
+        self._append(names, FIRST_NEW, FIRST_NEW + 4)
 
     def calls(self, job: str, names: Sequence[TopicName]) -> list[list[str]]:
         topics = words_of(names)

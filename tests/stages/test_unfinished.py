@@ -19,6 +19,7 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.results import BY_JOB
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE
+from ebbtide.stages.clean_log.segment_merge import AT_LEAST
 from ebbtide.stages.unfinished import JOBS, Duty, Work, duty, in_flight, settle
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
@@ -32,6 +33,8 @@ from tests.tables.nights import DAY_MS, HOUR_MS, at
 pytestmark = pytest.mark.broker
 
 KEYS, AGAIN = 4, 2  # each record is a segment
+# Fewer small segments are not merged.
+MERGED_KEYS = AT_LEAST + 2
 SMALL_SEGMENTS = (
     "kafka.cleanup.policy=compact,delete",
     f"kafka.segment.ms={HOUR_MS}",
@@ -135,9 +138,10 @@ class Bench:
 
     def leave(self, work: Work, steps: Sequence[Step]) -> list[TopicName]:
         """New topics, and on each the work of a job that was killed at another of the steps."""
-        return self.leave_on(work, self.fill(work.name.lower(), len(steps)), list(steps))
+        keys = MERGED_KEYS if work is Work.MERGE else KEYS
+        return self.leave_on(work, self.fill(work.name.lower(), len(steps), keys), list(steps))
 
-    def fill(self, prefix: str, count: int) -> list[TopicName]:
+    def fill(self, prefix: str, count: int, keys: int = KEYS) -> list[TopicName]:
         """New topics that were taken live and are marked, with records that a round cleans."""
         # The broker has those of this module's other tests.
         tag = next(self._tags)
@@ -147,7 +151,7 @@ class Bench:
         self._succeed("ingest_topic", *names)
         settings = [word for setting in SMALL_SEGMENTS for word in ("--set", setting)]
         self._configure(names, *settings)
-        self.write(names)
+        self.write(names, keys)
         self._succeed("ingest_topic", *names)
         self._succeed("mark_tombstones", *names)
         self._configure(names, "--unset", "ebbtide.source")
@@ -191,9 +195,9 @@ class Bench:
         assert not self._kill_at
         self.spark.sql(f"DELETE FROM {RUNS_TABLE}")
 
-    def write(self, names: Sequence[TopicName]) -> None:
+    def write(self, names: Sequence[TopicName], keys: int = KEYS) -> None:
         for name in names:
-            for first_ms, count in ((FIRST_MS, KEYS), (FIRST_MS + DAY_MS, AGAIN)):
+            for first_ms, count in ((FIRST_MS, keys), (FIRST_MS + DAY_MS, AGAIN)):
                 writer = Writer(self._broker, name.topic, first_ms=first_ms)
                 writer.write(count, step_ms=2 * HOUR_MS)
 
