@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,9 +18,11 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import UNDO
 from ebbtide.runs import undo_points
 from ebbtide.runs.holds_table import standing_holds
+from ebbtide.stages.clean_log.segment_merge import merge_segments
 from jobs import clean_log, delete_records, erase_keys, expire_segments, repair_state, undo_run
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.undo_run.twins import of_request
+from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
@@ -111,6 +114,29 @@ def test_a_run_before_stays_as_it_is_also_if_a_clock_went_back_since(
     monkeypatch.setattr(undo_points, "datetime", ClockThatWentBack)
     assert bench.undo(bench.delete(p0=4)) == 0
     assert view_of_table(bench.spark, bench.name, 0) == cleaned
+
+
+def test_segments_that_are_merged_before_the_undo_begins_have_each_batch_once(
+    bench: Bench, meanwhile: Meanwhile
+) -> None:
+    """The plan knows the header that a round rewrote by the segment where it lay then."""
+    before = batches(bench)
+    cleaned = bench.clean()
+    merge = partial(merge_segments, load(bench.spark, bench.name), at_least=2)
+    merged: list[int] = []
+    meanwhile(Step.UNDO_STARTED, lambda: merged.append(merge()))
+    assert bench.undo(cleaned) == 0
+    assert merged == [2]
+    assert (bench.left(0), bench.left(1)) == (ALL, ALL)
+    assert batches(bench) == before
+
+
+def batches(bench: Bench) -> list[tuple[int, ...]]:
+    """What a cleaner round changes of the batch rows."""
+    columns = ("partition", "base_offset", "attributes", "record_count", "size_bytes")
+    return sorted(
+        map(tuple, bench.spark.table(bench.name.batches_table).select(*columns).collect())
+    )
 
 
 @pytest.mark.long

@@ -151,14 +151,30 @@ class Places(NamedTuple):
         """Return the segment of rows that come back: merges since then may have taken it over."""
         segment = of.unit.segment
         for layout in self.layouts[of.turn + 1 :]:
-            lasts = layout.get(of.unit.partition, {})
-            over = [base for base, last in lasts.items() if base <= segment <= max(base, last)]
-            segment = max(over, default=segment)
+            segment = _segment_over(layout, of.unit.partition, segment)
         return segment
+
+    def now_of(self, rows: Mapping[SegmentPlace, BitMap64]) -> dict[SegmentPlace, BitMap64]:
+        """Return rows by the segment that has them now: a merge since the plan may have moved them.
+
+        None begins once the undo is in the state.
+        """
+        now: dict[SegmentPlace, BitMap64] = {}
+        for (partition, segment), numbers in rows.items():
+            place = (partition, _segment_over(self.layouts[-1], partition, segment))
+            now[place] = now.get(place, BitMap64()) | numbers
+        return now
 
     def filled(self, partition: int) -> set[int]:
         """Return the segments of a partition that hold rows now or held some before."""
         return {base for layout in self.layouts for base in layout.get(partition, ())}
+
+
+def _segment_over(layout: _Layout, partition: int, segment: int) -> int:
+    """Return the segment of a layout that holds this one's offsets, or itself."""
+    lasts = layout.get(partition, {})
+    over = [base for base, last in lasts.items() if base <= segment <= max(base, last)]
+    return max(over, default=segment)
 
 
 def _layout(

@@ -69,14 +69,15 @@ def give_back(
     by_place: dict[SegmentPlace, list[Returning]] = {}
     for of in returned.rows:
         by_place.setdefault((of.unit.partition, places.segment_of(of)), []).append(of)
-    touched = by_place.keys() | returned.replaced.keys()
+    replaced = places.now_of(returned.replaced)
+    touched = by_place.keys() | replaced.keys()
     if not touched:
         return None
     spark = topic.spark
     there = {(u.partition, u.segment): u for u in plan_with_lineage(spark, target.table, touched)}
     if not there:  # without a file that is replaced it would be an append
         there = _smallest(topic, target)
-    work = _work_of(topic, target, {**dict.fromkeys(touched), **there}, by_place, returned.replaced)
+    work = _work_of(topic, target, {**dict.fromkeys(touched), **there}, by_place, replaced)
     rows = sum(of.row_count for of in work)
     written = map_segments(spark, partial(_write, target.by), work, rows, "gives back rows of")
     delta = RowDelta(
