@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 
-from ebbtide.errors import NotCoveredError, StateError
+from ebbtide.errors import CommitConflictError, NotCoveredError, StateError
 from ebbtide.iceberg import topics
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load, read_again
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.settings.upstream import SOURCE
 from ebbtide.log.state.topic_state import (
     LAYOUT,
     LAYOUT_VERSION,
@@ -51,6 +52,26 @@ def test_a_state_that_moves_while_it_is_changed_is_changed_as_it_is_then(
         after = compare_and_set(topic, Step.LOG_START_OFFSET, partial(raised, 100))
         assert after.partitions[0].log_start_offset == start + 110
         assert read_again(topic).properties == after.properties
+
+
+def test_settings_are_set_only_with_the_state_that_they_go_with(
+    sandbox: LakeSandbox, cluster: str, meanwhile: Meanwhile
+) -> None:
+    """The faster one takes the work over: of the other neither state nor settings change."""
+    sandbox.topic(f"{cluster}.t", {0: state_of(log_start_offset=1)})
+    topic = load(sandbox.session, TopicName(cluster, "t"))
+
+    def followed(source: str, current: Topic) -> PropertyChanges:
+        if SOURCE in current.properties:
+            raise CommitConflictError("another job was faster")
+        state = current.partitions[0].moved(log_end_offset=200)
+        return {**to_properties(0, state), SOURCE: source}
+
+    other = partial(compare_and_set, topic, Step.INGEST_STATE, partial(followed, "segments:/b"))
+    meanwhile(Step.FOLLOW_SETTINGS, other)
+    with pytest.raises(CommitConflictError, match="another job was faster"):
+        compare_and_set(topic, Step.INGEST_STATE, partial(followed, "segments:/a"))
+    assert read_again(topic).properties[SOURCE] == "segments:/b"
 
 
 def test_many_states_may_be_changed_at_a_time(sandbox: LakeSandbox, cluster: str) -> None:

@@ -199,7 +199,7 @@ def find_way(
         return _rebuilding(load_without_state(spark, name), now_ms, asked, [str(error)])
     looks = look_at(topic)
     what = [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
-    if keeps and not what:  # a change of others is repaired with all of it
+    if keeps and not what:  # a foreign change is repaired with all of it
         what = left_behind(topic)
     if not what:
         return RepairPlan(topic, now_ms, [], NONE)

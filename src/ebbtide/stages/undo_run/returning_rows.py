@@ -157,7 +157,7 @@ class Places(NamedTuple):
     def now_of(self, rows: Mapping[SegmentPlace, BitMap64]) -> dict[SegmentPlace, BitMap64]:
         """Return rows by the segment that has them now: a merge since the plan may have moved them.
 
-        None begins once the undo is in the state.
+        No merge begins once the state has the undo.
         """
         now: dict[SegmentPlace, BitMap64] = {}
         for (partition, segment), numbers in rows.items():
