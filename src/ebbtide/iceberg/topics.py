@@ -270,8 +270,8 @@ def compare_and_set(
     """Commit `change` on the newest properties; try again when another writer was faster.
 
     `change` gets the newest properties each time, checks its rule on them, and returns None when
-    nothing is left to do. Settings among the changes are set before the state, unless another
-    job has changed it since `change` saw it.
+    nothing is left to do. Settings among the changes are set before the state, and only if it is
+    still the one that `change` saw.
     """
     spark, name = topic.spark, topic.name
     for _ in range(CAS_ATTEMPTS):
@@ -290,8 +290,7 @@ def compare_and_set(
             if settings:
                 settings_step = Step.FOLLOW_SETTINGS if state else step
                 of_table = table_properties(name, settings)
-                on = held if state else None
-                commit(settings_step, partial(_set_settings, spark, name, of_table, on))
+                commit(settings_step, partial(_set_settings, spark, name, of_table, held))
             if state:
                 commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:
@@ -327,20 +326,19 @@ def _state_to_change(topic: Topic) -> HeldState:
 
 
 def _set_settings(
-    spark: SparkSession, name: TopicName, changes: PropertyChanges, on: HeldState | None
+    spark: SparkSession, name: TopicName, changes: PropertyChanges, held: HeldState
 ) -> None:
-    """Set the settings that go with a change of this state.
+    """Set settings that were chosen by this state.
 
-    CommitConflictError if another job has changed it before. One that changes it in the moment
-    between sets its own settings afterwards.
+    CommitConflictError if another job has changed it before. A change between this check and the
+    commit of the settings, which are two tables, is not seen.
     """
-    if on is not None:
-        newest = read_state(spark, name)
-        if newest is None or newest.properties != on.properties:
-            raise CommitConflictError(
-                f"expected the state of {name} as it was read, found that another job changed it "
-                "meanwhile; run the job again"
-            )
+    newest = read_state(spark, name)
+    if newest is None or newest.properties != held.properties:
+        raise CommitConflictError(
+            f"expected the state of {name} as it was read, found that another job changed it "
+            "meanwhile; run the job again"
+        )
     set_properties(spark, name.records_table, changes)
 
 

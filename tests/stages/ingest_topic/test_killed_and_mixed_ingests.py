@@ -15,7 +15,9 @@ from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.settings.upstream import SOURCE
 from ebbtide.log.state.topic_state import SLICE, to_properties
+from ebbtide.stages.ingest_segments.append import TOPIC_ID
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import lines_of
 from tests.stages.ingest_topic.consumed import consumed
@@ -179,6 +181,38 @@ def test_two_runs_at_a_time_take_each_record_once(
     assert load(spark, name).partitions[0].log_end_offset == 5
     take(spark, name)
     assert [record.offset for record in records_of(spark, name)] == [0, 1, 2, 3, 4]
+
+
+def test_segments_that_come_before_a_live_slice_are_what_the_source_names(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker, meanwhile: Meanwhile
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(3)
+    ingest_segments(spark, name, broker, 3)
+    compare_and_set(load(spark, name), Step.CONFIGURE_TOPIC, lambda _: {SOURCE: None})
+    writer.write(2)
+    meanwhile(Step.LIVE_SLICE, lambda: ingest_segments(spark, name, broker, 5))
+    with pytest.raises(CommitConflictError):
+        take(spark, name)
+    take(spark, name)  # there is nothing left
+    assert load(spark, name).properties[SOURCE].startswith("segments:")
+    assert records_of(spark, name) == consumed(broker, name)
+
+
+def test_a_log_that_is_refused_pins_no_topic_id(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    writer = Writer(broker, name.topic).write(3)
+    take(spark, name)
+    topic = load(spark, name)
+    given = topic.partitions[0].moved(first_appended_offset=3, log_end_offset=5)
+    compare_and_set(topic, Step.INGEST_STATE, lambda _: to_properties(0, given))
+    compare_and_set(topic, Step.CONFIGURE_TOPIC, lambda _: {TOPIC_ID: None})
+    writer.write(1)
+    with pytest.raises(ForeignLogError):
+        take(spark, name)
+    assert TOPIC_ID not in load(spark, name).properties
 
 
 @pytest.mark.long

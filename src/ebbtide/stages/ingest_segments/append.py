@@ -103,6 +103,12 @@ def check_takes_ingests(topic: Topic, *, is_plan_only: bool) -> None:
     RequestError for a replica, and for a topic that is copied from a table.
     """
     check_is_no_replica(topic, "ingest into")
+    check_copies_no_table(topic)
+    make_views(topic, is_plan_only=is_plan_only)
+
+
+def check_copies_no_table(topic: Topic) -> None:
+    """Raise RequestError for a topic that is copied from a table."""
     upstream = topic.config.upstream
     if upstream is not None and upstream.kind == TABLE:
         raise RequestError(
@@ -110,7 +116,6 @@ def check_takes_ingests(topic: Topic, *, is_plan_only: bool) -> None:
             f"{upstream}: offsets belong to one writer; unset {SOURCE} with configure_topic if it "
             "is to be copied no more"
         )
-    make_views(topic, is_plan_only=is_plan_only)
 
 
 def make_views(topic: Topic, *, is_plan_only: bool) -> None:

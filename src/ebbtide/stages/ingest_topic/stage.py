@@ -28,7 +28,7 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import PropertyChanges, Topic, find
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, find
 from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
@@ -47,6 +47,7 @@ from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     SUMMED,
     IngestOutcome,
+    check_copies_no_table,
     check_takes_ingests,
     check_topic_id,
     claim,
@@ -55,7 +56,6 @@ from ebbtide.stages.ingest_segments.append import (
     new_slice,
     new_topic,
     pinned,
-    with_origin,
 )
 from ebbtide.stages.ingest_segments.table_ends import find_ends
 from ebbtide.stages.ingest_topic.slices import (
@@ -164,12 +164,15 @@ def ingest_topic(
     live = LiveTopic.connect(source.connection, name.topic)
     topic_id = live.description.topic_id
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
-    check_topic_id(topic, topic_id, f"connection {source.connection!r}")
+    where = f"connection {source.connection!r}"
+    check_topic_id(topic, topic_id, where)
     if is_plan_only:
         return plan_live(topic, live, source).outcome()
     done = IngestOutcome()
-    plan = plan_live(_without_slice(topic, done), live, source)
+    plan = plan_live(_without_slice(topic, source, done), live, source)
     _check_decided(plan.topic, plan.left)
+    if any(offsets.offsets for offsets in plan.left.values()):  # a refused log pins nothing
+        _pin(plan.topic, topic_id, where)
     plan.topic = drop_left_behind(plan.topic, find_ends(plan.topic, plan.left), source.now)
     while taken := next_slice(plan.left, log_ends(plan.topic), source.max_offsets):
         plan.topic = _take_slice(plan, new_slice(taken, source.now), done)
@@ -197,12 +200,27 @@ def _topic(
     return new_topic(spark, name, properties, is_plan_only=is_plan_only)
 
 
-def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
+def _pin(topic: Topic, topic_id: str, where: str) -> None:
+    """Hold the tables to the topic id.
+
+    ForeignLogError if they have another id, RequestError if a table is copied to the topic.
+    """
+
+    def pin(current: Topic) -> PropertyChanges:
+        check_copies_no_table(current)  # it may do so by now
+        check_topic_id(current, topic_id, where)
+        return pinned([topic_id])
+
+    compare_and_set(topic, Step.FOLLOW_SETTINGS, pin)
+
+
+def _without_slice(topic: Topic, source: LiveSource, done: IngestOutcome) -> Topic:
     """Finish the slice that a killed run left, if there is one; return the topic afterwards."""
     piece = live_slice(topic)
     if piece is None:
         return topic
-    return settle(finish_killed(topic, SLICE, piece, done), "ingest_topic")
+    finished = finish_killed(topic, SLICE, piece, done, lambda _: {SOURCE: source.upstream})
+    return settle(finished, "ingest_topic")
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
@@ -247,12 +265,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
     """Write the slice down, append its records, and finish it."""
     live, ends = plan.live, find_ends(plan.topic, piece.ranges)
     planned = drop_left_behind(plan.topic, ends, plan.source.now)
-
-    def origin(current: Topic) -> PropertyChanges:
-        source = {SOURCE: plan.source.upstream}
-        return with_origin(current, dict(source), pinned([live.description.topic_id]))
-
-    topic = claim(planned, Step.LIVE_SLICE, SLICE, piece, origin)
+    topic = claim(planned, Step.LIVE_SLICE, SLICE, piece)
     ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
     taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
     log_partitions(log, taken)
@@ -261,7 +274,8 @@ def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
         frame = source_frame(topic.spark, options, live.topic, ranges, plan.source.isolation)
         with reading(live.topic, live.connection):
             done.snapshot_ids.append(append_slice(topic, piece, frame, ends.records))
-    return finish_slice(topic, SLICE, piece, ends, done, lambda _: {})
+    # With the state: if another ingest takes the slice over, it is not from here.
+    return finish_slice(topic, SLICE, piece, ends, done, lambda _: {SOURCE: plan.source.upstream})
 
 
 def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
