@@ -21,6 +21,8 @@ from tests.cpu_time import tree_cpu_seconds
 
 STORED = Path(__file__).parent / "durations.json"
 SHOWN = 10
+# As `addopts` of pyproject.toml does.
+LEFT_OUT = ("long", "services", "compose", "browser", "pairs")
 QUARTERS = 4
 # Of the tests of `make test`: the dearest one, and all of them.
 MOST_OF_A_TEST_S, MOST_OF_ALL_S = 20.0, 1100.0
@@ -95,8 +97,8 @@ def dearest_first(items: list[pytest.Item], stored: Mapping[str, FileCosts]) -> 
     """Begin with the files that cost most: one that begins last would run alone."""
     unknown = FileCosts(_UNKNOWN_S, long=_UNKNOWN_S)
     costs: dict[str, float] = {}
-    for is_long in {is_long_test(item) for item in items}:
-        for file in {file_of(item.nodeid) for item in items if is_long_test(item) == is_long}:
+    for is_long in {is_left_out(item) for item in items}:
+        for file in {file_of(item.nodeid) for item in items if is_left_out(item) == is_long}:
             of_file = stored.get(file, unknown)
             costs[file] = costs.get(file, 0.0) + (of_file.long if is_long else of_file.short)
     items.sort(key=lambda item: -costs[file_of(item.nodeid)])
@@ -154,9 +156,9 @@ def _has_spark() -> bool:
     return spark is not None and spark.SparkContext._active_spark_context is not None
 
 
-def is_long_test(item: pytest.Item) -> bool:
+def is_left_out(item: pytest.Item) -> bool:
     """Return whether `make test` leaves the test out."""
-    return item.get_closest_marker("long") is not None
+    return any(item.get_closest_marker(mark) is not None for mark in LEFT_OUT)
 
 
 def file_of(node_id: str) -> str:
@@ -189,7 +191,7 @@ class Durations:
         costs = self.costs.setdefault(file, FileCosts())
         # Whichever test comes first starts Spark for all the others of its process.
         starts_spark = _has_spark() and not had_spark
-        costs.add(test, seconds, is_long=is_long_test(item), is_judged=not starts_spark)
+        costs.add(test, seconds, is_long=is_left_out(item), is_judged=not starts_spark)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

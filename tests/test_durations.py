@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from tests.cpu_time import tree_cpu_seconds
 from tests.durations import (
     DEARER,
+    LEFT_OUT,
     MOST_OF_A_TEST_S,
     MOST_OF_ALL_S,
     QUARTERS,
@@ -23,6 +26,7 @@ from tests.durations import (
     FileCosts,
     dearest_files,
     dearest_first,
+    is_left_out,
     is_short_case,
     over_budget,
     quarter_of,
@@ -71,6 +75,16 @@ def test_a_dear_test_and_too_many_are_over_the_budget() -> None:
     starts_spark.add("test_c", 500, is_long=False, is_judged=False)
     assert over_budget({"c.py": starts_spark}) == []
     assert over_budget({"b.py": FileCosts(short=1000, dearest=20)}) == []
+
+
+def test_tests_that_make_test_leaves_out_have_no_budget() -> None:
+    def item(mark: str) -> Any:
+        return SimpleNamespace(get_closest_marker=lambda name: True if name == mark else None)
+
+    assert all(is_left_out(item(mark)) for mark in LEFT_OUT)
+    assert not is_left_out(item("broker"))
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert re.findall(r"not (\w+)", options["addopts"]) == list(LEFT_OUT)
 
 
 def test_a_long_test_may_have_one_short_case() -> None:
