@@ -170,16 +170,16 @@ def test_a_replica_is_fed_while_it_is_asked_to_delete_and_cleaned(
     assert copied == newest
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        Step.ROUND_STARTED,
-        Step.ROUND_RECORDS,
-        Step.ROUND_RECORDS_DONE,
-        Step.ROUND_BATCHES,
-        Step.ROUND_STATE,
-    ],
-)
+ROUND_STEPS = [
+    Step.ROUND_STARTED,
+    Step.ROUND_RECORDS,
+    Step.ROUND_RECORDS_DONE,
+    Step.ROUND_BATCHES,
+    Step.ROUND_STATE,
+]
+
+
+@pytest.mark.parametrize("step", ROUND_STEPS)
 @pytest.mark.parametrize("offset", [20, 21, END])
 def test_a_request_removes_what_a_round_has_judged(
     sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile, step: Step, offset: int
@@ -187,6 +187,19 @@ def test_a_request_removes_what_a_round_has_judged(
     # It was planned before the round began, so that it does not finish the round first.
     request = plan_delete(load(sandbox.session, name), {0: offset}, NIGHT_MS)
     meanwhile(step, lambda: execute_delete(request))
+    together(sandbox, name, clean)
+    assert_cleaned_from(sandbox, name, offset)
+
+
+@pytest.mark.parametrize("step", ROUND_STEPS)
+@pytest.mark.parametrize("offset", [2, 20, 21, 23])
+def test_an_expiry_removes_segments_that_a_round_has_judged(
+    sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile, step: Step, offset: int
+) -> None:
+    """A request leaves headers of whole segments to the expiry, and the round removes them too."""
+    delete_to(offset)(sandbox.session, name)
+    expiry = plan_expire(load(sandbox.session, name), NIGHT_MS)
+    meanwhile(step, lambda: execute_expire(expiry))
     together(sandbox, name, clean)
     assert_cleaned_from(sandbox, name, offset)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from ebbtide.iceberg.files.file_commits import (
     prepare_row_delta,
 )
 from ebbtide.iceberg.files.segment_planning import plan_segments
-from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
 from ebbtide.iceberg.work_tags import WorkTag
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
@@ -92,14 +92,19 @@ def prepare_changes(
     changes: RowChanges,
     properties: Mapping[str, str],
     tag: WorkTag | None = None,
+    firsts_now: Callable[[], Mapping[int, int]] = dict[int, int],
 ) -> Commit:
     """Write what becomes of the rows that `changes` changes or removes.
 
-    Rows are found by their base offsets, wherever other tools have moved them; SafetyError where
-    one is gone, CommitConflictError where another writer moves files meanwhile.
+    Rows are found by their base offsets, wherever other tools have moved them. Those before the
+    offset that `firsts_now` returns for their partition may have left since the changes were
+    worked out. SafetyError where another one is gone, CommitConflictError where another writer
+    moves files meanwhile.
     """
     snapshot = current_snapshot(spark, batches_table)
     assert snapshot is not None
+    # Asked after the snapshot is known: the state tells of a truncation before rows leave.
+    firsts = firsts_now()
     changed = in_segments(changes.changed, "base_offset")
     places = changed.keys() | changes.removed.keys()
     ends = {partition: segment + 1 for partition, segment in sorted(places)}  # by its last segment
@@ -108,24 +113,43 @@ def prepare_changes(
         for unit in plan_segments(spark, batches_table, snapshot, ends)
         if (unit.partition, unit.segment) in places
     }
-    _check_found(batches_table, places - units.keys())
-    paths = new_paths(spark, batches_table, list(units.values()))
+    paths = new_paths(spark, batches_table, [*units.values()])
     work = [
-        _ChangedSegment(unit, changes.removed.get(place, BitMap64()), changed.get(place), path)
+        _ChangedSegment(
+            unit,
+            changes.removed.get(place, BitMap64()),
+            changed.get(place),
+            firsts.get(unit.partition, 0),
+            path,
+        )
         for (place, unit), path in zip(units.items(), paths, strict=True)
     ]
+    for place in sorted(places - units.keys()):
+        gone = [*changes.removed.get(place, ())]
+        if place in changed:
+            gone += changed[place].rows["base_offset"].to_pylist()
+        _check_left(place, np.array(gone, np.int64), firsts.get(place[0], 0))
     rows = count_rows(units.values())
     written = map_segments(spark, _write_changed, work, rows, "writes headers of")
     delta = RowDelta.of_all(written)
     return prepare_row_delta(spark, batches_table, ends, delta, properties, tag, snapshot)
 
 
-def _check_found(batches_table: str, missing: Iterable[tuple[int, int]]) -> None:
-    for partition, segment in sorted(missing):
+def first_batches(topic: Topic) -> dict[int, int]:
+    """Return where the first segment of each partition begins now; batches before it may leave."""
+    return {p: of.segments[0].base_offset for p, of in read_again(topic).partitions.items()}
+
+
+def _check_left(place: tuple[int, int], gone: Offsets, first: int) -> None:
+    """Raise SafetyError unless the batches that are gone lie before the partition's first segment.
+
+    `place` is a partition and a segment of the batches table, `gone` base offsets.
+    """
+    if len(lost := gone[gone >= first]):
         raise SafetyError(
-            f"expected {batches_table} to hold rows of partition {partition}, segment {segment}, "
-            "which a round changes, found none: another tool removed them; roll the table back "
-            "to a snapshot before that"
+            f"expected the batch at offset {int(lost.min())} of partition {place[0]} among the "
+            f"rows of segment {place[1]}, found none: another tool removed it; roll the batches "
+            "table back to a snapshot before that"
         )
 
 
@@ -135,6 +159,7 @@ class _ChangedSegment(NamedTuple):
     unit: SegmentFiles
     removed: BitMap64  # base offsets
     cut_out: CutOut | None  # in offset order
+    first: int  # rows before this offset may have left
     path: str
 
     @property
@@ -167,10 +192,13 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
     only_offsets = not is_rewritten and not work.changed.num_rows
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     bases = rows.table["base_offset"].to_numpy()
+    work = _still_there(work, bases)
     at = _Places(
-        _find(work.unit, bases, numbers_in(work.removed)),
-        _find(work.unit, bases, work.changed["base_offset"].to_numpy()),
+        np.searchsorted(bases, numbers_in(work.removed)),
+        np.searchsorted(bases, work.changed["base_offset"].to_numpy()),
     )
+    if not any(map(len, at)):
+        return RowDelta()
     if not is_rewritten and at.last < rows.table.num_rows - 1:
         return _delete_in_place(work, rows, at)
     if only_offsets:
@@ -178,15 +206,16 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
     return _rewrite(work, rows.table, at)
 
 
-def _find(unit: SegmentFiles, bases: Offsets, wanted: Offsets) -> Offsets:
-    """Return the positions of the wanted rows among those of the segment."""
-    if len(missing := np.setdiff1d(wanted, bases, assume_unique=True)):
-        raise SafetyError(
-            f"expected the batch at offset {int(missing[0])} of partition "
-            f"{unit.partition} among the rows of segment {unit.segment}, found none: "
-            "another tool removed it; roll the batches table back to a snapshot before that"
-        )
-    return np.asarray(np.searchsorted(bases, wanted), np.int64)
+def _still_there(work: _ChangedSegment, bases: Offsets) -> _ChangedSegment:
+    """Return the changes of the rows that the segment still has; the others must have left."""
+    wanted = np.concatenate((numbers_in(work.removed), work.changed["base_offset"].to_numpy()))
+    gone = np.setdiff1d(wanted, bases, assume_unique=True)
+    if not len(gone):
+        return work
+    _check_left((work.unit.partition, work.unit.segment), gone, work.first)
+    rows = work.changed.filter(pa.array(np.isin(work.changed["base_offset"], bases)))
+    left = CutOut(rows, 0, rows.num_rows)
+    return work._replace(removed=work.removed - BitMap64(gone), cut_out=left)
 
 
 def _rewrite(work: _ChangedSegment, rows: pa.Table, at: _Places) -> RowDelta:

@@ -20,7 +20,7 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import RowChanges, changes_of, no_changes
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import prepare_changes
+from ebbtide.iceberg.files.batch_rows import first_batches, prepare_changes
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
@@ -62,7 +62,8 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
 
 def rebuild_headers(topic: Topic, changes: RowChanges) -> int:
     """Commit the changes of headers; return how many there are."""
-    prepared = prepare_changes(topic.spark, topic.name.batches_table, changes, {})
+    table, firsts_now = topic.name.batches_table, partial(first_batches, topic)
+    prepared = prepare_changes(topic.spark, table, changes, {}, firsts_now=firsts_now)
     commit(Step.HEADERS_REBUILT, prepared)
     return changes.count
 

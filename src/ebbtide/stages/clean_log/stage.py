@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import ROWS, Step, commit
-from ebbtide.iceberg.files.batch_rows import prepare_changes
+from ebbtide.iceberg.files.batch_rows import first_batches, prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_round import (
@@ -337,7 +337,9 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
     if not effect.changes.count or _is_done(topic, table, this_round):
         return None
     summary = _summary(this_round, effect.changes.count)
-    return prepare_changes(topic.spark, table, effect.changes, summary, _tag(this_round))
+    return prepare_changes(
+        topic.spark, table, effect.changes, summary, _tag(this_round), partial(first_batches, topic)
+    )
 
 
 def _commit_batches(
