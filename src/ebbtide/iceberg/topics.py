@@ -233,6 +233,11 @@ def read_again(topic: Topic) -> Topic:
     return _read(topic.spark, topic.name, read_state(topic.spark, topic.name))
 
 
+def first_segments_now(topic: Topic) -> dict[int, int]:
+    """Return where each partition's first segment begins now; batches before it may have left."""
+    return {p: of.segments[0].base_offset for p, of in read_again(topic).partitions.items()}
+
+
 def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:
     return _with_state(spark, name, _records_properties(spark, name), held)
 

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.errors import CommitConflictError, SafetyError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, write_batch
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.configure_topic.stage import plan_configure
+from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from ebbtide.stages.mark_tombstones.changed_marks import find_changes
 from ebbtide.stages.mark_tombstones.stage import plan_mark
+from ebbtide.stages.mark_tombstones.tombstones import tombstone_rule
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.export_segments.exports import export, kafkas_states, states_of_each
@@ -40,7 +44,7 @@ from tests.stages.mark_tombstones.tombstones import (
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import offsets, view_of_kafka, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS, clean, expire, ingest, mark
 from tests.tables.partition_log import write_segments
 
 GOLDEN = Path(__file__).parents[2] / "records" / "golden"
@@ -289,3 +293,29 @@ def test_a_replica_marks_and_quarantines_by_itself(
     assert offsets(view_of_kafka(states["t-0"])) == [0, 2, 3, 6, 7]
     execute_replicate(plan_replicate(load(spark, name)), NIGHT_MS)
     assert not plan_replicate(load(spark, name)).behind
+
+
+def test_a_batch_that_left_since_its_records_were_looked_up_is_a_conflict(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    forbidden_topic(sandbox, name, tmp_path)
+    topic = load(sandbox.session, name)
+    snapshot = current_snapshot(sandbox.session, name.records_table)
+    assert snapshot is not None
+    configure(sandbox, name, {"kafka.cleanup.policy": "delete"})
+    execute_delete(plan_delete(load(sandbox.session, name), {0: 4}, NIGHT_MS))
+    expire(sandbox.session, str(name), NIGHT_MS)
+    rule = tombstone_rule(sandbox.session, topic.config)
+    with pytest.raises(CommitConflictError, match="found none for the batch at 0: its segment"):
+        find_changes(topic, rule, {0: (0, 8)}, snapshot)
+    mark(sandbox.session, str(name), now_ms=NIGHT_MS)
+    assert [row["offset"] for row in quarantine(sandbox, name)] == [4, 5]
+
+
+def test_a_batch_that_is_lost_is_named(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    forbidden_topic(sandbox, name, tmp_path)
+    sandbox.session.sql(f"DELETE FROM {name.batches_table} WHERE base_offset = 4")
+    with pytest.raises(SafetyError, match="found none for the batch at 4; roll the tables back"):
+        plan_mark(load(sandbox.session, name))

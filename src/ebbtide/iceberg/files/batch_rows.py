@@ -37,7 +37,7 @@ from ebbtide.iceberg.files.file_commits import (
     prepare_row_delta,
 )
 from ebbtide.iceberg.files.segment_planning import plan_segments
-from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
+from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.iceberg.work_tags import WorkTag
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
@@ -133,11 +133,6 @@ def prepare_changes(
     written = map_segments(spark, _write_changed, work, rows, "writes headers of")
     delta = RowDelta.of_all(written)
     return prepare_row_delta(spark, batches_table, ends, delta, properties, tag, snapshot)
-
-
-def first_batches(topic: Topic) -> dict[int, int]:
-    """Return where the first segment of each partition begins now; batches before it may leave."""
-    return {p: of.segments[0].base_offset for p, of in read_again(topic).partitions.items()}
 
 
 def _check_left(place: tuple[int, int], gone: Offsets, first: int) -> None:

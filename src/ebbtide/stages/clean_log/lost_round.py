@@ -20,12 +20,18 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.row_changes import RowChanges, changes_of, no_changes
 from ebbtide.columns.shrunk_batches import fewer_than_told
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import first_batches, prepare_changes
+from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.foreign_changes import announce_removal
 from ebbtide.iceberg.planned.planned_round import CleaningRound, open_round
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    first_segments_now,
+)
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.moments import minute
@@ -62,7 +68,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
 
 def rebuild_headers(topic: Topic, changes: RowChanges) -> int:
     """Commit the changes of headers; return how many there are."""
-    table, firsts_now = topic.name.batches_table, partial(first_batches, topic)
+    table, firsts_now = topic.name.batches_table, partial(first_segments_now, topic)
     prepared = prepare_changes(topic.spark, table, changes, {}, firsts_now=firsts_now)
     commit(Step.HEADERS_REBUILT, prepared)
     return changes.count

@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import ROWS, Step, commit
-from ebbtide.iceberg.files.batch_rows import first_batches, prepare_changes
+from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_round import (
@@ -39,6 +39,7 @@ from ebbtide.iceberg.topics import (
     Topic,
     compare_and_set,
     find_snapshot,
+    first_segments_now,
     load,
 )
 from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
@@ -338,7 +339,12 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
         return None
     summary = _summary(this_round, effect.changes.count)
     return prepare_changes(
-        topic.spark, table, effect.changes, summary, _tag(this_round), partial(first_batches, topic)
+        topic.spark,
+        table,
+        effect.changes,
+        summary,
+        _tag(this_round),
+        partial(first_segments_now, topic),
     )
 
 

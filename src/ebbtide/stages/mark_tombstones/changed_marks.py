@@ -16,10 +16,10 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.errors import ConfigurationError, SafetyError
+from ebbtide.errors import CommitConflictError, ConfigurationError, EbbtideError, SafetyError
 from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, live_batches
 from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_where
-from ebbtide.iceberg.topics import Topic
+from ebbtide.iceberg.topics import Topic, first_segments_now
 from ebbtide.records.arrays import Bools
 from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.spark.conditions import any_of
@@ -205,14 +205,18 @@ def _with_magic(
     return records.join(magic.withColumnRenamed("magic", "_magic"), ["partition", "batch"], "left")
 
 
-def _without_batch(topic: Topic, partition: int, changed: DataFrame) -> SafetyError:
+def _without_batch(topic: Topic, partition: int, changed: DataFrame) -> EbbtideError:
+    """Return what is wrong: batches have left since the snapshot of the records, or are lost."""
     is_lost = (F.col("becomes") == _NO_BATCH) & (F.col("partition") == partition)
-    ((batch,),) = changed.where(is_lost).agg(F.min("batch")).collect()
-    return SafetyError(
+    ends = changed.where(is_lost).agg(F.min("batch"), F.max("batch"))
+    ((batch, last),) = ends.collect()
+    expected = (
         f"expected a row of {topic.name.batches_table} for each batch that has records in "
-        f"partition {partition}, found none for the batch at {batch}; roll the tables back to a "
-        "snapshot before it went"
+        f"partition {partition}, found none for the batch at {batch}"
     )
+    if last < first_segments_now(topic)[partition]:
+        return CommitConflictError(f"{expected}: its segment left meanwhile; run the job again")
+    return SafetyError(f"{expected}; roll the tables back to a snapshot before it went")
 
 
 def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
