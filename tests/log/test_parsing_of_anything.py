@@ -148,7 +148,8 @@ def merge(random: Random) -> Any:
 
 
 def live_slice(random: Random) -> Any:
-    whole = {"now": "2026-01-01T00:00:00+00:00", "ranges": {random.choice(KEYS): edge(random)}}
+    offsets = [0, 5] if random.random() < 0.2 else edge(random)
+    whole = {"now": "2026-01-01T00:00:00+00:00", "ranges": {random.choice(KEYS): offsets}}
     return whole | seldom(random, "now ranges other")
 
 
