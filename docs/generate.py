@@ -10,17 +10,11 @@ from typing import NotRequired, get_args, get_origin, get_type_hints
 import yaml
 
 from ebbtide.log.results import BY_JOB, OfPartition, OfTopic
-from ebbtide.log.settings.config import (
-    MAX_INT,
-    MAX_LONG,
-    MIN_LONG,
-    SETTINGS,
-    WITHOUT_EFFECT,
-    Setting,
-)
+from ebbtide.log.settings.config import SETTINGS, WITHOUT_EFFECT, Setting
 from ebbtide.log.settings.defaults import default_text
 from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
 from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
+from ebbtide.numbers import MAX_INT, MAX_LONG, MIN_LONG
 
 DOCS = Path(__file__).parent
 ALERTS = DOCS.parent / "conf" / "prometheus" / "alerts.yml"
@@ -88,7 +82,7 @@ The totals are of the topic itself, without its replicas:
 | `snapshot_ids` | the snapshots of these commits |
 
 `summary` is the topic at the end of the attempt in a few numbers, as JSON, for the overview in
-Airflow's UI. It is null in rows of older versions.
+Airflow's UI.
 
 Each removed record is in one row. A killed job writes none: the next run of the same job on the
 topic, within seven days, counts what it removed, and its `note` says so. Its other numbers do not.

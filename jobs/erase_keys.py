@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned

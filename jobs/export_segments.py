@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.runs.application import argument, job_parser, run_job, run_topics
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export

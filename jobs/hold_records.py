@@ -11,11 +11,11 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.json_text import MAX_INT, MAX_LONG, whole_argument
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action, hashes_of
 from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_INT, MAX_LONG, whole_argument
 from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned

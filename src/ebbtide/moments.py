@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from ebbtide.json_text import MAX_LONG, MIN_LONG
+from ebbtide.numbers import MAX_LONG, MIN_LONG
 
 NOTHING = "-"
 _EPOCH = datetime.fromtimestamp(0, UTC)

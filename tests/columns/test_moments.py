@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ebbtide.columns.batch_totals import TIMES, batch_totals
 from ebbtide.columns.segment_records import Records
-from ebbtide.json_text import MAX_LONG, MIN_LONG, whole
 from ebbtide.log.adopted.horizons import after_round, due_ranges
 from ebbtide.log.compaction import Round
 from ebbtide.log.logical_segments import Segment
@@ -30,6 +29,7 @@ from ebbtide.moments import (
     minute,
     to_datetime,
 )
+from ebbtide.numbers import MAX_LONG, MIN_LONG, whole
 from ebbtide.orchestration.pages.rendering import iso, relative
 
 LONGS = st.integers(MIN_LONG, MAX_LONG)

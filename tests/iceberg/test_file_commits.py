@@ -13,7 +13,6 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import OWN, Step, conflict_of
 from ebbtide.iceberg.files.data_files import (
-    MAX_OFFSET,
     DeletionVector,
     SegmentFiles,
     deletion_of,
@@ -29,6 +28,7 @@ from ebbtide.iceberg.files.file_commits import (
 )
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.numbers import MAX_OFFSET
 from tests.lake_sandbox import LakeSandbox
 
 EVERYTHING = {0: MAX_OFFSET}

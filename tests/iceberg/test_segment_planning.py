@@ -10,7 +10,6 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, open_table
-from ebbtide.iceberg.files.data_files import MAX_OFFSET
 from ebbtide.iceberg.files.described_files import describe_listed
 from ebbtide.iceberg.files.segment_planning import (
     below,
@@ -20,6 +19,7 @@ from ebbtide.iceberg.files.segment_planning import (
 )
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log

@@ -12,6 +12,7 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.state_table import HeldState, create_state, drop_state, read_state
 from ebbtide.iceberg.topics import compare_and_set, load, read_again, set_properties
+from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -49,31 +50,45 @@ def test_a_catalog_that_takes_a_commit_from_an_older_base_is_refused(
     assert read_state(spark, name) is not None
 
 
-def test_a_state_of_an_older_version_moves_once_whenever_a_job_is_killed(
+def test_a_state_table_that_was_dropped_is_made_again_whenever_a_job_is_killed(
     sandbox: LakeSandbox, cluster: str, kill_at: list[Step]
 ) -> None:
-    """It stood in properties of the records table."""
-    spark, catalog = sandbox.session, "older"
-    sandbox.add_catalog(catalog)
-    name = TopicName(cluster, "t", catalog)
-    old = to_properties(0, state_of(log_end_offset=9))
+    """Of a topic that nothing was put in."""
+    spark = sandbox.session
+    sandbox.add_catalog("emptied")
+    name = TopicName(cluster, "t", "emptied")
     kill_at.append(Step.PROBE)
     with pytest.raises(KilledError):
         sandbox.topic(str(name))
     sandbox.topic(str(name))
     drop_state(spark, name)
-    set_properties(spark, name.records_table, old)
-    moved = to_properties(0, state_of(log_start_offset=4, log_end_offset=9))
-    for step in (Step.STATE_TABLE, Step.STATE_MOVED):
-        kill_at.append(step)
-        with pytest.raises(KilledError):
-            compare_and_set(load(spark, name), Step.LOG_START_OFFSET, lambda _: moved)
-        assert load(spark, name).partitions[0] == state_of(log_end_offset=9)
+    moved = to_properties(0, state_of(log_start_offset=4))
+    kill_at.append(Step.STATE_TABLE)
+    with pytest.raises(KilledError):
+        compare_and_set(load(spark, name), Step.LOG_START_OFFSET, lambda _: moved)
     after = compare_and_set(load(spark, name), Step.LOG_START_OFFSET, lambda _: moved)
-    assert after.partitions[0] == state_of(log_start_offset=4, log_end_offset=9)
+    assert after.partitions == {0: state_of(log_start_offset=4)}
     assert read_again(after).partitions == after.partitions
-    left = java_table(spark, name.records_table).properties()
-    assert not old.keys() & set(left)
+
+
+def test_a_state_on_the_records_table_is_refused_and_stays(
+    sandbox: LakeSandbox, cluster: str
+) -> None:
+    """As layout 1 had it, which no release wrote."""
+    spark, name = sandbox.session, TopicName(cluster, "t")
+    sandbox.topic(str(name))
+    drop_state(spark, name)
+    set_properties(spark, name.records_table, to_properties(0, state_of()))
+    before = dict(java_table(spark, name.records_table).properties())
+    with (
+        open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake,
+        pytest.raises(ConfigurationError, match="in layout 2, found 1, which no release"),
+    ):
+        lake.topic(str(name))
+    with pytest.raises(ConfigurationError, match="in layout 2, found 1, which no release"):
+        load(spark, name)
+    assert dict(java_table(spark, name.records_table).properties()) == before
+    assert read_state(spark, name) is None
 
 
 def segments_of(rng: random.Random) -> tuple[tuple[int, int], ...]:

@@ -30,7 +30,7 @@ def test_however_many_partitions_are_asked_for_the_state_is_parsed_once(
         properties |= to_properties(partition, state_of(log_start_offset=partition))
     parsed: list[int] = []
     monkeypatch.setattr(topics, "parse_states", lambda *of: parsed.append(1) or parse_states(*of))
-    topic = Topic(sandbox.session, TopicName("any", "t"), properties)
+    topic = Topic(TopicName("any", "t"), properties, sandbox.session)
     starts = [topic.offsets_of(p)["log_start_offset"] for p in topic.partitions]
     assert (starts, len(parsed)) == ([0, 1, 2], 1)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ebbtide.log.logical_segments import Segment, SegmentStart
+from ebbtide.log.logical_segments import Segment
 from ebbtide.log.retention import Expiry, LogOffsets, expire, record_limit
 from ebbtide.log.settings.config import TopicConfig, parse_config
-from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
 from tests.log.retention_model import FUTURE_MS, NOW_MS, Entry, Left, Log, bytes_of
-
-MAX_EVENT_TIME = "ebbtide.state.0.max-event-time-ms"
 
 
 def config_of(settings: Mapping[str, str]) -> TopicConfig:
@@ -19,19 +16,14 @@ def config_of(settings: Mapping[str, str]) -> TopicConfig:
     return parse_config({**settings, "kafka.message.timestamp.after.max.ms": str(FUTURE_MS)})
 
 
-def decided(
-    log: Log, config: TopicConfig, *, is_tracked: bool = True, now_ms: int = NOW_MS
-) -> tuple[Expiry, Left]:
-    """Segments that go, and what is left; without `is_tracked`, of a table made before."""
-    state = _state_of(log, is_tracked=is_tracked)
+def decided(log: Log, config: TopicConfig, *, now_ms: int = NOW_MS) -> tuple[Expiry, Left]:
+    """Segments that go, and what is left."""
     segments = [
         _segment_of(base, of, log.modified_ms, config.message_timestamp_type)
         for base, of in log.segments.items()
     ]
-    newest_ms = state.max_event_time_ms
-    if newest_ms is None:
-        newest_ms = max(segment.max_event_time_ms for segment in segments)
-    offsets = LogOffsets(state.log_start_offset, state.log_end_offset, log.watermark)
+    newest_ms = max(log.newest_ms, log.gone_ms)
+    offsets = LogOffsets(log.start, log.end, log.watermark)
     expiry = expire(segments, offsets, config, now_ms=now_ms, max_event_time_ms=newest_ms)
     limit = record_limit(config, now_ms=now_ms, max_event_time_ms=newest_ms)
 
@@ -51,21 +43,6 @@ def decided(
         if base + i >= start and not entry.is_marker and not goes(entry)
     ]
     return expiry, Left(start, offsets_left)
-
-
-def _state_of(log: Log, *, is_tracked: bool) -> PartitionState:
-    state = PartitionState(
-        log_start_offset=log.start,
-        log_end_offset=log.end,
-        first_dirty_offset=0,
-        first_unmarked_offset=0,
-        segments=tuple(SegmentStart(base, log.modified_ms) for base in log.segments),
-        max_event_time_ms=max(log.newest_ms, log.gone_ms),
-    )
-    properties = to_properties(0, state)
-    if not is_tracked:
-        del properties[MAX_EVENT_TIME]
-    return parse_states(properties)[0]
 
 
 @cache

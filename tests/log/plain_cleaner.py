@@ -16,7 +16,14 @@ from ebbtide.log.compaction import (
     judge,
     rewrite,
 )
-from ebbtide.log.logical_segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
+from ebbtide.log.logical_segments import (
+    Bounds,
+    Cleanable,
+    Segment,
+    cleanable,
+    merged,
+    segment_of,
+)
 from ebbtide.log.producers import LastRecord, carried, last_records, remembered
 from ebbtide.log.retention import LogOffsets, expire
 from ebbtide.log.settings.config import TopicConfig

@@ -11,7 +11,8 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.logical_segments import Cleanable
 from ebbtide.log.producers import LastRecord
-from ebbtide.log.settings.config import MAX_LONG, TopicConfig, parse_config
+from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.numbers import MAX_LONG
 from tests.kafka.oracle import (
     GrownSegment,
     LogState,

@@ -87,10 +87,10 @@ class Left(NamedTuple):
     offsets: list[int]
 
 
-def retained(log: Log, settings: Mapping[str, str], *, is_tracked: bool) -> Left:
-    """The model: what retention leaves at NOW_MS; without `is_tracked`, of an older table."""
+def retained(log: Log, settings: Mapping[str, str]) -> Left:
+    """The model: what retention leaves at NOW_MS."""
     limits = {n: int(settings[n]) for n in (MS, BYTES, EVENT_MS) if n in settings}
-    newest_ms = max(log.newest_ms, log.gone_ms if is_tracked else -1)
+    newest_ms = max(log.newest_ms, log.gone_ms)
     left, kind = list(log.segments.items()), settings[TYPE]
 
     def is_behind(e: Entry) -> bool:

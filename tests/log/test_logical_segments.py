@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.log.logical_segments import (
-    MAX_INT,
     Bounds,
     Cleanable,
     Segment,
@@ -19,6 +18,7 @@ from ebbtide.log.logical_segments import (
     segment_of,
 )
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.numbers import MAX_INT
 from tests.log.builders import T0, segment
 
 NOW_MS = T0 + 1_000

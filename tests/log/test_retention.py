@@ -1,3 +1,5 @@
+"""Rules and their order; test_retention_combinations.py compares what is left with a model."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -44,35 +46,7 @@ def aged(*ages_ms: int) -> list[Segment]:
     return [segment(10 * i, max_timestamp_ms=NOW_MS - age) for i, age in enumerate(ages_ms)]
 
 
-def of_event_times(*times_ms: int) -> list[Segment]:
-    return [
-        segment(10 * i, max_event_time_ms=ms, max_append_time_ms=NOW_MS)
-        for i, ms in enumerate(times_ms)
-    ]
-
-
 # -- each rule
-
-
-@pytest.mark.parametrize(
-    ("ages_ms", "gone"),
-    [
-        pytest.param([101, 0], [0], id="a millisecond older than retention.ms goes"),
-        pytest.param([100, 0], [], id="exactly as old as retention.ms stays"),
-        pytest.param([101, 101, 100, 101], [0, 10], id="the walk ends at the first that stays"),
-        pytest.param([-5_000, 101, 101, 0], [], id="a time in the future blocks what follows"),
-        pytest.param([101, -5_000, 101, 0], [0], id="but not what precedes"),
-    ],
-)
-def test_which_segments_are_too_old(ages_ms: list[int], gone: list[int]) -> None:
-    expiry = expired(aged(*ages_ms), retention_ms=100)
-    assert removed(expiry) == [(base, "time") for base in gone]
-
-
-def test_a_segment_without_timestamps_is_judged_by_its_file() -> None:
-    log = [segment(0, max_timestamp_ms=-1), segment(10, max_timestamp_ms=NOW_MS)]
-    assert removed(expired(log, retention_ms=NOW_MS - T0)) == []
-    assert removed(expired(log, retention_ms=NOW_MS - T0 - 1)) == [(0, "time")]
 
 
 @pytest.mark.parametrize(
@@ -109,40 +83,6 @@ def test_segments_below_the_log_start_offset_go_by_any_policy(
     assert expiry.log_start_offset == start
 
 
-@pytest.mark.parametrize(
-    ("times_ms", "gone"),
-    [
-        pytest.param([T0 - 101, T0], [0], id="a millisecond further behind goes"),
-        pytest.param([T0 - 100, T0], [], id="exactly as far behind stays"),
-        pytest.param([T0 - 101, T0, T0 - 101], [0], id="a prefix only"),
-        pytest.param([-1, T0 - 101, T0], [], id="records without event time stay"),
-        pytest.param([T0 - 500, T0 - 500], [0, 10], id="the newest event may be gone already"),
-    ],
-)
-def test_which_segments_are_too_far_behind_in_event_time(
-    times_ms: list[int], gone: list[int]
-) -> None:
-    log = of_event_times(*times_ms)
-    expiry = expired(log, max_event_time_ms=T0, retention_max_eventtime_ms=100)
-    assert removed(expiry) == [(base, "event_time") for base in gone]
-
-
-def test_an_empty_segment_does_not_block_event_time_retention() -> None:
-    empty = segment(0, 0, max_event_time_ms=-1, max_append_time_ms=-1)
-    log = [empty, *of_event_times(T0 - 101, T0 - 101, T0)[1:]]
-    expiry = expired(log, max_event_time_ms=T0, retention_max_eventtime_ms=100)
-    assert removed(expiry) == [(0, "event_time"), (10, "event_time")]
-
-
-def test_with_an_event_time_limit_retention_ms_asks_when_the_log_received_it() -> None:
-    old_event = segment(0, max_timestamp_ms=0, max_event_time_ms=0, max_append_time_ms=NOW_MS - 100)
-    log = [old_event, segment(10, max_append_time_ms=NOW_MS)]
-    limits = {"retention_max_eventtime_ms": NOW_MS, "max_event_time_ms": NOW_MS}
-    assert removed(expired(log, retention_ms=100, **limits)) == []
-    assert removed(expired(log, retention_ms=99, **limits)) == [(0, "time")]
-    assert removed(expired(log, retention_ms=99)) == [(0, "time"), (10, "time")]
-
-
 # -- rules together
 
 
@@ -150,13 +90,6 @@ def test_the_first_rule_that_takes_a_segment_is_its_rule() -> None:
     log = aged(500, 500, 500, 0)
     expiry = expired(log, start=10, retention_bytes=200, retention_ms=100)
     assert removed(expiry) == [(0, "log_start_offset"), (10, "size"), (20, "time")]
-
-
-def test_size_counts_what_the_rule_before_has_left() -> None:
-    assert removed(expired(start=20, retention_bytes=200)) == [
-        (0, "log_start_offset"),
-        (10, "log_start_offset"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -195,24 +128,6 @@ def test_without_limits_nothing_goes() -> None:
 def test_nothing_at_or_above_the_high_watermark_goes(high_watermark: int, gone: list[int]) -> None:
     expiry = expired(high_watermark=high_watermark, retention_bytes=0)
     assert [segment.base_offset for segment, _ in expiry.removed] == gone
-
-
-# -- what is left
-
-
-def test_the_log_starts_at_the_first_segment_that_is_left() -> None:
-    expiry = expired(start=5, retention_bytes=200)
-    assert (expiry.log_start_offset, expiry.kept) == (20, LOG[2:])
-
-
-def test_the_log_start_offset_does_not_move_back_to_a_segments_base() -> None:
-    assert expired(start=25, retention_bytes=200).log_start_offset == 25
-
-
-def test_when_the_active_segment_goes_an_empty_one_takes_its_place() -> None:
-    expiry = expired(retention_ms=0)
-    assert expiry.kept == [Segment(40, NOW_MS)]
-    assert expiry.log_start_offset == 40
 
 
 def test_an_empty_active_segment_stays() -> None:

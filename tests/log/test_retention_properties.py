@@ -203,15 +203,3 @@ def test_the_basis_is_the_one_that_tables_hold_already() -> None:
 def test_the_basis_changes_with_the_log(changes: dict[str, Any]) -> None:
     config = config_of({POLICY: "delete"})
     assert expiry_basis(STATE, config) != expiry_basis(replace(STATE, **changes), config)
-
-
-@given(log=LOGS, limit_ms=LIMITS, granularity=GRANULARITIES)
-def test_where_max_event_time_is_missing_no_more_goes(
-    log: Log, limit_ms: int, granularity: str
-) -> None:
-    config = only_event_time(limit_ms, granularity)
-    known, missing = (
-        decided(log, config, is_tracked=is_tracked)[1] for is_tracked in (True, False)
-    )
-    assert set(known.offsets) <= set(missing.offsets)
-    assert missing.start <= known.start

@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbtide.iceberg.files import added_files
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
+from ebbtide.iceberg.files.data_files import read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.files import record_reader
 from ebbtide.stores import store
 from ebbtide.stores.store import WHOLE_BYTES

@@ -126,7 +126,7 @@ def work(texts: dict[str, str]) -> dict[str, str]:
 
 
 def topic_of(properties: Any) -> Topic:
-    return Topic(None, NAME, properties)  # type: ignore[arg-type]
+    return Topic(NAME, properties, None)  # type: ignore[arg-type]
 
 
 def counts() -> dict[str, str]:

@@ -32,7 +32,7 @@ def create_all(lake: LakeSandbox) -> None:
     schema.create_undo_points(spark)
     schema.create_held_of_others(spark, ADOPTED)
     of_others = spark.sql("SELECT struct(1L AS id, 'v' AS value) AS row")
-    widen_held_table(Topic(spark, ADOPTED, {LAYOUT: "{}"}), of_others)
+    widen_held_table(Topic(ADOPTED, {LAYOUT: "{}"}, spark), of_others)
 
 
 def collect(lake: LakeSandbox) -> dict[str, Any]:

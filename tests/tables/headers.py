@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from ebbtide.columns.header_columns import COLUMNS, BatchHeaders
 from ebbtide.columns.slices import slices_by_value
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
+from ebbtide.iceberg.files.data_files import read_segment
 from ebbtide.iceberg.files.field_ids import together
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.numbers import MAX_OFFSET
 
 _NONE = pa.table({name: pa.array([], pa.int64()) for name in COLUMNS})
 

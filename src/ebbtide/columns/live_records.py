@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from ebbtide.columns.segment_records import timestamps_of, v2_record_bytes, varint_bytes
 from ebbtide.log.batch_header import HEADER_BYTES
-from ebbtide.log.logical_segments import MAX_INT
 from ebbtide.log.settings.config import TopicConfig
+from ebbtide.numbers import MAX_INT
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import (
     LOG_APPEND_TIME,

@@ -25,9 +25,9 @@ from ebbtide.columns.header_columns import (
     together,
 )
 from ebbtide.columns.transaction_rows import outline_transactions
-from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.logical_segments import Segment, SegmentStart
 from ebbtide.log.transactions import OpenTransaction, visible_stable_offset
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON, NO_TIMESTAMP
 

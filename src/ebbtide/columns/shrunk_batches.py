@@ -11,7 +11,13 @@ from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.columns.rewritten_batches import Left
 from ebbtide.columns.segment_records import Records, record_bytes
 from ebbtide.log.batch_header import Batch
-from ebbtide.log.compaction import Retention, Round, Survivors, Verdict, rewrite
+from ebbtide.log.compaction import (
+    Retention,
+    Round,
+    Survivors,
+    Verdict,
+    rewrite,
+)
 
 # The next round judges whether an empty batch may go.
 _KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)

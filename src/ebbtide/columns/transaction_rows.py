@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from ebbtide.columns.header_columns import NOTHING, BatchHeaders, headers_of, together
 from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.transactions import TransactionsAround
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.errors import RequestError
-from ebbtide.json_text import MAX_INT, whole_argument
 from ebbtide.lake.key_records import KeyRecord, find_key
 from ebbtide.lake.key_rows import key_of_hash
 from ebbtide.lake.reader import open_lake
 from ebbtide.local.progress import working
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.moments import minute
+from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.text import aligned, number, without_empty
 
 SHA256 = "sha-256"

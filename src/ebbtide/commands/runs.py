@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.commands.answer import Answer, iso
-from ebbtide.json_text import whole_argument
 from ebbtide.lake.reader import Run, open_lake
 from ebbtide.local.progress import working
+from ebbtide.numbers import whole_argument
 from ebbtide.orchestration.report import failed
 from ebbtide.text import aligned, number, size, without_empty
 

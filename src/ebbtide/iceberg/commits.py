@@ -50,7 +50,6 @@ class Step(StrEnum):
     PROBE = "probe"
     CREATE_TOPIC = "create_topic"
     STATE_TABLE = "state_table"
-    STATE_MOVED = "state_moved"
     FOLLOW_SETTINGS = "follow_settings"
     CONFIGURE_TOPIC = "configure_topic"
     LIVE_SLICE = "live_slice"

@@ -5,7 +5,7 @@ A topic has two tables and three views, and a statement takes 30 to 100 ms of CP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -33,16 +33,16 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
     """Create the namespace, given as a quoted SQL identifier, if it does not exist."""
     catalog_name, *names = parts_of(namespace)
     catalog = iceberg_catalog(spark, catalog_name)
-    of = iceberg_class(spark, "catalog.Namespace").of(java_array(spark, names))
+    of = _namespace(spark, names)
     with _ONE_AT_A_TIME:
         if not catalog.namespaceExists(of):
-            _unless_there(lambda: catalog.createNamespace(of, java_map(spark, _owner(spark))))
+            unless_there(lambda: catalog.createNamespace(of, java_map(spark, _owner(spark))))
 
 
 def drop_namespace(spark: SparkSession, namespace: str) -> None:
     """Drop an empty namespace, given as a quoted SQL identifier; Java's error for any other."""
     catalog_name, *names = parts_of(namespace)
-    of = iceberg_class(spark, "catalog.Namespace").of(java_array(spark, names))
+    of = _namespace(spark, names)
     iceberg_catalog(spark, catalog_name).dropNamespace(of)
 
 
@@ -63,7 +63,7 @@ def create_table(
     catalog_name, *names = parts_of(table)
     catalog, of_table = iceberg_catalog(spark, catalog_name), identifier(spark, names)
     settings = java_map(spark, {**_owner(spark), **properties})
-    _unless_there(lambda: catalog.createTable(of_table, schema, spec.build(), settings))
+    unless_there(lambda: catalog.createTable(of_table, schema, spec.build(), settings))
 
 
 def create_view(
@@ -88,13 +88,14 @@ def create_view(
         .withSchema(_numbered_anew(spark, schema.select(java_array(spark, columns))))
         .withQuery("spark", query.strip())
         .withDefaultCatalog("spark_catalog")
-        .withDefaultNamespace(_default_namespace(spark))
+        .withDefaultNamespace(_namespace(spark, ["default"]))
         .withProperties(java_map(spark, settings))
     )
-    _unless_there(builder.create)
+    unless_there(builder.create)
 
 
-def _unless_there(create: Any) -> None:
+def unless_there(create: Callable[[], object]) -> None:
+    """Create something by Java; nothing is wrong if it is there already."""
     try:
         create()
     except Py4JJavaError as error:  # another job was faster
@@ -118,5 +119,5 @@ def _numbered_anew(spark: SparkSession, schema: Any) -> Any:
     return schemas.convert(schemas.convert(schema))
 
 
-def _default_namespace(spark: SparkSession) -> Any:
-    return iceberg_class(spark, "catalog.Namespace").of(java_array(spark, ["default"]))
+def _namespace(spark: SparkSession, names: Sequence[str]) -> Any:
+    return iceberg_class(spark, "catalog.Namespace").of(java_array(spark, names))

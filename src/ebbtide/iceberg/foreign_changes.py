@@ -16,7 +16,7 @@ import numpy as np
 from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, read_segment
+from ebbtide.iceberg.files.data_files import read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.history import Since, history_since, live_rows, rows_changed
 from ebbtide.iceberg.metadata import Snapshot
@@ -36,6 +36,7 @@ from ebbtide.log.state.row_counts import (
     told_rows,
 )
 from ebbtide.log.state.topic_state import REMOVING
+from ebbtide.numbers import MAX_OFFSET
 
 SHOWN = 5
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.creation import Partitioning, create_namespace, create_table
 from ebbtide.iceberg.state_table import check_commits, create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
@@ -22,7 +21,6 @@ from ebbtide.log.settings.names import (
 )
 from ebbtide.log.state.row_counts import NOTHING_SEEN, seen_property
 from ebbtide.log.state.topic_state import parse_states, settings_of, state_of
-from ebbtide.spark.jvm import iceberg_class
 
 RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
 ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
@@ -291,31 +289,12 @@ def _create_own_namespace(spark: SparkSession, catalog: str = CATALOG) -> None:
 
 
 def create_runs(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.runs` where it does not exist; one of an older version gets columns."""
+    """Create `lake.ebbtide.runs` where it does not exist."""
     if table_exists(spark, RUNS_TABLE):
-        _add_summary(spark)
         return
     _create_own_namespace(spark)
     properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
     create_table(spark, RUNS_TABLE, RUN_COLUMNS, properties, _by_day("started"))
-
-
-def _add_summary(spark: SparkSession) -> None:
-    """Add the column that tables of older versions lack; another job may be faster."""
-    if _has_summary(spark):
-        return
-    text = iceberg_class(spark, "types.Types$StringType").get()
-    update = open_table(spark, RUNS_TABLE).java.updateSchema().addColumn("summary", text)
-    try:
-        update.commit()
-    except Py4JJavaError:
-        if not _has_summary(spark):
-            raise
-
-
-def _has_summary(spark: SparkSession) -> bool:
-    columns = open_table(spark, RUNS_TABLE).metadata.columns
-    return any(column.name == "summary" for column in columns)
 
 
 def create_erasures(spark: SparkSession) -> None:

@@ -9,7 +9,7 @@ branch's head. A commit of properties alone asserts only the table's id on a RES
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from ebbtide.iceberg.catalog import (
     open_table,
 )
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.creation import create_namespace, drop_namespace
+from ebbtide.iceberg.creation import create_namespace, drop_namespace, unless_there
 from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.log.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
 from ebbtide.log.state.topic_state import PREFIX, sealed, state_of, unsealed
@@ -43,7 +43,6 @@ from ebbtide.spark.jvm import (
     java_map,
 )
 
-_EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
 _SETTINGS = {
     "format-version": "2",
     "write.metadata.compression-codec": "gzip",
@@ -95,7 +94,8 @@ class HeldState:
         builder = iceberg_class(spark, "TableMetadata").buildFrom(base)
         builder.setBranchSnapshot(self.table.java.newAppend().apply(), "main")
         if before is not None:
-            builder.removeSnapshots(_list_of(spark, before))
+            snapshots = java_class(spark, "java.util.Collections").singletonList(before)
+            builder.removeSnapshots(snapshots)
         builder.setProperties(java_map(spark, changed))
         if removed:
             builder.removeProperties(java_map(spark, dict.fromkeys(removed, "")).keySet())
@@ -159,20 +159,15 @@ def drop_state(spark: SparkSession, name: TopicName) -> None:
     _catalog(spark, name).dropTable(_identifier(spark, name), True)
 
 
-def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> Any:
+def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
     schema = iceberg_class(spark, "SchemaParser").fromJson(
         '{"type": "struct", "schema-id": 0, "fields": '
         '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
     )
     unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
     settings = java_map(spark, {**_SETTINGS, **properties})
-    try:
-        catalog = _catalog(spark, name)
-        return catalog.createTable(_identifier(spark, name), schema, unpartitioned, settings)
-    except Py4JJavaError as error:
-        if not _is_one_of(error, _EXISTS):
-            raise
-        return None
+    catalog, table = _catalog(spark, name), _identifier(spark, name)
+    unless_there(lambda: catalog.createTable(table, schema, unpartitioned, settings))
 
 
 def check_commits(spark: SparkSession, catalog: str) -> None:
@@ -224,21 +219,15 @@ def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
         # Iceberg itself would refuse a second change by one object.
         late, early = (_checked(scratch, open_apart(spark, scratch.state_table)) for _ in "12")
         early.change_to({_ANY_STATE: str(number)})
-        if not _is_refused(partial(late.change_to, {_ANY_STATE: "late"})):
-            raise ConfigurationError(
-                f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an "
-                "older state of a table, found that it took one: two jobs at a time would undo "
-                "each other's work there. Nothing was written. Keep the topics in another catalog "
-                "(docs/stores.md)"
-            )
-
-
-def _is_refused(action: Callable[[], None]) -> bool:
-    try:
-        action()
-    except CommitConflictError:
-        return True
-    return False
+        try:
+            late.change_to({_ANY_STATE: "late"})
+        except CommitConflictError:
+            continue
+        raise ConfigurationError(
+            f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an older "
+            "state of a table, found that it took one: two jobs at a time would undo each other's "
+            "work there. Nothing was written. Keep the topics in another catalog (docs/stores.md)"
+        )
 
 
 def _catalog(spark: SparkSession, name: TopicName) -> Any:
@@ -247,11 +236,3 @@ def _catalog(spark: SparkSession, name: TopicName) -> Any:
 
 def _identifier(spark: SparkSession, name: TopicName) -> Any:
     return identifier(spark, [name.cluster + STATE_SUFFIX, name.topic])
-
-
-def _list_of(spark: SparkSession, item: Any) -> Any:
-    return java_class(spark, "java.util.Collections").singletonList(item)
-
-
-def _is_one_of(error: Py4JJavaError, *classes: str) -> bool:
-    return error.java_exception.getClass().getName() in classes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -22,13 +22,12 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.state_table import HeldState, create_state, read_state
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.shared_table import check_is_told, table_properties, topic_properties
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
-from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.state.topic import DescribedTopic
 from ebbtide.log.state.topic_state import (
     REPAIR,
     TABLES,
-    PartitionState,
+    check_layout_of_settings,
     is_state,
     parse_states,
     settings_of,
@@ -42,43 +41,10 @@ BATCHES = "batches"  # names that table in the state
 
 
 @dataclass(frozen=True)
-class Topic:
-    """A topic's properties at the moment they were read from its tables; each is parsed once.
-
-    Settings are properties of the records table, the state is those of the state table.
-    """
+class Topic(DescribedTopic[TopicName]):
+    """A topic with the Spark session that reads and changes its tables."""
 
     spark: SparkSession
-    name: TopicName
-    properties: Mapping[str, str]
-
-    @cached_property
-    def config(self) -> TopicConfig:
-        """The validated configuration; ConfigurationError where a property is wrong."""
-        return parse_config(self.properties)
-
-    @cached_property
-    def partitions(self) -> dict[int, PartitionState]:
-        """The state of each partition."""
-        return parse_states(self.properties, str(self.name))
-
-    @property
-    def is_adopted(self) -> bool:
-        """Whether others write the table of its records (docs/adr/0016)."""
-        return LAYOUT in self.properties
-
-    def offsets_of(self, partition: int) -> dict[str, Any]:
-        """Return a partition's offsets, for the result of a job that moves none of them."""
-        state = self.partitions[partition]
-        return {
-            "log_start_offset": state.log_start_offset,
-            "low_watermark": self.low_watermark(state.log_start_offset),
-            "log_end_offset": state.log_end_offset,
-        }
-
-    def low_watermark(self, log_start_offset: int) -> int:
-        """Return a partition's low watermark by its log start; unknown if it has replicas."""
-        return INVALID_LOW_WATERMARK if self.config.replicas else log_start_offset
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
@@ -106,13 +72,15 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
         _check_tables(name, held.properties[TABLES], tables)
     if held is None:
         check_is_told(name, properties)
-    if held is None and not state_of(properties) and tables.has_been_filled:
+        check_layout_of_settings(str(name), properties)
+    if held is None and tables.has_been_filled:
         way_out = "adopt the table again" if tables.batches is None else f"{REPAIR} rebuilds it"
         raise StateError(
             f"expected the state of {name} in {name.state_table}, found no such table: somebody "
             f"dropped it; {way_out}"
         )
-    return _with_state(spark, name, properties, held)
+    state = {} if held is None else held.properties
+    return Topic(name, {**settings_of(properties), **state}, spark)
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
@@ -202,7 +170,7 @@ def _lost_adopted(name: TopicName, found: Table | None, known: str) -> ForeignCh
 
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
     """Return the topic with its settings alone, where its state is lost or cannot be trusted."""
-    return Topic(spark, name, settings_of(_records_properties(spark, name)))
+    return Topic(name, settings_of(_records_properties(spark, name)), spark)
 
 
 def _check_tables(name: TopicName, known: str, tables: _DataTables) -> None:
@@ -239,15 +207,8 @@ def first_segments_now(topic: Topic) -> dict[int, int]:
 
 
 def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:
-    return _with_state(spark, name, _records_properties(spark, name), held)
-
-
-def _with_state(
-    spark: SparkSession, name: TopicName, properties: Mapping[str, str], held: HeldState | None
-) -> Topic:
-    """Return the topic with this state; an older version keeps it on the records table."""
-    state = state_of(properties) if held is None else held.properties
-    return Topic(spark, name, {**settings_of(properties), **state})
+    state = {} if held is None else held.properties
+    return Topic(name, {**settings_of(_records_properties(spark, name)), **state}, spark)
 
 
 def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
@@ -300,7 +261,7 @@ def compare_and_set(
                 commit(step, partial(held.change_to, _merged(held.properties, state)))
         except CommitConflictError:
             continue
-        return Topic(spark, name, _merged(current.properties, changes))
+        return Topic(name, _merged(current.properties, changes), spark)
     raise CommitConflictError(
         f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
         "found another writer faster each time; run the job again when it is done"
@@ -308,25 +269,18 @@ def compare_and_set(
 
 
 def _state_to_change(topic: Topic) -> HeldState:
-    """Return the topic's state; that of an older version moves to a table of its own first.
-
-    Raise CommitConflictError if the state that the topic was read with is there no more.
-    """
+    """Return the topic's state; CommitConflictError if that it was read with is there no more."""
     spark, name = topic.spark, topic.name
     held = read_state(spark, name)
-    old = state_of(_records_properties(spark, name))
-    if held is None and not old and state_of(topic.properties):
+    if held is None and state_of(topic.properties):
         raise CommitConflictError(
             f"expected the state of {name} in {name.state_table}, where this job read it, found "
             "that abandon_table or another tool has dropped it meanwhile; run the job again"
         )
     if held is None:
-        commit(Step.STATE_TABLE, partial(create_state, spark, name, old))
+        commit(Step.STATE_TABLE, partial(create_state, spark, name, {}))
         held = read_state(spark, name)
         assert held is not None
-    if old:  # it counts no more, as soon as there is a state table
-        removed: PropertyChanges = dict.fromkeys(old)
-        commit(Step.STATE_MOVED, partial(set_properties, spark, name.records_table, removed))
     return held
 
 

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.numbers import MAX_LONG
 
 _PREFIX = "ebbtide-"
 _BEFORE = "-before"
-_LONGEST_MS = 2**63 - 1
 
 
 class WorkTag(NamedTuple):
@@ -67,7 +67,7 @@ def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, upda
         tags = transaction.manageSnapshots()
         snapshot_id = transaction.table().currentSnapshot().snapshotId()
         for name, snapshot in ((tag.own, snapshot_id), (tag.before, before)):
-            tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
+            tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, MAX_LONG)
         tags.commit()
         transaction.commitTransaction()
     except (Py4JJavaError, PySparkException) as error:
@@ -93,7 +93,7 @@ def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collect
         return
     tags = opened.java.manageSnapshots()
     for name, snapshot in missing.items():
-        tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, _LONGEST_MS)
+        tags = tags.createTag(name, snapshot).setMaxRefAgeMs(name, MAX_LONG)
     commit(Step.UNDO_TAGGED, tags.commit)
 
 

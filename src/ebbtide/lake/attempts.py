@@ -29,7 +29,7 @@ class Attempt:
     rows_removed: int
     files_removed: int
     bytes_removed: int
-    summary: TopicSummary | None = None  # None in rows of an older version too
+    summary: TopicSummary | None = None
 
     @property
     def succeeded(self) -> bool:
@@ -46,6 +46,6 @@ COLUMNS = tuple(field.name for field in fields(Attempt))
 
 
 def attempt_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attempt from a row; tables of older versions lack `summary`."""
-    values = {name: row.get(name) for name in COLUMNS}
+    """Return the fields of an attempt from a row."""
+    values = {name: row[name] for name in COLUMNS}
     return {**values, "summary": parse_summary(values["summary"])}

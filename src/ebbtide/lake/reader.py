@@ -31,7 +31,6 @@ from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.shared_table import topic_properties
 from ebbtide.log.plans.events import PlanEvent
 from ebbtide.log.plans.plan import Plan
-from ebbtide.log.settings.config import TopicConfig, parse_config
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
@@ -44,10 +43,10 @@ from ebbtide.log.settings.names import (
 )
 from ebbtide.log.settings.replicas import Replica, TableReplica
 from ebbtide.log.state.snapshot_expiry import TableSnapshots
+from ebbtide.log.state.topic import DescribedTopic
 from ebbtide.log.state.topic_state import PREFIX as STATE_PREFIX
 from ebbtide.log.state.topic_state import (
-    PartitionState,
-    parse_states,
+    check_layout_of_settings,
     settings_of,
     state_of,
     unsealed,
@@ -64,32 +63,8 @@ PLANS = (OWN_NAMESPACE, "plans")
 PLAN_EVENTS = (OWN_NAMESPACE, "plan_events")
 
 
-@dataclass(frozen=True, slots=True)
-class LakeTopic:
-    """A topic as its tables' properties describe it: settings of the records table, and state."""
-
-    name: str
-    properties: Mapping[str, str]
-
-    @property
-    def config(self) -> TopicConfig:
-        """The validated configuration; ConfigurationError where a property is wrong."""
-        return parse_config(self.properties)
-
-    @property
-    def partitions(self) -> dict[int, PartitionState]:
-        """The state of each partition."""
-        return parse_states(self.properties, self.name)
-
-    @property
-    def is_adopted(self) -> bool:
-        """Return whether another tool writes the topic's table."""
-        return LAYOUT in self.properties
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether a delete must also reach other replicas of the log."""
-        return bool(self.config.replicas)
+# A topic's name is text on this side.
+LakeTopic = DescribedTopic[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +133,8 @@ class Lake:
         """Read one topic's settings and state; StateError where the state was edited by hand."""
         properties = topic_properties(TopicName.parse(name), self.records(name).properties)
         state = self._state(name)
-        if state is None:  # tables of an older version, which no job has opened since
+        if state is None:
+            check_layout_of_settings(name, properties)
             return LakeTopic(name, properties)
         return LakeTopic(name, {**settings_of(properties), **unsealed(name, state)})
 

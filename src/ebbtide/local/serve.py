@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from ebbtide.json_text import whole_argument
+from ebbtide.numbers import whole_argument
 from ebbtide.orchestration.driver.installation import paths
 
 LOOPBACK = "127.0.0.1"

@@ -16,6 +16,7 @@ from ebbtide.log.producers import LastRecord
 from ebbtide.log.reasons import Reason
 from ebbtide.log.transactions import TransactionReader, aborted_transactions
 from ebbtide.moments import later
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     DELETE_HORIZON,
@@ -26,7 +27,6 @@ from ebbtide.records.varint import varint_size
 
 # The most that a codec adds to the few records that it cannot shrink.
 CODEC_FRAME_BYTES = 40
-MAX_OFFSET = 2**63 - 1
 # A message of magic 0 or 1 around its key and value.
 LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 

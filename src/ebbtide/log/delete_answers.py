@@ -10,11 +10,11 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ebbtide.log.settings.config import COMPACT, DELETE, TopicConfig
+from ebbtide.log.settings.names import INTERNAL_TOPICS
 from ebbtide.log.state.topic_state import PartitionState
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class ErrorCode(IntEnum):

@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import ForeignLogError
-from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.continuation import check_not_appended, check_not_lost
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import NEVER, SLICE, PartitionState
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 # Offsets in a slice: about 50 bytes for each pass through the driver.
 MAX_OFFSETS = 1_000_000

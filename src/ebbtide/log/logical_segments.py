@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ebbtide.log.settings.config import TopicConfig
-
-MAX_INT = 2**31 - 1
-MAX_LONG = 2**63 - 1
+from ebbtide.numbers import MAX_INT, MAX_LONG
 
 
 class SegmentStart(NamedTuple):

@@ -6,16 +6,15 @@ UnifiedLog.maybeIncrementLogStartOffset on a follower.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ebbtide.json_text import whole
 from ebbtide.log.logical_segments import SegmentStart, segment_of
 from ebbtide.log.settings.replicas import REPLICAS
-from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.properties import InFlight, checked_fields
 from ebbtide.log.state.topic_state import NEVER, REPLICATION, PartitionState, is_state, parse_states
+from ebbtide.numbers import whole
 
 # Settings that a replica decides itself; all others follow the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
@@ -110,38 +109,29 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
     first_unmarked = replica.first_unmarked_offset
     if first_unmarked >= end:
         first_unmarked = max(first_unmarked, primary.first_unmarked_offset)
-    times_ms = (replica.max_event_time_ms, primary.max_event_time_ms)
     return replica.moved(
         log_end_offset=primary.log_end_offset,
         first_unmarked_offset=first_unmarked,
         segments=(*replica.segments[:-1], SegmentStart(base, modified_ms), *begun),
         expired_end_offset=expired_end,
-        max_event_time_ms=max((ms for ms in times_ms if ms is not None), default=None),
+        max_event_time_ms=max(replica.max_event_time_ms, primary.max_event_time_ms),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Replication:
+class Replication(InFlight):
     """A replication in flight, recorded on the replica: the last one to begin goes on alone.
 
     `emptied` are the partitions whose earlier rows must all go. `taken_over` is true where another
     replication had begun before and may have left rows.
     """
 
+    PROPERTY = REPLICATION
+    EXPECTED = "the id of a replication and what it empties"
+
     id: str
     emptied: list[int]
     taken_over: bool
-
-    def to_json(self) -> str:
-        """Return the value of the property `ebbtide.replication`."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Replication | None:
-        """Return the one in flight, if any."""
-        text = properties.get(REPLICATION)
-        expected = "the id of a replication and what it empties"
-        return None if text is None else parse_property(REPLICATION, text, expected, cls._built)
 
     @classmethod
     def _built(cls, values: Any) -> Replication:

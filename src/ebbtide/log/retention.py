@@ -11,11 +11,11 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import NamedTuple
 
-from ebbtide.json_text import MAX_LONG
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.moments import later, minute
+from ebbtide.numbers import MAX_LONG
 from ebbtide.text import number
 
 # The settings that retention goes by.

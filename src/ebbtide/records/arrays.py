@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ebbtide.numbers import MAX_LONG
 from ebbtide.records.attributes import NO_TIMESTAMP
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 # What an int64 of microseconds can hold.
-MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+MAX_TIMESTAMP_MS = MAX_LONG // 1000
 
 
 def to_ms(column: pa.ChunkedArray) -> Int64s:

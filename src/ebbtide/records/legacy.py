@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from ebbtide.records.attributes import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
 )
-from ebbtide.records.batch import LOG_OVERHEAD_BYTES, BatchRow
-from ebbtide.records.compression import Codec, decompress
+from ebbtide.records.batch import LOG_OVERHEAD_BYTES, BatchRow, corrupt, oversized
+from ebbtide.records.compression import Codec, DecompressionError, TooLargeError, decompress
 
 OFFSET_AND_SIZE = struct.Struct(">qi")
 # CRC, magic, attributes.
@@ -169,6 +170,19 @@ def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
             f"a last offset of {wrapper.offset} in a compressed set", f"{inner[-1].offset}"
         )
     return shift
+
+
+@contextmanager
+def opening_batch(path: str, position: int) -> Iterator[None]:
+    """Raise CorruptSegmentError or OversizedBatchError for a batch whose bytes cannot be opened."""
+    try:
+        yield
+    except MalformedMessageError as bad:
+        raise corrupt(path, position, bad.expected, bad.found) from bad
+    except TooLargeError as bad:
+        raise oversized(path, position, bad.max_bytes) from bad
+    except DecompressionError as bad:
+        raise corrupt(path, position, "a batch that decompresses", str(bad)) from bad
 
 
 def legacy_row(

@@ -7,13 +7,13 @@ SQL text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.spark.jvm import iceberg_class, java_class, java_list
 
 T = TypeVar("T")
 
@@ -39,9 +39,38 @@ def any_column(conditions: Iterable[Column]) -> Column:
     return F.lit(False) if condition is None else condition
 
 
-def any_expression(spark: SparkSession, conditions: Iterable[Any]) -> Any:
-    """Join Iceberg's expressions into one that holds where any of them does."""
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    # `or` is a word of Python, so this Java method is asked for by name.
-    expression = balanced(conditions, getattr(expressions, "or"))
-    return expressions.alwaysFalse() if expression is None else expression
+class IcebergExpressions(NamedTuple):
+    """Iceberg's class of expressions; methods whose names are words of Python are asked for so."""
+
+    spark: SparkSession
+    java: Any
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> IcebergExpressions:
+        """Return those of the session's JVM."""
+        return cls(spark, iceberg_class(spark, "expressions.Expressions"))
+
+    def both(self, one: Any, other: Any) -> Any:
+        """Return an expression that holds where both do."""
+        return getattr(self.java, "and")(one, other)
+
+    def either(self, one: Any, other: Any) -> Any:
+        """Return an expression that holds where one of them does."""
+        return getattr(self.java, "or")(one, other)
+
+    def one_of(self, column: str, numbers: Sequence[int]) -> Any:
+        """Return an expression that holds where a column has one of the numbers."""
+        return getattr(self.java, "in")(column, java_list(self.spark, numbers))
+
+    def rows_from(self, column: str, starts: Mapping[int, int]) -> Any:
+        """Return an expression for the rows of partitions from a number of each on."""
+        to_long = java_class(self.spark, "java.lang.Long")
+        parts = (
+            self.both(
+                self.java.equal("partition", partition),
+                self.java.greaterThanOrEqual(column, to_long(start)),
+            )
+            for partition, start in starts.items()
+        )
+        rows = balanced(parts, self.either)
+        return self.java.alwaysFalse() if rows is None else rows

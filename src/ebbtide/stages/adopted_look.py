@@ -18,9 +18,9 @@ from ebbtide.iceberg.planned.planned_undo import open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic
 from ebbtide.log.adopted.missing import in_words
 from ebbtide.log.adopted.segments import cut, is_another_log, new_log, with_arrived
-from ebbtide.log.logical_segments import MAX_LONG
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, NEVER, PartitionState, to_changes
 from ebbtide.moments import minute
+from ebbtide.numbers import MAX_LONG
 
 
 class Look(NamedTuple):
@@ -39,7 +39,7 @@ class Look(NamedTuple):
         of = self.topic
         merged = {**of.properties, **_properties(self.states)}
         left = {name: value for name, value in merged.items() if value is not None}
-        return Topic(of.spark, of.name, left)
+        return Topic(of.name, left, of.spark)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.log.settings.config import (
-    MAX_INT,
-    MAX_LONG,
-    MIN_LONG,
     OF_TIMESTAMP,
     EventTime,
     TombstoneHeader,
@@ -20,6 +17,7 @@ from ebbtide.log.settings.config import (
     parse_config,
     settings,
 )
+from ebbtide.numbers import MAX_INT, MAX_LONG, MIN_LONG
 
 DAY_MS = 86_400_000
 MIB = 1024 * 1024

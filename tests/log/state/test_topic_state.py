@@ -70,7 +70,7 @@ def test_other_properties_are_no_state() -> None:
     ("next_clean_ms", "horizon_ms", "next_horizon_ms"),
     [
         pytest.param(NEVER, NEVER, None, id="nothing waits"),
-        pytest.param(7, NEVER, 7, id="a state of before the horizon was kept"),
+        pytest.param(7, NEVER, 7, id="what waits is what comes next"),
         pytest.param(7, 7, 7, id="what waits has a date"),
         pytest.param(0, NEVER, None, id="what waits has none"),
         pytest.param(0, 7, 7, id="something waits without a date, something else with one"),
@@ -93,11 +93,12 @@ STATES = st.builds(
     first_dirty_offset=NUMBERS,
     first_unmarked_offset=NUMBERS,
     segments=st.lists(st.builds(SegmentStart, NUMBERS, NUMBERS), min_size=1, max_size=3).map(tuple),
-    max_event_time_ms=st.none() | NUMBERS,
+    max_event_time_ms=NUMBERS,
     cleaned_at_ms=NUMBERS,
     cleaned_end_offset=NUMBERS,
     next_clean_ms=NUMBERS,
     expired_end_offset=NUMBERS,
+    first_appended_offset=NUMBERS,
     horizon_ms=NUMBERS,
     next_expiry_ms=NUMBERS,
     expiry_basis=NUMBERS,
@@ -115,28 +116,7 @@ def test_what_is_written_is_read_back_partition_by_partition(
     assert list(parse_states(properties)) == sorted(states)
 
 
-# Tables made before these were kept have none.
-ADDED = {
-    "ebbtide.state.3.max-event-time-ms": None,
-    "ebbtide.state.3.expired-end-offset": NEVER,
-    "ebbtide.state.3.first-appended-offset": NEVER,
-    "ebbtide.state.3.horizon-ms": NEVER,
-    "ebbtide.state.3.next-expiry-ms": 0,
-    "ebbtide.state.3.expiry-basis": NEVER,
-}
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_what_was_added_later_may_be_missing_and_stays_so(name: str) -> None:
-    properties = {other: value for other, value in PROPERTIES.items() if other != name}
-    (state,) = parse_states(properties).values()
-    field = name.removeprefix("ebbtide.state.3.").replace("-", "_")
-    assert state == replace(STATE, **{field: ADDED[name]})
-    written = to_properties(3, state.moved(log_end_offset=41))
-    assert (name in written) == (ADDED[name] is not None)
-
-
-@pytest.mark.parametrize("missing", [name for name in PROPERTIES if name not in ADDED])
+@pytest.mark.parametrize("missing", PROPERTIES)
 def test_a_missing_property_is_named(missing: str) -> None:
     properties = {name: value for name, value in PROPERTIES.items() if name != missing}
     with pytest.raises(ConfigurationError) as refused:
@@ -194,13 +174,6 @@ def test_one_that_was_read_names_its_partition() -> None:
         state.moved(log_end_offset=0)
 
 
-def test_a_missing_max_event_time_may_be_set_and_then_stays() -> None:
-    missing = replace(STATE, max_event_time_ms=None)
-    assert missing.moved(max_event_time_ms=7) == replace(STATE, max_event_time_ms=7)
-    with pytest.raises(StateError, match="expected max_event_time_ms to stay at or above 900, fo"):
-        STATE.moved(max_event_time_ms=None)
-
-
 def test_the_rest_moves_either_way() -> None:
     changes: dict[str, Any] = {
         "first_dirty_offset": 1,
@@ -233,12 +206,22 @@ def test_when_a_round_finds_nothing_to_do(
     assert STATE.moved(**changes).is_clean_at(now_ms) == is_clean
 
 
-def test_a_state_says_its_layout_and_is_read_by_whoever_knows_it() -> None:
+def test_a_state_says_its_layout() -> None:
     written = sealed(PROPERTIES)
     assert written[LAYOUT] == str(LAYOUT_VERSION)
     assert unsealed("log.t", written) == PROPERTIES
-    older = {name: value for name, value in PROPERTIES.items() if name != LAYOUT}
-    assert unsealed("log.t", older) == PROPERTIES
+
+
+@pytest.mark.parametrize("missing", [CHECKSUM, LAYOUT])
+def test_a_state_without_its_seal_is_no_job_s(missing: str) -> None:
+    left = {name: value for name, value in sealed(PROPERTIES).items() if name != missing}
+    with pytest.raises(StateError, match=f"{CHECKSUM} does not fit it"):
+        unsealed("log.t", left)
+
+
+def test_a_layout_that_no_release_had_is_refused_before_its_checksum() -> None:
+    with pytest.raises(ConfigurationError, match=r"log\.t in layout 2, found 1, which no release"):
+        unsealed("log.t", {**PROPERTIES, LAYOUT: "1"})
 
 
 @pytest.mark.parametrize("version", [str(LAYOUT_VERSION + 1), "2.5", ""])

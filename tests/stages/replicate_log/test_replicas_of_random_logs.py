@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from ebbtide.columns.header_columns import open_transactions
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.settings.names import TopicName
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete

@@ -19,9 +19,10 @@ from ebbtide.iceberg.catalog import open_table
 from ebbtide.log.adopted.horizons import MOST_LATE, OffsetRange
 from ebbtide.log.adopted.missing import Expected, with_arrivals
 from ebbtide.log.adopted.segments import ArrivedRows, late_below, no_rows
-from ebbtide.log.logical_segments import MAX_LONG, SegmentSums
+from ebbtide.log.logical_segments import SegmentSums
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.moments import later
+from ebbtide.numbers import MAX_LONG
 from ebbtide.spark.conditions import any_column
 from ebbtide.spark.number_sets import number_sets
 

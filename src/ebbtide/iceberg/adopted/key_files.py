@@ -21,6 +21,7 @@ from ebbtide.iceberg.catalog import Table, open_apart
 from ebbtide.iceberg.files.data_files import numbers_in, opened_file
 from ebbtide.iceberg.files.field_ids import READING, WHOLE
 from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.spark.conditions import IcebergExpressions
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, texts
 from ebbtide.stores.store import Store
 
@@ -172,10 +173,9 @@ class KeyScan(NamedTuple):
             planned.close()
 
     def _condition(self, wanted: Wanted) -> Any:
-        of, java = self.rows.layout, iceberg_class(self.rows.spark, "expressions.Expressions")
+        of, iceberg = self.rows.layout, IcebergExpressions.of(self.rows.spark)
+        java, both, either = iceberg.java, iceberg.both, iceberg.either
         assert of.key is not None
-        # `and` and `or` are words of Python, so these Java methods are asked for by name.
-        both, either = getattr(java, "and"), getattr(java, "or")
         condition = java.alwaysFalse()
         if wanted.first_offset is not None:
             is_from = java.greaterThanOrEqual(of.offset.name, wanted.first_offset)

@@ -10,6 +10,7 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.log.adopted.horizons import OffsetRange
 from ebbtide.log.adopted.layout import Column
+from ebbtide.spark.conditions import IcebergExpressions
 from ebbtide.spark.jvm import iceberg_class
 
 
@@ -43,28 +44,27 @@ def count_read_files(
     horizon is reached. Without a range of keys every file may hold one.
     """
     scan = java_table(rows.spark, rows.table).newScan().useSnapshot(snapshot)
-    of = _Conditions(iceberg_class(rows.spark, "expressions.Expressions"), rows)
+    of = _Conditions(IcebergExpressions.of(rows.spark), rows)
     if rows.in_table is not None:
         assert rows.layout.topic is not None
         scan = scan.filter(of.java.equal(rows.layout.topic.name, rows.in_table))
     wanted = [of.is_without_key(), *map(of.may_be_due, due)]
     if dirty is not None:
         wanted += [of.is_dirty(dirty.first_offset), of.may_hold_key(dirty.keys)]
-    return ReadFiles(_count(rows, scan.filter(reduce(of.either, wanted))), _count(rows, scan))
+    return ReadFiles(
+        _count(rows, scan.filter(reduce(of.iceberg.either, wanted))), _count(rows, scan)
+    )
 
 
 class _Conditions(NamedTuple):
     """Conditions of rows as Iceberg's expressions, which its scan holds against files' bounds."""
 
-    java: Any
+    iceberg: IcebergExpressions
     rows: AdoptedRows
 
-    # `and` and `or` are words of Python, so these Java methods are asked for by name.
-    def both(self, one: Any, other: Any) -> Any:
-        return getattr(self.java, "and")(one, other)
-
-    def either(self, one: Any, other: Any) -> Any:
-        return getattr(self.java, "or")(one, other)
+    @property
+    def java(self) -> Any:
+        return self.iceberg.java
 
     def is_dirty(self, first_offset: int) -> Any:
         return self.java.greaterThanOrEqual(self.rows.layout.offset.name, first_offset)
@@ -75,7 +75,7 @@ class _Conditions(NamedTuple):
         if keys is None:
             return self.java.alwaysTrue()
         at_least = self.java.greaterThanOrEqual(key.name, keys.least)
-        return self.both(at_least, self.java.lessThanOrEqual(key.name, keys.greatest))
+        return self.iceberg.both(at_least, self.java.lessThanOrEqual(key.name, keys.greatest))
 
     def is_without_key(self) -> Any:
         key = self.rows.layout.key
@@ -86,15 +86,15 @@ class _Conditions(NamedTuple):
         name = self.rows.layout.offset.name
         is_first = self.java.greaterThanOrEqual(name, offsets.first)
         is_last = self.java.lessThan(name, offsets.end)
-        return self.both(self._may_be_tombstone(), self.both(is_first, is_last))
+        return self.iceberg.both(self._may_be_tombstone(), self.iceberg.both(is_first, is_last))
 
     def _may_be_tombstone(self) -> Any:
         of = self.rows.layout
-        is_null = reduce(self.both, map(self._is_null, of.values)) if of.values else None
+        is_null = reduce(self.iceberg.both, map(self._is_null, of.values)) if of.values else None
         if of.mark is None:
             return self.java.alwaysFalse() if is_null is None else is_null
         has_mark = self.java.equal(of.mark.name, self.rows.ids.mark_text)
-        return has_mark if is_null is None else self.either(is_null, has_mark)
+        return has_mark if is_null is None else self.iceberg.either(is_null, has_mark)
 
     def _is_null(self, column: Column) -> Any:
         """Return the condition; a column with others in it has no count of nulls."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, ConfigurationError
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.files.applied_commits import commit_update
@@ -23,6 +23,7 @@ from ebbtide.iceberg.files.described_files import (
     Place,
     describe,
 )
+from ebbtide.iceberg.files.field_ids import arrow_schema
 from ebbtide.iceberg.files.file_commits import new_locations
 from ebbtide.iceberg.files.rows_beyond import RowsBeyond
 from ebbtide.iceberg.topics import own_spec_id
@@ -35,18 +36,9 @@ _FAST = 1  # of zlib's levels
 # After so long a commit makes sure that its files are there: another tool may remove orphans.
 CHECKED_AFTER_S = 15 * 60
 CHECKED_AT_ONCE = 16
-_FIELD_ID = "PARQUET:field_id"
 _CODEC = "write.parquet.compression-codec"
 _LEVEL = "write.parquet.compression-level"
 _CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
-_TYPES = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-}
 
 
 # A written data file.
@@ -81,7 +73,7 @@ class Appending(NamedTuple):
         place = Place(own_spec_id(opened), 0, 0, "")
         target = Target(
             opened.store,
-            _schema(opened, names),
+            arrow_schema(opened, names),
             _CODECS.get(codec, codec),
             None if level is None else int(level),
             place,
@@ -181,33 +173,3 @@ def _groups(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
             held, size_bytes = [], 0
     if held:
         yield pa.concat_tables(held)
-
-
-def _schema(table: Table, names: Sequence[str]) -> pa.Schema:
-    fields = {field["name"]: field for field in table.metadata.schema["fields"]}
-    if missing := [name for name in names if name not in fields]:
-        raise ConfigurationError(
-            f"expected the columns {', '.join(names)} in {table}, found it without "
-            f"{', '.join(missing)}; rename or add them again"
-        )
-    return pa.schema([_field(fields[name]) for name in names])
-
-
-def _field(field: Mapping[str, Any]) -> pa.Field:
-    return _with_id(field["name"], field["id"], field["type"], is_required=field["required"])
-
-
-def _with_id(name: str, field_id: int, of: Any, *, is_required: bool) -> pa.Field:
-    metadata = {_FIELD_ID: str(field_id)}
-    return pa.field(name, _type(of), nullable=not is_required, metadata=metadata)
-
-
-def _type(of: Any) -> pa.DataType:
-    """Return Arrow's type for an Iceberg type in its schema's JSON."""
-    if isinstance(of, str):
-        return _TYPES[of]
-    if of["type"] == "list":
-        is_required = of["element-required"]
-        element = _with_id("element", of["element-id"], of["element"], is_required=is_required)
-        return pa.list_(element)
-    return pa.struct([_field(field) for field in of["fields"]])

@@ -17,7 +17,6 @@ from ebbtide.columns.log_headers import LogHeaders, LogOutline
 from ebbtide.columns.row_changes import RowChanges, no_changes, with_changes
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.files.data_files import (
-    MAX_OFFSET,
     CutOut,
     Offsets,
     SegmentFiles,
@@ -39,6 +38,7 @@ from ebbtide.iceberg.files.file_commits import (
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.iceberg.work_tags import WorkTag
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
 

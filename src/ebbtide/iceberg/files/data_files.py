@@ -36,7 +36,6 @@ from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.stores.store import WHOLE_BYTES, Store, is_object_store
 
 Offsets = npt.NDArray[np.int64]
-MAX_OFFSET = 2**63 - 1
 _PARQUET = ParquetFileFormat()
 _MAGIC = bytes.fromhex("d1d33964")  # of a deletion vector
 _PUFFIN = b"PFA1"
@@ -209,17 +208,14 @@ def column_bytes(unit: SegmentFiles, name: str) -> int:
 
 def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
     """Yield the file's live rows in order, a table a row group, with all columns and lineage."""
-    dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
-    columns, start = (*unit.columns, *LINEAGE), 0
+    columns = (*unit.columns, *LINEAGE)
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
-        for group in range(opened.metadata.num_row_groups):
-            end = start + opened.metadata.row_group(group).num_rows
-            live = np.ones(end - start, np.bool_)
-            live[dead[(dead >= start) & (dead < end)] - start] = False
-            rows = read_file(opened.subset(row_group_ids=[group]), columns)
-            rows = rows.filter(pa.array(live))
-            yield with_lineage(rows, start + np.flatnonzero(live), file.lineage)
-            start = end
+        groups = (
+            read_file(opened.subset(row_group_ids=[group]), columns)
+            for group in range(opened.metadata.num_row_groups)
+        )
+        for rows, positions in _live(unit.store, file, groups):
+            yield with_lineage(rows, positions, file.lineage)
 
 
 def live_batches(unit: SegmentFiles, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -227,15 +223,27 @@ def live_batches(unit: SegmentFiles, file: DataFile, columns: Sequence[str]) -> 
 
     A column that the file lacks is null, or has its default.
     """
-    dead = np.empty(0, np.int64) if file.vector is None else read_vector(unit.store, file.vector)
-    wanted, start = [column for column in unit.columns if column.name in columns], 0
+    wanted = [column for column in unit.columns if column.name in columns]
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
-        for group in range(opened.metadata.num_row_groups):
-            for rows in read_in_batches(opened, wanted, group):
-                live = np.ones(rows.num_rows, np.bool_)
-                live[dead[(dead >= start) & (dead < start + rows.num_rows)] - start] = False
-                start += rows.num_rows
-                yield with_missing(rows, wanted).filter(pa.array(live))
+        batches = (
+            with_missing(rows, wanted)
+            for group in range(opened.metadata.num_row_groups)
+            for rows in read_in_batches(opened, wanted, group)
+        )
+        yield from (rows for rows, _ in _live(unit.store, file, batches))
+
+
+def _live(
+    store: Store, file: DataFile, parts: Iterable[pa.Table]
+) -> Iterator[tuple[pa.Table, Offsets]]:
+    """Yield the live rows of each part of a file, in order, and their positions in the file."""
+    dead = np.empty(0, np.int64) if file.vector is None else read_vector(store, file.vector)
+    start = 0
+    for rows in parts:
+        live = np.ones(rows.num_rows, np.bool_)
+        live[dead[(dead >= start) & (dead < start + rows.num_rows)] - start] = False
+        yield rows.filter(pa.array(live)), start + np.flatnonzero(live)
+        start += rows.num_rows
 
 
 def _read_file(
@@ -244,11 +252,10 @@ def _read_file(
     wanted = [*columns, *LINEAGE] if file.lineage else columns
     with opened_file(store, file.path, file.size_bytes) as opened:
         table = read_file(opened, wanted)
-    positions = np.arange(table.num_rows, dtype=np.int64)
-    if file.vector is not None:
-        live = np.ones(table.num_rows, np.bool_)
-        live[read_vector(store, file.vector)] = False
-        table, positions = table.filter(pa.array(live)), np.flatnonzero(live)
+    if file.vector is None:
+        positions = np.arange(table.num_rows, dtype=np.int64)
+    else:
+        ((table, positions),) = _live(store, file, [table])
     return with_lineage(table, positions, file.lineage), positions
 
 

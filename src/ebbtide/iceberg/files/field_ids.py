@@ -8,14 +8,26 @@ table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.dataset import ParquetFileFragment, ParquetFragmentScanOptions
 
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.metadata import TableColumn
 
 _FIELD_ID = b"PARQUET:field_id"
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
 WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
 _BATCH_ROWS = 64 * 1024  # where a row group in memory would be too much
 # A store sends so many bytes in the time that one more request takes.
@@ -101,9 +113,46 @@ def with_missing(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
     return table
 
 
-def field_of(column: TableColumn, kind: pa.DataType) -> pa.Field:
+def arrow_schema(table: Table, names: Sequence[str]) -> pa.Schema:
+    """Return these columns of a table as a file that is to be written has them.
+
+    ConfigurationError where the table lacks one.
+    """
+    fields = {field["name"]: field for field in table.metadata.schema["fields"]}
+    if missing := [name for name in names if name not in fields]:
+        raise ConfigurationError(
+            f"expected the columns {', '.join(names)} in {table}, found it without "
+            f"{', '.join(missing)}; rename or add them again"
+        )
+    return pa.schema([_field(fields[name]) for name in names])
+
+
+def field_of(column: TableColumn, kind: pa.DataType, *, is_required: bool = False) -> pa.Field:
     """Return the column as a file that is to be written has it."""
-    return pa.field(column.name, kind, metadata={_FIELD_ID: str(column.field_id)})
+    metadata = {_FIELD_ID: str(column.field_id)}
+    return pa.field(column.name, kind, nullable=not is_required, metadata=metadata)
+
+
+def _field(of: Mapping[str, Any]) -> pa.Field:
+    column = TableColumn(of["name"], of["id"])
+    return field_of(column, _arrow_type(of["type"]), is_required=of["required"])
+
+
+def _arrow_type(of: Any) -> pa.DataType:
+    """Return Arrow's type for an Iceberg type in its schema's JSON."""
+    if isinstance(of, str):
+        return _TYPES[of]
+    if of["type"] == "list":
+        return pa.list_(_inner(of, "element"))
+    if of["type"] == "map":
+        return pa.map_(_inner(of | {"key-required": True}, "key"), _inner(of, "value"))
+    return pa.struct([_field(field) for field in of["fields"]])
+
+
+def _inner(of: Mapping[str, Any], name: str) -> pa.Field:
+    """Return what a list or a map holds, such as its `element`."""
+    column = TableColumn(name, of[f"{name}-id"])
+    return field_of(column, _arrow_type(of[name]), is_required=of[f"{name}-required"])
 
 
 def _id_of(field: pa.Field) -> int | None:

@@ -16,12 +16,12 @@ from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.commits import LEFT, Step
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
 from ebbtide.iceberg.files.manifests import current_files
 from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_where
-from ebbtide.spark.conditions import any_expression, any_of
-from ebbtide.spark.jvm import iceberg_class, java_class
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.spark.conditions import IcebergExpressions, any_of
 from ebbtide.spark.tasks import map_segments
 
 
@@ -36,19 +36,7 @@ class RowsBeyond(NamedTuple):
 
     def guard(self, update: Any) -> Any:
         """Let an update fail if somebody has added such rows since the snapshot."""
-        expressions = iceberg_class(self.spark, "expressions.Expressions")
-        both = getattr(expressions, "and")  # a word of Python
-        to_long = java_class(self.spark, "java.lang.Long")
-        rows = any_expression(
-            self.spark,
-            (
-                both(
-                    expressions.equal("partition", partition),
-                    expressions.greaterThanOrEqual(self.column, to_long(end)),
-                )
-                for partition, end in self.ends.items()
-            ),
-        )
+        rows = IcebergExpressions.of(self.spark).rows_from(self.column, self.ends)
         update = update.conflictDetectionFilter(rows).validateNoConflictingData()
         return update if self.snapshot is None else update.validateFromSnapshot(self.snapshot)
 

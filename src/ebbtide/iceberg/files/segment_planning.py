@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import Table, open_table
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, DataFile, SegmentFiles, Vector
+from ebbtide.iceberg.files.data_files import DataFile, SegmentFiles, Vector
 from ebbtide.iceberg.files.manifests import (
     Bounds,
     ListedFile,
@@ -20,9 +20,9 @@ from ebbtide.iceberg.files.manifests import (
     wanted_files,
 )
 from ebbtide.iceberg.files.row_lineage import Lineage
-from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.iceberg.topics import own_spec_id
-from ebbtide.spark.jvm import iceberg_class, java_list
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.spark.conditions import IcebergExpressions
 
 _NONE = (0, -1)  # a range without anything in it
 
@@ -51,16 +51,18 @@ def plan_segments(
     names a column of whole numbers; each file then carries its largest value.
     """
     opened = open_table(spark, table)
-    columns = opened.metadata.columns
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
     has_bounds = starts is not None or bound is not None
     planned = planned_files(opened, snapshot, below(ends), has_bounds=has_bounds)
     if starts is not None:
-        offset = _id_of(columns, "offset")
-        planned = [of for of in planned if _reaches(of, offset, starts.get(of.place[0], 0))]
-    if bound is not None:
-        of_bound = _id_of(columns, bound)
         planned = [
-            of._replace(file=of.file._replace(last=_bounds(of).upper.get(of_bound)))
+            of
+            for of in planned
+            if _bounds(of).upper.get(ids["offset"], MAX_OFFSET) >= starts.get(of.place[0], 0)
+        ]
+    if bound is not None:
+        planned = [
+            of._replace(file=of.file._replace(last=_bounds(of).upper.get(ids[bound])))
             for of in planned
         ]
     return _in_segments(opened, planned)
@@ -83,6 +85,11 @@ class ColumnBounds(NamedTuple):
     def has_nulls(self, name: str) -> bool:
         """Return whether a row may have null in a column."""
         return self.ids[name] not in self.bounds.full
+
+    def may_be_below(self, name: str, number: int) -> bool:
+        """Return whether a row may have less than this number in a column."""
+        lower = self.lower(name)
+        return self.ids[name] not in self.bounds.empty and (lower is None or lower < number)
 
 
 def plan_where(
@@ -115,16 +122,12 @@ def plan_before(
 
     `times` names columns of times; one of them is enough.
     """
-    opened = open_table(spark, table)
-    ids = [_id_of(opened.metadata.columns, name) for name in times]
-    wanted = below(dict.fromkeys(partitions, MAX_OFFSET))
 
-    def may_be_before(of: PlannedFile) -> bool:
-        lower, _, empty, _ = _bounds(of)
-        return any(i not in empty and lower.get(i, before_us - 1) < before_us for i in ids)
+    def may_be_before(_partition: int, columns: ColumnBounds) -> bool:
+        return any(columns.may_be_below(name, before_us) for name in times)
 
-    planned = planned_files(opened, snapshot, wanted, has_bounds=True)
-    return _in_segments(opened, filter(may_be_before, planned))
+    ends = dict.fromkeys(partitions, MAX_OFFSET)
+    return plan_where(spark, table, snapshot, ends, may_be_before)
 
 
 def plan_with_lineage(
@@ -250,15 +253,6 @@ def _bounds(of: PlannedFile) -> Bounds:
     return of.listed.bounds
 
 
-def _reaches(of: PlannedFile, column: int, start: int) -> bool:
-    """Return whether a file may hold a value of the column at or above `start`."""
-    return bool(_bounds(of).upper.get(column, start) >= start)
-
-
-def _id_of(columns: Iterable[TableColumn], name: str) -> int:
-    return next(column.field_id for column in columns if column.name == name)
-
-
 def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[JavaObject]:
     """Return Iceberg's own scan tasks, one a file, for an Iceberg expression that few files match.
 
@@ -281,9 +275,6 @@ def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> Ja
 
     An exact expression, pair by pair, would be evaluated against each file once for every pair.
     """
-    expressions = iceberg_class(spark, "expressions.Expressions")
-    # `and` and `in` are words of Python, so these Java methods are asked for by name.
-    both, one_of = getattr(expressions, "and"), getattr(expressions, "in")
-    columns = (sorted({place[at] for place in segments}) for at in (0, 1))
-    partitions, bases = (java_list(spark, numbers) for numbers in columns)
-    return both(one_of("partition", partitions), one_of("segment", bases))
+    of = IcebergExpressions.of(spark)
+    partitions, bases = (sorted({place[at] for place in segments}) for at in (0, 1))
+    return of.both(of.one_of("partition", partitions), of.one_of("segment", bases))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
 from typing import Any
@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.files.described_files import DescribedFiles, describe_small
+from ebbtide.iceberg.files.field_ids import arrow_schema
 from ebbtide.spark.jvm import iceberg_class, items
 
-_FIELD_ID = "PARQUET:field_id"
 _SPEC_ID = 0  # of the partition spec that the tables were created with: by the day of a time
 
 
@@ -66,10 +66,7 @@ def _by_day(rows: pa.Table, time: str) -> Iterator[tuple[date, pa.Table]]:
 
 def _write(table: Table, rows: pa.Table, time: str, day: date) -> dict[str, Any]:
     """Write the rows of a day; return the file as JSON."""
-    fields = {field["name"]: field for field in table.metadata.schema["fields"]}
-    schema = pa.schema(
-        [_with_id(of, fields[of.name]["id"], fields[of.name]["type"]) for of in rows.schema]
-    )
+    schema = arrow_schema(table, rows.column_names)
     data, footers = io.BytesIO(), list[pq.FileMetaData]()
     with pq.ParquetWriter(data, schema, compression="zstd", metadata_collector=footers) as writer:
         writer.write_table(rows.cast(schema))
@@ -79,18 +76,3 @@ def _write(table: Table, rows: pa.Table, time: str, day: date) -> dict[str, Any]
         stream.write(data.getbuffer())
     file = describe_small(path, schema, footers[0], data.getbuffer().nbytes)
     return {**file, "spec-id": _SPEC_ID, "partition": [day.isoformat()]}
-
-
-def _with_id(field: pa.Field, field_id: int, of: str | Mapping[str, Any]) -> pa.Field:
-    """Return the field with Iceberg's id, the element of a list and both sides of a map too."""
-    kind = field.type
-    if not isinstance(of, str) and of["type"] == "list":
-        element = pa.field("element", kind.value_type)
-        kind = pa.list_(_with_id(element, of["element-id"], of["element"]))
-    elif not isinstance(of, str) and of["type"] == "map":
-        key = pa.field("key", kind.key_type, nullable=False)
-        value = pa.field("value", kind.item_type)
-        kind = pa.map_(
-            _with_id(key, of["key-id"], of["key"]), _with_id(value, of["value-id"], of["value"])
-        )
-    return field.with_type(kind).with_metadata({_FIELD_ID: str(field_id)})

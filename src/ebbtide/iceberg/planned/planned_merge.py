@@ -6,45 +6,38 @@ may read both tables by segment.
 
 from __future__ import annotations
 
-import json
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.json_text import MAX_INT, parse_whole, whole
-from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.properties import InFlight, checked_fields
 from ebbtide.log.state.topic_state import MERGE
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(InFlight):
     """{partition: groups of physical segments}; each group is written as its first one.
 
     Without groups it is done. It then stays as a trace for who has read the topic before.
     """
 
+    PROPERTY = MERGE
+    EXPECTED = "a merge's id and its groups by partition"
+
     id: str
     groups: dict[int, list[list[int]]]
 
     @classmethod
-    def of(cls, groups: dict[int, list[list[int]]]) -> Merge:
+    def new(cls, groups: dict[int, list[list[int]]]) -> Merge:
         """Return a merge with an id that no other has."""
         return cls(uuid.uuid4().hex, groups)
 
     def done(self) -> Merge:
         """Return the trace that it leaves."""
         return Merge(self.id, {})
-
-    def to_json(self) -> str:
-        """Return the value of the property `ebbtide.merge`."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: str) -> Merge:
-        """Return the merge that a property holds; ConfigurationError where somebody changed it."""
-        return parse_property(MERGE, text, "a merge's id and its groups by partition", cls._built)
 
     @classmethod
     def _built(cls, values: Any) -> Merge:
@@ -59,8 +52,7 @@ class Merge:
 
 def last_merge(topic: Topic) -> Merge | None:
     """Return the merge in flight, or the trace of the last one."""
-    text = topic.properties.get(MERGE)
-    return None if text is None else Merge.parse(text)
+    return Merge.of(topic.properties)
 
 
 def open_merge(topic: Topic) -> Merge | None:

@@ -16,10 +16,9 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_merge import check_no_merge, open_merge
 from ebbtide.iceberg.planned.planned_undo import check_no_undo, open_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
-from ebbtide.json_text import MAX_INT, parse_whole, whole
-from ebbtide.log.compaction import MAX_OFFSET
-from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.properties import InFlight, checked_fields
 from ebbtide.log.state.topic_state import ROUND
+from ebbtide.numbers import MAX_INT, MAX_OFFSET, parse_whole, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,11 @@ class PartitionRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleaningRound:
+class CleaningRound(InFlight):
     """One round on one topic; times in ms since the epoch."""
+
+    PROPERTY = ROUND
+    EXPECTED = "a cleaner round"
 
     id: str
     now_ms: int
@@ -62,11 +64,6 @@ class CleaningRound:
         return json.dumps({"partitions": {}, **values}, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, text: str) -> CleaningRound:
-        """Return the round that a property holds; ConfigurationError where somebody changed it."""
-        return parse_property(ROUND, text, "a cleaner round", cls._built)
-
-    @classmethod
     def _built(cls, values: Any) -> CleaningRound:
         partitions = {
             parse_whole(partition, MAX_INT): PartitionRound(**checked_fields(PartitionRound, part))
@@ -76,8 +73,7 @@ class CleaningRound:
             parse_whole(partition, MAX_INT): {int(base): whole(rows) for base, rows in of.items()}
             for partition, of in values.get("removed", {}).items()
         }
-        built = values | {"partitions": partitions, "removed": removed}
-        return cls(**checked_fields(cls, built))
+        return cls(**checked_fields(cls, values | {"partitions": partitions, "removed": removed}))
 
 
 def new_round_id() -> str:
@@ -87,8 +83,7 @@ def new_round_id() -> str:
 
 def open_round(topic: Topic) -> CleaningRound | None:
     """Return the round in flight on the topic, if any."""
-    text = topic.properties.get(ROUND)
-    return None if text is None else CleaningRound.parse(text)
+    return CleaningRound.of(topic.properties)
 
 
 def is_open(topic: Topic, work_id: str) -> bool:

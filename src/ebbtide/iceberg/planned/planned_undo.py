@@ -5,26 +5,28 @@ It changes two tables and the state by three commits. Between them nobody may wo
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.topics import Topic
-from ebbtide.json_text import MAX_INT, parse_whole
-from ebbtide.log.state.properties import checked_fields, parse_property
+from ebbtide.log.state.properties import InFlight, checked_fields
 from ebbtide.log.state.topic_state import UNDO, UNDONE
 from ebbtide.log.undo.points import PointsOfPartitions
+from ebbtide.numbers import MAX_INT, parse_whole
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
+class Undo(InFlight):
     """The run that is undone, and by partition the ids of the points that go back, oldest first.
 
     Nothing is removed from these partitions until `paused_until_ms`.
     """
+
+    PROPERTY = UNDO
+    EXPECTED = "an undo's id, run and points by partition"
 
     id: str
     run_id: str
@@ -32,7 +34,7 @@ class Undo:
     paused_until_ms: int
 
     @classmethod
-    def of(cls, run_id: str, points: PointsOfPartitions, paused_until_ms: int) -> Undo:
+    def new(cls, run_id: str, points: PointsOfPartitions, paused_until_ms: int) -> Undo:
         """Return an undo with an id that no other has."""
         ids = {p: [point.point_id for point in of] for p, of in points.items()}
         return cls(uuid.uuid4().hex, run_id, ids, paused_until_ms)
@@ -41,15 +43,6 @@ class Undo:
         """Return the undo of these partitions alone."""
         points = {p: ids for p, ids in self.points.items() if p in partitions}
         return replace(self, points=points)
-
-    def to_json(self) -> str:
-        """Return the value of the property `ebbtide.undo`."""
-        return json.dumps(asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: str) -> Undo:
-        """Return the undo that a property holds; ConfigurationError where somebody changed it."""
-        return parse_property(UNDO, text, "an undo's id, run and points by partition", cls._built)
 
     @classmethod
     def _built(cls, values: Any) -> Undo:
@@ -62,8 +55,7 @@ class Undo:
 
 def open_undo(properties: Mapping[str, str]) -> Undo | None:
     """Return the undo in flight on a topic of these properties, if any."""
-    text = properties.get(UNDO)
-    return None if text is None else Undo.parse(text)
+    return Undo.of(properties)
 
 
 def was_undone_since(topic: Topic, current: Topic) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.adopted.layout import Layout
 from ebbtide.log.live_offsets import Range
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import COPIED
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 # A slice ends with one of so many parts of what it may hold at most.
 PARTS_OF_SLICE = 8

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ebbtide.errors import ConfigurationError, NotCoveredError
-from ebbtide.json_text import whole
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property
+from ebbtide.numbers import whole
 
 # On the adopted table: its layout as JSON.
 LAYOUT = "ebbtide.layout"

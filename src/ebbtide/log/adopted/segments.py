@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 from ebbtide.log.adopted.horizons import OffsetRange, covered_end, with_late
 from ebbtide.log.adopted.missing import Missing
-from ebbtide.log.logical_segments import (
-    MAX_LONG,
-    Segment,
-    SegmentStart,
-    SegmentSums,
-    segment_of,
-)
+from ebbtide.log.logical_segments import Segment, SegmentStart, SegmentSums, segment_of
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import NEVER, PartitionState
+from ebbtide.numbers import MAX_LONG
 
 EMPTY = SegmentSums(0, NEVER, NEVER, 0)
 

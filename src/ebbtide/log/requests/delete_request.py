@@ -25,10 +25,9 @@ from ebbtide.errors import RequestError
 from ebbtide.json_text import parse_json
 from ebbtide.log.settings.names import TopicName
 from ebbtide.moments import to_datetime
+from ebbtide.numbers import MAX_INT, MAX_LONG
 
 TIMEOUT_MS = 30_000
-MAX_INT = 2**31 - 1
-MAX_LONG = 2**63 - 1
 LATEST_MS = MAX_LONG // 1000  # a table's timestamps are microseconds
 # ISO 8601: at least one number, and one after T. The parser takes `PT` for zero, and larger numbers
 # modulo 2**32.

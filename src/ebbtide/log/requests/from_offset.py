@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ebbtide.errors import RequestError
-from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.numbers import MAX_INT, parse_whole
 
 
 class FromOffset(NamedTuple):

@@ -19,12 +19,10 @@ from ebbtide.log.settings.replicas import (
     parse_replicas,
 )
 from ebbtide.log.settings.upstream import SOURCE, Upstream, parse_upstream
+from ebbtide.numbers import MAX_INT, MAX_LONG, MIN_LONG
 from ebbtide.records.limits import MAX_DECOMPRESSED, MAX_DECOMPRESSED_BYTES
 
 PREFIX = "kafka."
-MAX_LONG = 2**63 - 1
-MAX_INT = 2**31 - 1
-MIN_LONG = -(2**63)
 DAY_MS = 24 * 60 * 60 * 1000
 
 UNDO_MS = "ebbtide.undo.ms"

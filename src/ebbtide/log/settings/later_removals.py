@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ebbtide.errors import ConfigurationError
@@ -107,12 +108,7 @@ def _always(_: TopicConfig) -> bool:
     return True
 
 
-def _is_compacted(config: TopicConfig) -> bool:
-    return config.is_compacted
-
-
-def _is_deleted(config: TopicConfig) -> bool:
-    return config.is_deleted
+_is_compacted, _is_deleted = attrgetter("is_compacted"), attrgetter("is_deleted")
 
 
 def _has_a_policy(config: TopicConfig) -> bool:

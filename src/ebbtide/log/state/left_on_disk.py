@@ -34,33 +34,20 @@ class LeftOnDisk(NamedTuple):
 
     @classmethod
     def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
-        """Read an expire_snapshots run's report; None where an older version made none."""
-        reported = cast("SnapshotsTopic", topic_result)
+        """Read an expire_snapshots run's report; None if it failed before it made one."""
         try:
-            return cls(
-                reported["deleted_rows_below_share"],
-                reported["deleted_rows_in_active_segments"],
-                reported["deleted_rows_due"],
-                reported["oldest_snapshot_ms"],
-                reported["old_files_ms"],
-                reported["old_files_refs"],
-                reported.get("undo_until_ms"),
-            )
+            return cls(*(topic_result[name] for name in _IN_RESULT))
         except KeyError:
             return None
 
     def result(self) -> SnapshotsTopic:
         """Return the fields of `result` that `of_result` reads."""
-        return {
+        fields = {
             "deleted_rows_in_files": self.rows,
-            "deleted_rows_below_share": self.rows_below_share,
-            "deleted_rows_in_active_segments": self.rows_in_active_segments,
-            "deleted_rows_due": self.rows_due,
-            "oldest_snapshot_ms": self.oldest_snapshot_ms,
-            "old_files_ms": self.old_files_ms,
+            **dict(zip(_IN_RESULT, self, strict=True)),
             "old_files_refs": dict(self.old_files_refs),
-            "undo_until_ms": self.undo_until_ms,
         }
+        return cast("SnapshotsTopic", fields)
 
     def expires_ms(self, max_age_ms: int) -> int | None:
         """Return when the last snapshot that needs an old file may expire; None without one."""
@@ -111,3 +98,10 @@ class LeftOnDisk(NamedTuple):
         return (
             f"{self.rows_due:,} deleted rows stay in files that the next expire_snapshots rewrites"
         )
+
+
+# What a run's result calls each field.
+_IN_RESULT = (
+    *("deleted_rows_below_share", "deleted_rows_in_active_segments", "deleted_rows_due"),
+    *("oldest_snapshot_ms", "old_files_ms", "old_files_refs", "undo_until_ms"),
+)

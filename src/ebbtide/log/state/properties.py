@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import asdict, fields
+from typing import Any, ClassVar, Self, TypeVar
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.json_text import MALFORMED, parse_json, parse_whole, whole
+from ebbtide.json_text import MALFORMED, parse_json
+from ebbtide.numbers import parse_whole, whole
 
 T = TypeVar("T")
 
@@ -23,6 +25,33 @@ def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T
         return build(parse_json(text))
     except MALFORMED:
         raise unreadable(name, text, expected) from None
+
+
+class InFlight:
+    """Work that a property of the state holds as JSON; a dataclass with a field for each value."""
+
+    PROPERTY: ClassVar[str]
+    EXPECTED: ClassVar[str]  # in words, for errors
+
+    def to_json(self) -> str:
+        """Return the value of the property."""
+        return json.dumps(asdict(self), separators=(",", ":"))  # type: ignore[call-overload]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the work that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(cls.PROPERTY, text, cls.EXPECTED, cls._built)
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self | None:
+        """Return the work that is in flight by these properties, if any."""
+        text = properties.get(cls.PROPERTY)
+        return None if text is None else cls.parse(text)
+
+    @classmethod
+    def _built(cls, values: Any) -> Self:
+        """Return the work of these values; one of MALFORMED if they are of other types."""
+        raise NotImplementedError
 
 
 def unreadable(name: str, text: str, expected: str) -> ConfigurationError:

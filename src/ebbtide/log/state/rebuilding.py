@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ebbtide.errors import RequestError
-from ebbtide.json_text import MAX_INT, parse_whole
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import NEVER, PartitionState
-
-_MAX_LONG = 2**63 - 1
+from ebbtide.numbers import MAX_INT, MAX_LONG, parse_whole
 
 
 class LogInTables(NamedTuple):
@@ -45,7 +43,7 @@ def parse_asked(name: str, lines: Sequence[str]) -> dict[int, int]:
         try:
             if not equals:
                 raise ValueError
-            asked[parse_whole(partition.strip(), MAX_INT)] = parse_whole(number.strip(), _MAX_LONG)
+            asked[parse_whole(partition.strip(), MAX_INT)] = parse_whole(number.strip(), MAX_LONG)
         except ValueError:
             raise RequestError(
                 f"expected PARTITION=NUMBER for {name}, found {line!r:.80}"

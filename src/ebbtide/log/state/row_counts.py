@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import ROWS_PREFIX, SEEN_PREFIX
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 # Live rows by (partition, physical segment); none where there are none.
 RowsBySegment = Mapping[tuple[int, int], int]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
-from ebbtide.json_text import MAX_INT, parse_whole, whole
 from ebbtide.log.adopted.horizons import HorizonRange
 from ebbtide.log.adopted.missing import Missing, MissingRange
 from ebbtide.log.logical_segments import SegmentStart, SegmentSums
 from ebbtide.log.settings.names import quoted_list
 from ebbtide.log.state.properties import parse_property, unreadable
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 PREFIX = "ebbtide.state."
 ROUND = "ebbtide.round"
@@ -35,7 +35,7 @@ FILES_SLICE = "ebbtide.ingest.slice"
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
-# How the tables are laid out: 1 had the state on the records table, 2 has it in a table of its own.
+# How the tables are laid out. No release had 1, which had the state on the records table.
 LAYOUT = "ebbtide.layout.version"
 LAYOUT_VERSION = 2
 # The ids of the data tables that the state belongs to.
@@ -65,7 +65,6 @@ class PartitionState:
     """One partition's offsets, clocks and logical segments; the last segment is active.
 
     `log_end_offset` is the high watermark too: only what is below the source's is taken.
-    `max_event_time_ms` is None in tables made before it was kept, until retention works it out.
     Below `expired_end_offset` retention or the quarantine may have taken single records.
     From `first_appended_offset` on, a topic without an upstream was given records directly.
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
@@ -81,7 +80,7 @@ class PartitionState:
     first_dirty_offset: int
     first_unmarked_offset: int
     segments: tuple[SegmentStart, ...]
-    max_event_time_ms: int | None = NEVER
+    max_event_time_ms: int = NEVER
     cleaned_at_ms: int = NEVER
     cleaned_end_offset: int = NEVER
     next_clean_ms: int = 0
@@ -131,7 +130,7 @@ class PartitionState:
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
-            if value is not None and (changed is None or changed < value):
+            if changed < value:
                 place = f"{self.place}: " if self.place else ""
                 raise StateError(
                     f"{place}expected {name} to stay at or above {value}, found a change to "
@@ -148,16 +147,13 @@ _INTEGERS = (
     "cleaned_at_ms",
     "cleaned_end_offset",
     "next_clean_ms",
+    "max_event_time_ms",
+    "expired_end_offset",
+    "first_appended_offset",
+    "horizon_ms",
+    "next_expiry_ms",
+    "expiry_basis",
 )
-# Fields that older tables lack, and their values there.
-_ADDED: dict[str, int | None] = {
-    "max_event_time_ms": None,
-    "expired_end_offset": NEVER,
-    "first_appended_offset": NEVER,
-    "horizon_ms": NEVER,
-    "next_expiry_ms": 0,
-    "expiry_basis": NEVER,
-}
 
 
 def is_state(name: str) -> bool:
@@ -182,9 +178,9 @@ def sealed(state: Mapping[str, str]) -> dict[str, str]:
 
 
 def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """Return the state alone; StateError if no job of this or an older version left it so."""
-    _check_layout(topic, state.get(LAYOUT, "1"))
-    if CHECKSUM in state and state[CHECKSUM] != _checksum(state):
+    """Return the state alone; StateError if no job of ebbtide left it so."""
+    _check_layout(topic, state.get(LAYOUT, str(LAYOUT_VERSION)))
+    if state.get(CHECKSUM) != _checksum(state):
         raise StateError(
             f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
             "does not fit it: somebody edited or removed properties of its state table; "
@@ -193,7 +189,23 @@ def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
 
 
+def check_layout_of_settings(topic: str, settings: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if a records table without a state table has the state itself."""
+    if state_of(settings):
+        raise _old_layout(topic, "1")
+
+
+def _old_layout(topic: str, layout: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"expected the tables of {topic} in layout {LAYOUT_VERSION}, found {layout}, which no "
+        "release of ebbtide has written; nothing was changed. Drop the topic's tables and ingest "
+        "it anew"
+    )
+
+
 def _check_layout(topic: str, layout: str) -> None:
+    if layout == "1":
+        raise _old_layout(topic, layout)
     if not layout.isdecimal() or int(layout) > LAYOUT_VERSION:
         raise NotCoveredError(
             f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
@@ -209,12 +221,7 @@ def _checksum(state: Mapping[str, str]) -> str:
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
     """Return the table properties that hold `state`."""
     key = f"{PREFIX}{partition}."
-    integers = {name: getattr(state, name) for name in (*_INTEGERS, *_ADDED)}
-    properties = {
-        key + name.replace("_", "-"): str(value)
-        for name, value in integers.items()
-        if value is not None
-    }
+    properties = {key + name.replace("_", "-"): str(getattr(state, name)) for name in _INTEGERS}
     lists = {name: getattr(state, name) for name in ("segments", *_LISTS)}
     return properties | {
         key + name: json.dumps(values, separators=(",", ":"))
@@ -250,24 +257,21 @@ def _partition(name: str) -> int:
 
 def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> PartitionState:
     key = f"{PREFIX}{partition}."
-    names = [key + name.replace("_", "-") for name in _INTEGERS] + [key + "segments"]
-    missing = [name for name in names if name not in properties]
+    keys = {name: key + name.replace("_", "-") for name in _INTEGERS}
+    missing = [name for name in (*keys.values(), key + "segments") if name not in properties]
     if missing:
         raise ConfigurationError(
             f"expected the whole state of {place}, found it without "
             f"{quoted_list(missing)}; restore the property from an older table metadata"
         )
-    keys = {name: key + name.replace("_", "-") for name in (*_INTEGERS, *_ADDED)}
-    numbers: dict[str, Any] = {
-        name: _integer(properties, key) for name, key in keys.items() if key in properties
-    }
+    numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}
     segments = _segments(properties, key + "segments")
     lists = {
         name: parse_property(key + name, properties[key + name], f"{name} of a log", read)
         for name, read in _LISTS.items()
         if key + name in properties
     }
-    return PartitionState(**{**_ADDED, **numbers, **lists}, segments=segments, place=place)
+    return PartitionState(**{**numbers, **lists}, segments=segments, place=place)
 
 
 def _integer(properties: Mapping[str, str], name: str) -> int:

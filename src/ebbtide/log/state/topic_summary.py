@@ -1,7 +1,7 @@
 """A topic in a few numbers, as each job leaves it in its row of `runs`: the overview reads these.
 
-A row without one is of an older version, of a failed job that has no tables, or of a newer version
-whose numbers mean something else.
+A row without one is of a failed job that has no tables, or of a newer version whose numbers mean
+something else.
 """
 
 from __future__ import annotations

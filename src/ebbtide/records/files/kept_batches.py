@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbtide.json_text import MAX_LONG
+from ebbtide.numbers import MAX_LONG
 from ebbtide.records.batch import BATCH_SCHEMA
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow.fs
 
 from ebbtide.errors import EbbtideError, SourceError
-from ebbtide.json_text import MALFORMED, MAX_INT, parse_json, parse_whole, whole
+from ebbtide.json_text import MALFORMED, parse_json
+from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.records.files.partition_files import (
     ListedFile,
     check_regular,

@@ -11,9 +11,9 @@ from functools import partial
 import pyarrow as pa
 
 from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL
-from ebbtide.records.batch import HEADER, corrupt, oversized, read_header
+from ebbtide.records.batch import HEADER, corrupt, read_header
 from ebbtide.records.batch_runs import BatchRun, find_run
-from ebbtide.records.compression import Codec, DecompressionError, TooLargeError, decompress
+from ebbtide.records.compression import Codec, decompress
 from ebbtide.records.decoding.record_columns import (
     LegacyBatch,
     decode_bodies,
@@ -22,7 +22,7 @@ from ebbtide.records.decoding.record_columns import (
 )
 from ebbtide.records.decoding.record_places import V2Batch
 from ebbtide.records.files.batch_frames import Frame, TornBatch, read_frame
-from ebbtide.records.legacy import MalformedMessageError, read_legacy_records, read_message
+from ebbtide.records.legacy import opening_batch, read_legacy_records, read_message
 from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
 from ebbtide.stores.file_reader import FileReader
 from ebbtide.stores.store import AMBIENT, Store
@@ -89,7 +89,8 @@ def _decode_run(path: str, run: BatchRun, max_bytes: int) -> Iterator[pa.RecordB
     spans = zip(*(of.tolist() for of in (run.starts, ends, codecs)), strict=True)
     for number, (start, end, codec) in enumerate(spans, start=1):
         data = run.data[start + HEADER.size : end]
-        bodies.append(_decompress(path, run.position + start, codec, data, max_bytes))
+        with opening_batch(path, run.position + start):
+            bodies.append(_decompress(codec, data, max_bytes))
         size_bytes += len(bodies[-1])
         if size_bytes >= CHUNK_BYTES or number == len(codecs):
             yield decode_bodies(path, run.between(first, number), bodies)
@@ -136,7 +137,7 @@ def _open_frame(
 
     None also for one of magic 2 below `first_offset`; an old one must be opened to tell.
     """
-    try:
+    with opening_batch(path, frame.position):
         if frame.magic != 2:
             records = read_legacy_records(read_message(frame.data), max_bytes)
             return LegacyBatch(records[0].offset, records)
@@ -145,26 +146,9 @@ def _open_frame(
         if header.attributes & CONTROL or not is_wanted:
             return None
         codec, data = header.attributes & COMPRESSION_MASK, frame.data[HEADER.size :]
-        return V2Batch(
-            frame.position, header, _decompress(path, frame.position, codec, data, max_bytes)
-        )
-    except MalformedMessageError as bad:
-        raise corrupt(path, frame.position, bad.expected, bad.found) from bad
-    except TooLargeError as bad:
-        raise oversized(path, frame.position, bad.max_bytes) from bad
-    except DecompressionError as bad:
-        raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad
+        return V2Batch(frame.position, header, _decompress(codec, data, max_bytes))
 
 
-def _decompress(
-    path: str, position: int, codec: int, data: memoryview, max_bytes: int
-) -> bytes | memoryview:
-    """Return the records of a v2 batch at this position of its file."""
-    if codec == Codec.NONE:
-        return data
-    try:
-        return decompress(codec, data, magic=2, max_bytes=max_bytes)
-    except TooLargeError as bad:
-        raise oversized(path, position, bad.max_bytes) from bad
-    except DecompressionError as bad:
-        raise corrupt(path, position, "a batch that decompresses", str(bad)) from bad
+def _decompress(codec: int, data: memoryview, max_bytes: int) -> bytes | memoryview:
+    """Return the records of a v2 batch."""
+    return data if codec == Codec.NONE else decompress(codec, data, magic=2, max_bytes=max_bytes)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from ebbtide.errors import SourceError
-from ebbtide.json_text import MAX_INT, MAX_LONG
+from ebbtide.numbers import MAX_INT, MAX_LONG
 from ebbtide.records.attributes import COMPRESSION_MASK, CONTROL, NO_LEADER_EPOCH
 from ebbtide.records.batch import (
     CRC_COVERS_FROM,
@@ -21,7 +21,6 @@ from ebbtide.records.batch import (
     BatchRow,
     Control,
     corrupt,
-    oversized,
     read_control,
     read_header,
     to_record_batch,
@@ -30,14 +29,13 @@ from ebbtide.records.batch import (
 from ebbtide.records.batch_runs import BatchRun, find_run
 from ebbtide.records.compression import (
     Codec,
-    DecompressionError,
     TooLargeError,
 )
 from ebbtide.records.files.batch_frames import Frame, TornBatch, read_frame
 from ebbtide.records.files.kept_batches import KeptBatches, WantedBatches
 from ebbtide.records.legacy import (
-    MalformedMessageError,
     legacy_row,
+    opening_batch,
     read_message,
 )
 from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
@@ -203,17 +201,11 @@ def require_whole(walk: SegmentWalk, path: str) -> SegmentWalk:
 
 
 def _check_frame(path: str, frame: Frame, max_bytes: int) -> BatchRow:
-    try:
+    with opening_batch(path, frame.position):
         if frame.magic == 2:
             return _check_v2(path, frame, max_bytes)
         message = read_message(frame.data)
         return legacy_row(frame.position, message, len(frame.data), max_bytes)
-    except MalformedMessageError as bad:
-        raise corrupt(path, frame.position, bad.expected, bad.found) from bad
-    except TooLargeError as bad:
-        raise oversized(path, frame.position, bad.max_bytes) from bad
-    except DecompressionError as bad:
-        raise corrupt(path, frame.position, "a batch that decompresses", str(bad)) from bad
 
 
 def _check_v2(path: str, frame: Frame, max_bytes: int) -> BatchRow:

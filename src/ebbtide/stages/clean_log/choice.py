@@ -20,7 +20,7 @@ from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
 from ebbtide.iceberg.replica_tables import ReplicaEnd, first_replica_ends
 from ebbtide.iceberg.topics import Topic, current_snapshot, read_again
-from ebbtide.log.compaction import MAX_OFFSET, Round, idle_reason, judge
+from ebbtide.log.compaction import Round, idle_reason, judge
 from ebbtide.log.logical_segments import Bounds as LogBounds
 from ebbtide.log.logical_segments import Cleanable, cleanable
 from ebbtide.log.plans.plan import Bounds
@@ -29,6 +29,7 @@ from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.transactions import OpenTransaction
 from ebbtide.moments import minute
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.tasks import map_segments
 
 # What a reason begins with that the dirty ratio is.

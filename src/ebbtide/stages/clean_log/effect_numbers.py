@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from ebbtide.columns.header_columns import BatchHeaders, headers_of, together
 from ebbtide.columns.row_changes import RowChanges, no_changes
 from ebbtide.iceberg.files.data_files import DeletionVector
-from ebbtide.log.compaction import MAX_OFFSET, Round, judge
+from ebbtide.log.compaction import Round, judge
 from ebbtide.log.logical_segments import Segment
 from ebbtide.log.state.topic_state import NEVER
 from ebbtide.moments import minute
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.stages.planned_rows import PlannedRows
 from ebbtide.text import number, size
 

@@ -20,12 +20,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.columns.keys import OffsetMap, hash_keys
 from ebbtide.columns.segment_cleaning import IsSuperseded
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    column_bytes,
-    count_rows,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, column_bytes, count_rows, read_segment
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.spark.shares import map_shares
 from ebbtide.spark.tasks import Fold, Shared, in_threads, map_segments, shared

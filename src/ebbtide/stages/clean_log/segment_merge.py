@@ -36,7 +36,6 @@ from ebbtide.iceberg.topics import (
     Topic,
     compare_and_set,
     current_snapshot,
-    find_snapshot,
 )
 from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
 from ebbtide.log.logical_segments import neighbours_to_merge
@@ -55,7 +54,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
     groups = _find_groups(topic, at_least)
     if not groups:
         return 0
-    merge = Merge.of(groups)
+    merge = Merge.new(groups)
     log.info("merges %d groups of small segments", sum(map(len, groups.values())))
     started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, merge))
     if open_merge(started) != merge:
@@ -92,10 +91,8 @@ def finish_merge(topic: Topic) -> Topic:
 
 
 def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
-    """Return whether the merge is committed to the table; the history tells for older versions."""
-    if tagged_by(topic.spark, table, _tag(merge)).own is not None:
-        return True
-    return find_snapshot(topic.spark, table, MERGE, merge.id) is not None
+    """Return whether the merge is committed to the table."""
+    return tagged_by(topic.spark, table, _tag(merge)).own is not None
 
 
 def _tag(merge: Merge) -> WorkTag:

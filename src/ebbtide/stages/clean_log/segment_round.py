@@ -36,7 +36,6 @@ from ebbtide.iceberg.files.data_files import (
 )
 from ebbtide.log.batch_header import Batch
 from ebbtide.log.compaction import (
-    MAX_OFFSET,
     Round,
     Survivors,
     Verdict,
@@ -47,6 +46,7 @@ from ebbtide.log.compaction import (
 from ebbtide.log.producers import LastRecord
 from ebbtide.log.state.topic_state import NEVER
 from ebbtide.log.transactions import TransactionsAround
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.tasks import Shared
 from ebbtide.stages.clean_log.effect_numbers import RowsLeft, UnitEffect, UnitNumbers
 from ebbtide.stages.planned_rows import PlannedRows

@@ -38,7 +38,6 @@ from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
     compare_and_set,
-    find_snapshot,
     first_segments_now,
     load,
 )
@@ -408,10 +407,8 @@ def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
-    """Return whether the round is committed to the table; the history tells for older versions."""
-    if tagged_by(topic.spark, table, _tag(this_round)).own is not None:
-        return True
-    return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None
+    """Return whether the round is committed to the table."""
+    return tagged_by(topic.spark, table, _tag(this_round)).own is not None
 
 
 def _summary(this_round: CleaningRound, rows: int) -> dict[str, str]:

@@ -142,7 +142,7 @@ def plan_configure(
     check_names(changes)
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
-    after = Topic(topic.spark, topic.name, properties)
+    after = Topic(topic.name, properties, topic.spark)
     more = removing_more(topic.properties, changes)
     if topic.is_adopted:
         cleaning_adopted = plan_adopted(after, now_ms, _of_round(bounds))

@@ -64,7 +64,7 @@ def _moved(topic: Topic, starts: Mapping[int, int]) -> Topic:
         after = state.moved(log_start_offset=starts.get(partition, 0))
         changes = to_properties(partition, after)
         properties |= {name: text for name, text in changes.items() if text is not None}
-    return Topic(topic.spark, topic.name, properties)
+    return Topic(topic.name, properties, topic.spark)
 
 
 def _add_event_times(

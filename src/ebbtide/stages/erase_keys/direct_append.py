@@ -32,12 +32,12 @@ from ebbtide.iceberg.topics import (
     read_again,
     snapshot_after,
 )
-from ebbtide.json_text import whole
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.requests.erase_request import RUN_ID, Erasure, sliced
 from ebbtide.log.state.properties import parse_property
 from ebbtide.log.state.topic_state import APPEND, NEVER, PartitionState, to_properties
 from ebbtide.moments import to_datetime
+from ebbtide.numbers import whole
 from ebbtide.records.attributes import NO_LEADER_EPOCH, TOMBSTONE
 from ebbtide.records.batch import BATCH_SCHEMA, HEADERS_TYPE, Control, read_header, v2_row
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
@@ -198,7 +198,7 @@ def _event_time(state: PartitionState, now: datetime) -> datetime:
     An erasure is no event: its own time must not make other records old.
     """
     newest_ms = state.max_event_time_ms
-    if newest_ms is None or newest_ms == NEVER:
+    if newest_ms == NEVER:
         return now
     return min(now, to_datetime(newest_ms))
 

@@ -23,14 +23,14 @@ from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, partition_summary
 from ebbtide.log.retention import Expiry, LogOffsets, RecordLimit, expire, record_limit
 from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import NEVER, PartitionState, to_properties
+from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopted_look import Look, look_at_log
 from ebbtide.stages.adopted_removal import remove_below_start
 from ebbtide.stages.expire_segments.expired_records import ExpiredRecords
-from ebbtide.stages.expire_segments.plan import ExpirePlan, PartitionBounds
+from ebbtide.stages.expire_segments.plan import ExpirePlan, PartitionBounds, bound_of
 from ebbtide.stages.planned_rows import PlannedRows
 
 
@@ -84,7 +84,7 @@ def plan_expire_adopted(
     ends = {p: of["log_start_offset"] for p, of in (bounds or {}).items()}
     look = look_at_log(topic, rows, now_ms, ends)
     if look is None:
-        return AdoptedExpirePlan(topic, now_ms, {}, {}, {}, {}, {}, is_bounded=bounds is not None)
+        return AdoptedExpirePlan(topic, now_ms, {}, {}, {}, {}, is_bounded=bounds is not None)
     observed = look.observed
     pauses = pauses_on(observed, holds_at(topic, now_ms))
     expiries: dict[int, Expiry] = {}
@@ -93,7 +93,7 @@ def plan_expire_adopted(
     for partition, state in look.states.items():
         if bounds is not None and partition not in bounds:
             continue
-        bound = _bound(state, (bounds or {}).get(partition))
+        bound = bound_of(state, (bounds or {}).get(partition))
         if partition in pauses:
             expiry = Expiry([], segments_of(state), state.log_start_offset)
         else:
@@ -111,19 +111,12 @@ def plan_expire_adopted(
         expiries,
         {},
         {p: _expired(found, p, look.states[p]) for p in found.offsets},
-        {},
         limits,
         is_bounded=bounds is not None,
         pauses=pauses,
         look=look,
         old=old,
     )
-
-
-def _bound(state: PartitionState, kept: Mapping[str, int] | None) -> PartitionBounds:
-    known_ms = NEVER if state.max_event_time_ms is None else state.max_event_time_ms
-    bound = PartitionBounds(state.log_end_offset, state.log_end_offset, known_ms)
-    return bound if kept is None else bound.within(kept)
 
 
 def _expiry(

@@ -17,12 +17,7 @@ import pyarrow as pa
 
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.data_files import (
-    SegmentFiles,
-    SegmentRows,
-    count_rows,
-    read_segment,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, SegmentRows, count_rows, read_segment
 from ebbtide.iceberg.files.deletes import Deleted, Leaving, delete_leaving, leaving_of
 from ebbtide.iceberg.files.segment_planning import plan_before
 from ebbtide.iceberg.topics import Topic

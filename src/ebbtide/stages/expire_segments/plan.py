@@ -70,8 +70,7 @@ class PartitionBounds(NamedTuple):
 class ExpirePlan:
     """The logical segments that go from each partition, by rule, and the single records.
 
-    `max_event_times_ms` holds those that the state lacks, worked out anew. With `is_bounded` it
-    stays within a kept plan, and may leave what is due.
+    With `is_bounded` it stays within a kept plan, and may leave what is due.
     """
 
     topic: Topic
@@ -79,7 +78,6 @@ class ExpirePlan:
     expiries: dict[int, Expiry]
     scopes: dict[int, Scope]
     records: dict[int, ExpiredRecords]
-    max_event_times_ms: dict[int, int]
     bounds: dict[int, PartitionBounds]
     is_bounded: bool = False
     pauses: Mapping[int, str] = field(default_factory=dict)  # why a partition is left alone
@@ -97,11 +95,11 @@ class ExpirePlan:
 
     @property
     def changed(self) -> list[int]:
-        """The partitions that lose something or whose max event time was missing."""
+        """The partitions that lose something."""
         return [
             partition
             for partition, expiry in self.expiries.items()
-            if expiry.removed or partition in self.max_event_times_ms or partition in self.records
+            if expiry.removed or partition in self.records
         ]
 
     def outcome(self) -> JobOutcome:
@@ -228,11 +226,6 @@ class ExpirePlan:
         elif (found := self._blocker(partition)) is not None:
             numbers["note"] = found.in_words(self.now_ms)
             numbers["segments_held_back"] = len(found.held)
-        elif (found_ms := self.max_event_times_ms.get(partition)) is not None:
-            numbers["note"] = (
-                f"the state had no max event time; {found_ms} ms is the largest of the batches "
-                "that are left, so a lower bound"
-            )
         return numbers
 
     def _records(self, partition: int) -> ExpiredRecords:
@@ -271,16 +264,11 @@ def plan_expire(
     if bounds is not None:
         states = {partition: state for partition, state in states.items() if partition in bounds}
     headers = look_at_headers(topic.spark, topic.name.batches_table, _outlines(states))
-    missing = {
-        partition: headers[partition].max_event_time_ms
-        for partition, state in states.items()
-        if state.max_event_time_ms is None
-    }
     holds = holds_at(topic, now_ms)
     pauses = pauses_on(topic, holds)
     expiries, scopes, limits = {}, {}, {}
     for partition, state in states.items():
-        bound = _bound(state, missing.get(partition), (bounds or {}).get(partition))
+        bound = bound_of(state, (bounds or {}).get(partition))
         segments = headers[partition].segments
         if partition in pauses:
             expiry = Expiry([], list(segments), state.log_start_offset)
@@ -298,7 +286,6 @@ def plan_expire(
         expiries,
         scopes,
         records,
-        missing,
         limits,
         is_bounded=bounds is not None,
         pauses=pauses,
@@ -309,16 +296,10 @@ def _outlines(states: Mapping[int, PartitionState]) -> dict[int, LogOutline]:
     return {p: LogOutline(state.log_start_offset, state.segments) for p, state in states.items()}
 
 
-def _bound(
-    state: PartitionState, found_ms: int | None, kept: Mapping[str, int] | None
-) -> PartitionBounds:
-    """Return how far an expiry may go: to the log's end, and not beyond a kept plan.
-
-    `found_ms` is the max event time that the state lacks.
-    """
-    known_ms = found_ms if state.max_event_time_ms is None else state.max_event_time_ms
-    assert known_ms is not None
-    bound = PartitionBounds(state.log_end_offset, state.log_end_offset, known_ms)
+def bound_of(state: PartitionState, kept: Mapping[str, int] | None) -> PartitionBounds:
+    """Return how far an expiry may go: to the log's end, and not beyond a kept plan."""
+    end = state.log_end_offset
+    bound = PartitionBounds(end, end, state.max_event_time_ms)
     return bound if kept is None else bound.within(kept)
 
 

@@ -90,8 +90,6 @@ def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
             "first_dirty_offset": max(state.first_dirty_offset, expiry.log_start_offset),
             "segments": kept + added,
         }
-        if partition in plan.max_event_times_ms:
-            moved["max_event_time_ms"] = plan.max_event_times_ms[partition]
         if partition in plan.records:
             end_offset = max(state.expired_end_offset, plan.scopes[partition].end)
             moved["expired_end_offset"] = end_offset
@@ -106,9 +104,7 @@ def _check_unchanged(
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset
-    # An ingest may have appended a larger event time since.
-    is_outdated = has_grown and (is_rolled or partition in plan.max_event_times_ms)
-    if state.segments[: len(planned.segments)] != planned.segments or is_outdated:
+    if state.segments[: len(planned.segments)] != planned.segments or (has_grown and is_rolled):
         raise CommitConflictError(
             f"expected the segments of {current.name} partition {partition} to be as planned, "
             "found that another writer changed them; run the job again"

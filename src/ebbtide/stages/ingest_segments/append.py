@@ -92,7 +92,7 @@ def new_topic(
 ) -> Topic:
     """Return the topic with its tables made, or as it would be."""
     if is_plan_only:
-        return Topic(spark, name, properties)
+        return Topic(name, properties, spark)
     commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
     return load(spark, name)
 

@@ -163,12 +163,10 @@ class SourceLog:
                 segments=self.segments_after(state),
                 max_event_time_ms=max_event_time_ms,
             )
-        known_ms = state.max_event_time_ms
         return state.moved(
             log_end_offset=self.log_end_offset,
             segments=self.segments_after(state),
-            # Without a value, retention works it out from all of the partition's batches.
-            max_event_time_ms=None if known_ms is None else max(known_ms, max_event_time_ms),
+            max_event_time_ms=max(state.max_event_time_ms, max_event_time_ms),
         )
 
     def segments_after(self, state: PartitionState | None) -> tuple[SegmentStart, ...]:

@@ -19,12 +19,13 @@ from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import ForeignLogError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.batch_rows import look_at_headers
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.rows_beyond import OffsetsOfFiles, RowsBeyond, offsets_of_files
 from ebbtide.iceberg.files.segment_planning import ColumnBounds, plan_segments, plan_where
 from ebbtide.iceberg.topics import Topic, current_snapshot, exists
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.moments import later
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME
 from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 from ebbtide.spark.conditions import any_of

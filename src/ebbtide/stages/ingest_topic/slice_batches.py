@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.columns.live_records import to_headers
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.live_offsets import Slice
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records import arrays
 from ebbtide.records.arrays import Bools
 from ebbtide.records.batch import HEADERS_TYPE

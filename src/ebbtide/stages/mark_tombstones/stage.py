@@ -102,7 +102,7 @@ class MarkPlan:
     def marked(self) -> Topic:
         """Return the topic with the state that it has once all is marked."""
         changes = _marked(self.topic, self)
-        return Topic(self.topic.spark, self.topic.name, changed(self.topic.properties, changes))
+        return replace(self.topic, properties=changed(self.topic.properties, changes))
 
     @property
     def to_quarantine(self) -> dict[int, BitMap64]:

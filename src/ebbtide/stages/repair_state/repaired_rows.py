@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.erasures_table import REPORTED
-from ebbtide.iceberg.files.data_files import MAX_OFFSET
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
 from ebbtide.iceberg.schema import ERASURES_TABLE
@@ -22,6 +21,7 @@ from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import LogInTables
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.number_sets import number_sets
 from ebbtide.stages.clean_log.lost_round import lost_headers, rebuild_headers
 from ebbtide.stages.planned_rows import PlannedRows

@@ -136,7 +136,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 def _keep(plan: RepairPlan) -> JobOutcome:
     """Return rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
-    repaired = Topic(topic.spark, topic.name, _properties(plan))
+    repaired = Topic(topic.name, _properties(plan), topic.spark)
     note_before(repaired, Touched(repaired.partitions))  # no run before it can be undone
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):

@@ -18,9 +18,8 @@ from ebbtide.iceberg.topics import Topic, current_snapshot, find_snapshot, own_s
 from ebbtide.log.replica_lag import Replication
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICATION, PartitionState
-from ebbtide.spark.conditions import any_expression
+from ebbtide.spark.conditions import IcebergExpressions
 from ebbtide.spark.job_log import watched
-from ebbtide.spark.jvm import iceberg_class, java_class
 
 log = logging.getLogger(__name__)
 
@@ -82,20 +81,10 @@ def tables_of(source: Source, name: TopicName) -> tuple[Table, Table]:
 
 def remove_leftovers(replica: Topic, replication: Replication) -> None:
     """Drop the files that a killed try has left, and all that an emptied partition held."""
-    expressions = iceberg_class(replica.spark, "expressions.Expressions")
-    to_long = java_class(replica.spark, "java.lang.Long")
-    name = replica.name
+    name, emptied = replica.name, replication.emptied
+    starts = {p: 0 if p in emptied else of.log_end_offset for p, of in replica.partitions.items()}
     for table, last in ((name.records_table, "offset"), (name.batches_table, "last_offset")):
-        left_over = []
-        for partition, state in replica.partitions.items():
-            first = 0 if partition in replication.emptied else state.log_end_offset
-            in_partition = expressions.equal("partition", partition)
-            # `and` is a word of Python, so this Java method is asked for by name.
-            both = getattr(expressions, "and")
-            left_over.append(
-                both(in_partition, expressions.greaterThanOrEqual(last, to_long(first)))
-            )
-        matches = any_expression(replica.spark, left_over)
+        matches = IcebergExpressions.of(replica.spark).rows_from(last, starts)
         opened = open_table(replica.spark, table)
         if opened.current and planned_tasks(opened, opened.current.id, matches):
             announce_removal(replica)

@@ -30,7 +30,6 @@ from ebbtide.iceberg.topics import (
     read_again,
 )
 from ebbtide.iceberg.views import create_views
-from ebbtide.log.compaction import MAX_OFFSET
 from ebbtide.log.replica_lag import (
     Replication,
     States,
@@ -42,6 +41,7 @@ from ebbtide.log.replica_lag import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPLICA_OF, REPLICATION, to_properties
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import hand_on_holds, holds_at
 from ebbtide.runs.proposals import Touched

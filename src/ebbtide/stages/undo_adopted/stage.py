@@ -45,7 +45,7 @@ def propose_undo_adopted(topic: Topic, order: Order) -> AdoptedUndoPlan:
     noted = read_points(topic.spark, topic.name)
     points = {p: of for p, of in points_to_undo(noted, run_id).items() if p in topic.partitions}
     clock_ms = int(time.time() * 1000)
-    undo = Undo.of(run_id, points, max(clock_ms, order.now_ms) + PAUSE_MS)
+    undo = Undo.new(run_id, points, max(clock_ms, order.now_ms) + PAUSE_MS)
     if not points:
         check_is_noted(noted, str(topic.name), run_id)
         return AdoptedUndoPlan(topic, undo, {}, note=Reason.UNDONE)

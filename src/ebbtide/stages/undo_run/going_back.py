@@ -82,7 +82,7 @@ class GoingBack:
         if self.begun is not None:
             return plan_begun(self.topic, self.begun, self.points)
         clock_ms = int(time.time() * 1000)
-        undo = Undo.of(self.run_id, self.points, max(clock_ms, order.now_ms) + PAUSE_MS)
+        undo = Undo.new(self.run_id, self.points, max(clock_ms, order.now_ms) + PAUSE_MS)
         if not self.points:
             return UndoPlan(self.topic, undo, {}, note="" if is_replica else Reason.UNDONE)
         bounds = None if is_replica else order.bounds  # a replica follows its primary

@@ -15,12 +15,13 @@ import numpy as np
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.files.data_files import MAX_OFFSET, SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.files.manifests import SegmentPlace
 from ebbtide.iceberg.files.segment_planning import Difference, plan_difference, plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.plans.offsets import offset_range, union
 from ebbtide.log.undo.points import PointsOfPartitions, UndoPoint
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.tasks import map_segments
 
 

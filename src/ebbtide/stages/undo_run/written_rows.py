@@ -16,13 +16,7 @@ from pyroaring import BitMap64
 
 from ebbtide.columns.slices import sorted_by
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.data_files import (
-    MAX_OFFSET,
-    SegmentFiles,
-    numbers_in,
-    read_segment,
-    write_rows,
-)
+from ebbtide.iceberg.files.data_files import SegmentFiles, numbers_in, read_segment, write_rows
 from ebbtide.iceberg.files.field_ids import together
 from ebbtide.iceberg.files.file_commits import (
     Replacement,
@@ -34,6 +28,7 @@ from ebbtide.iceberg.files.manifests import SegmentPlace
 from ebbtide.iceberg.files.segment_planning import plan_segments, plan_with_lineage
 from ebbtide.iceberg.topics import Topic, current_snapshot, find_snapshot
 from ebbtide.log.state.topic_state import UNDO
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stages.undo_run.returning_rows import Places, Returned, Returning
 
